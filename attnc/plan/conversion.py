@@ -62,7 +62,15 @@ def plan_conversion(variant: Variant) -> Conversion:
         Converted(stored=stored[x.name], made=seen[x.name], scale=scales.get(x.name))
         for x in list_convertible(variant.attention)
     ]
-    return Conversion(variant=made, args=tuple(seen.values()), tensors=tuple(tensors))
+    names, length = LoadNames.of(attention), attention.lengths.get("N")
+    length = None if length is None else names.replace(length)
+    return Conversion(
+        variant=made,
+        args=tuple(seen.values()),
+        tensors=tuple(tensors),
+        length=length,
+        fetches=tuple(replace(fetch, row=None) for fetch in names.fetches),
+    )
 
 
 def count_alike(scale: ColumnScale) -> int:

@@ -240,6 +240,10 @@ BEFORE: Mapping[str, Mapping[str, Any]] = {
     "before, packed": {"packed": True, "k": "e5m2", "v": "i8", "q": "f16"},
     "before, values alone": {"k": "bf16", "v": "i8", "d": 72, "dv": 40},
     "before, values in the keys": {"prefix": True, "dv": 48},
+    "before, lengths": {
+        "more": ("input lens: i32[B]", "length N = lens[b] + 1"),
+        "knobs": f"tile.kv = 64, convert = before, {LAZY}",
+    },
     "before, dropout": {"scale": "vs[h], dropout = 0.25, seed = seed", "more": ("input seed: i64[]",)},
     "before, blocks of columns": {
         "score": "dot(q, k * ks[b, kv_idx, h, d // 32]) / 8",

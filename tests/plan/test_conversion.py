@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from attnc.expr.nodes import Binary, Const
+from attnc.expr.nodes import Binary, Const, show
 from attnc.model.dtypes import DType
 from attnc.plan.conversion import count_alike
 from attnc.plan.ir import Module
@@ -22,12 +22,14 @@ def planned(
     storage: str = "",
     target: str = "cuda.sm_90a",
     block: str = "",
+    length: bool = False,
 ) -> Module:
     lines = [
         "input q: bf16[B, M, H, 64]",
         f"input k: {k}[B, N, H, 64]{storage}",
         f"input v: {v}[B, N, H, 64]{storage}",
-        *(["input table: i32[B, P]", "input lens: i32[B]", "length N = lens[b]"] if storage else []),
+        *(["input table: i32[B, P]"] if storage else []),
+        *(["input lens: i32[B]", "length N = lens[b]"] if storage or length else []),
         *(["input ks: f32[B, N, H, 64]"] if block else []),
         f"score = dot(q, k{f' * ks[b, kv_idx, h, {block}]' if block else ''}) / 8",
         "normalize = softmax",
@@ -48,6 +50,9 @@ def planned(
         (planned("convert = tiles"), []),
         (planned("loops = [kv], split.kv = auto"), []),
         (planned(storage=" via paged(table, page = 16)"), []),
+        (planned(length=True), []),
+        (planned("convert = before", length=True), ["k", "v"]),
+        (planned(length=True, block="d // 16"), ["k", "v"]),
         (planned(target="triton"), []),
     ],
 )
@@ -63,6 +68,17 @@ def test_the_kernel_is_that_of_16_bits() -> None:
     assert module.converted.variant.attention.k.dtype is DType.BF16
     assert module.variant.attention.k.dtype is DType.E4M3
     assert same.converted is same
+
+
+def test_rows_behind_a_length_are_left_out() -> None:
+    made = planned("convert = before", length=True).conversion
+    assert made is not None
+    (fetch,) = made.fetches
+    assert made.length is not None
+    assert (show(fetch.load), show(made.length), fetch.row) == ("lens[b]", fetch.name, None)
+    whole = planned().conversion
+    assert whole is not None
+    assert whole.length is None
 
 
 @pytest.mark.parametrize(("block", "columns"), [("d", 1), ("d // 32", 32), ("d // 16 + d // 24", 8)])

@@ -9,7 +9,7 @@ from attnc.expr.nodes import Expr
 from attnc.model.attention import Variant
 from attnc.model.tensors import Tensor
 from attnc.plan.ir.backward import Backward, BackwardKernel
-from attnc.plan.ir.kernel import ColumnScale, Decode, Forward, Let, Pack, Split, UnifiedMax
+from attnc.plan.ir.kernel import ColumnScale, Decode, Fetch, Forward, Let, Pack, Split, UnifiedMax
 from attnc.plan.ir.lists import ListMaking
 from attnc.plan.layout import KernelName, Which
 
@@ -80,12 +80,15 @@ class Converted:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conversion:
     """What is converted before the kernel. variant, args: as the kernel sees them, with k and v of q's type
-    and without scales of columns.
+    and without scales of columns. length: keys of sequence b, where they are fewer than rows; fetches: what
+    it loads.
     """
 
     variant: Variant
     args: tuple[Arg, ...]
     tensors: tuple[Converted, ...]
+    length: Expr | None = None
+    fetches: tuple[Fetch, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -61,6 +61,7 @@ from attnc.plan.ir.backward import (
 )
 from attnc.plan.ir.kernel import PARTIAL_TRIPS, ColumnScale
 from attnc.plan.ir.lists import ListWalk
+from attnc.plan.ir.module import Conversion
 from attnc.plan.layout import BackwardLayout
 from attnc.source import Span
 
@@ -81,9 +82,7 @@ def _module(module: Module) -> Iterator[str]:
     yield from (f"size {line}" for let in module.sizes for line in _statement(let))
     if (margin := module.margin) is not None:
         yield f"margin {_argument(margin.arg)}: slope {margin.slope!r}, share {margin.share!r}"
-    for converted in () if module.conversion is None else module.conversion.tensors:
-        yield f"convert {_argument(converted.stored)}: {_argument(converted.made)}"
-        yield from () if converted.scale is None else _column_scale(converted.scale)
+    yield from () if module.conversion is None else _conversion(module.conversion)
     if (made := module.lists) is not None:
         yield from _block(
             "lists", (f"{one.name} = {_value(getattr(made, one.name))}" for one in fields(made))
@@ -91,6 +90,15 @@ def _module(module: Module) -> Iterator[str]:
     yield from _kernel(module.kernel)
     if module.backward is not None:
         yield from _block("backward", _backward(module.backward))
+
+
+def _conversion(conversion: Conversion) -> Iterator[str]:
+    for converted in conversion.tensors:
+        yield f"convert {_argument(converted.stored)}: {_argument(converted.made)}"
+        yield from () if converted.scale is None else _column_scale(converted.scale)
+    if conversion.length is not None:
+        yield from _block("of each sequence", _statements(conversion.fetches))
+        yield f"keys = {show(conversion.length)}"
 
 
 # --- arguments

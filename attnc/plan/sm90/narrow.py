@@ -67,12 +67,15 @@ NOTHING_NARROW = Narrow()
 
 
 def converts_before(attention: Attention, schedule: Schedule) -> bool:
-    """Returns whether K and V are converted before the kernel of a prompt. Those in pages are not: of a cache
-    a call uses a part, and what it uses may be shared.
+    """Returns whether K and V are converted before the kernel of a prompt. Those of a cache, of which a call
+    uses a part, are only if a schedule says so, or columns have scales; those in pages, which sequences may
+    share, never.
     """
     knob = schedule.forward.get("convert")
-    in_tiles = knob is not None and knob.choices[0] == "tiles"
-    if schedule.is_decode or in_tiles or attention.k.storage.is_paged:
+    said = "auto" if knob is None else knob.choices[0]
+    if schedule.is_decode or said == "tiles" or attention.k.storage.is_paged:
+        return False
+    if said == "auto" and "N" in attention.lengths and not attention.column_scales:
         return False
     return bool(list_convertible(attention))
 

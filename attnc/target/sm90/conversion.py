@@ -4,14 +4,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from attnc.expr.nodes import Dim, walk
+from attnc.expr.nodes import Dim, Expr, walk
 from attnc.model.dtypes import DType
 from attnc.model.tensors import Role
 from attnc.plan.conversion import count_alike
-from attnc.plan.ir import Module, statement_expressions
+from attnc.plan.ir import Fetch, Module, statement_expressions
 from attnc.plan.ir.kernel import KEY_ROW
 from attnc.plan.ir.module import Converted
 from attnc.plan.lists import KV_HEAD
@@ -31,7 +31,8 @@ class ConvertedText:
     """
 
     def __init__(self, module: Module, converted: Converted, dtypes: dict[str, DType]) -> None:
-        self._converted, self._dtypes = converted, dtypes
+        assert module.conversion is not None
+        self._conversion, self._converted, self._dtypes = module.conversion, converted, dtypes
         self._tensor = converted.stored.tensor
         self.name, self.columns = self._tensor.name, feature(self._tensor)
         self.stored = stored_type(DType(self._tensor.dtype), module.variant)
@@ -43,17 +44,29 @@ class ConvertedText:
     def dims(self) -> list[str]:
         """The sizes of a call that its rows are counted by."""
         sequences = ["B"] if self._tensor.storage.is_packed and self.scale else []
-        names = (*self._sizes, *sequences, *self._read)
+        made = self._conversion
+        of_length = () if made.length is None else _list_sizes(made.length, made.fetches)
+        names = (*self._sizes, *sequences, *self._read, *of_length)
         return [name for name in names if name.isidentifier()]
 
     @property
     def _read(self) -> list[str]:
-        """The sizes that scales mention."""
+        """The sizes that a scale mentions."""
         found = self._converted.scale
-        if found is None:
+        return [] if found is None else list(_list_sizes(found.value, found.fetches))
+
+    @property
+    def skips(self) -> list[str]:
+        """Statements that leave out rows behind the keys of a sequence."""
+        made = self._conversion
+        if made.length is None:
             return []
-        exprs = [found.value, *(x for fetch in found.fetches for x in statement_expressions(fetch))]
-        return [node.name for expr in exprs for node in walk(expr) if isinstance(node, Dim)]
+        return [
+            *sizes_of_call(_list_sizes(made.length, made.fetches)),
+            *(statement(fetch, self._dtypes, (), scalar) for fetch in made.fetches),
+            f"if (n >= {scalar(made.length)})",
+            "    continue;",
+        ]
 
     @property
     def lines(self) -> str:
@@ -138,12 +151,15 @@ class ConvertedText:
         key = "n"
         if cu:
             found = f"upper_bound(args.{cu}_ptr, args.stride_{cu}_0, args.B + 1, n)"
-            yield local(
-                "const int", b=f"min({found}, args.B) - 1"
-            )  # rows behind the last sequence are nobody's
+            yield local("const int", b=f"min({found}, args.B) - 1")  # of rows behind them all, the last
             key = f"n - (int)args.{cu}_ptr[b * args.stride_{cu}_0]"
         yield from sizes_of_call(self._read)
         yield local("const int", {KEY_ROW.name: key, "h": KV_HEAD.name})
+
+
+def _list_sizes(value: Expr, fetches: Iterable[Fetch]) -> Iterator[str]:
+    exprs = [value, *(x for fetch in fetches for x in statement_expressions(fetch))]
+    return (node.name for expr in exprs for node in walk(expr) if isinstance(node, Dim))
 
 
 def _of_call(size: str) -> str:

@@ -181,6 +181,9 @@ extern "C" __global__ void __launch_bounds__(256) kv8_blocks_convert(const __gri
         const int n = rest_2 % args.N;
         const long long rest_1 = rest_2 / args.N;
         const int b = rest_1;
+        const int kv_len = args.kv_len_ptr[b * args.stride_kv_len_0];
+        if (n >= kv_len)
+            continue;
         float x[8];
         load_eight(args.stored_k_ptr + b * args.stride_stored_kb + n * args.stride_stored_kn
             + h_kv * args.stride_stored_kh + column_lo, x);
@@ -204,6 +207,9 @@ extern "C" __global__ void __launch_bounds__(256) kv8_blocks_convert(const __gri
         const int n = rest_2 % args.N;
         const long long rest_1 = rest_2 / args.N;
         const int b = rest_1;
+        const int kv_len = args.kv_len_ptr[b * args.stride_kv_len_0];
+        if (n >= kv_len)
+            continue;
         float x[8];
         load_eight(args.stored_v_ptr + b * args.stride_stored_vb + n * args.stride_stored_vn
             + h_kv * args.stride_stored_vh + column_lo, x);
