@@ -9,7 +9,7 @@ added in memory, and the host looks at no entry.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from math import gcd
@@ -289,27 +289,27 @@ def fit_blocks(found: Sequence[C], variant: Variant, schedule: Schedule, phase: 
     listing = listing_of(variant.attention)
     if listing is None:
         return tuple(found)
-    knobs = schedule.phases[phase]
-    fitted: dict[C, None] = {}
-    packs = _packs(schedule)
+    knobs, packs = schedule.phases[phase], _packs(schedule)
     rows = 0 if packs else listing.rows
-    gathers = listing.gathers or (packs and phase != "forward")
-    for config in found:
-        tile_q = config.tile_q if "tile.q" in knobs else gcd(config.tile_q, rows)
-        is_open = "tile.kv" not in knobs and not gathers
-        tile_kv = gcd(config.tile_kv, listing.keys) if is_open else config.tile_kv
-        if rows % tile_q == 0 and (gathers or listing.keys % tile_kv == 0):
-            fitted[replace(config, tile_q=tile_q, tile_kv=tile_kv)] = None
-    return tuple(fitted)
+    keys = 0 if listing.gathers or (packs and phase != "forward") else listing.keys
+    return divide_blocks(
+        (
+            replace(
+                config,
+                tile_q=config.tile_q if "tile.q" in knobs else gcd(config.tile_q, rows),
+                tile_kv=config.tile_kv if "tile.kv" in knobs else gcd(config.tile_kv, keys),
+            )
+            for config in found
+        ),
+        (rows, keys),
+    )
 
 
-def divide_blocks(found: Sequence[C], variant: Variant) -> tuple[C, ...]:
-    """Returns the configs whose tiles divide the blocks that a mask lists; all where it lists none."""
-    listing = listing_of(variant.attention)
-    if listing is None:
-        return tuple(found)
-    rows, keys = listing.rows, listing.keys
-    return tuple(config for config in found if rows % config.tile_q == 0 and keys % config.tile_kv == 0)
+def divide_blocks(found: Iterable[C], block: tuple[int, int]) -> tuple[C, ...]:
+    """Returns the configs whose tiles divide a block of so many queries and keys; 0: any tiles do."""
+    rows, keys = block
+    fitting = (config for config in found if rows % config.tile_q == 0 and keys % config.tile_kv == 0)
+    return tuple(dict.fromkeys(fitting))
 
 
 # --- what is refused

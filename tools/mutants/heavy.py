@@ -25,7 +25,7 @@ from attnc.verify.search import AttentionTrial, Step
 from attnc.verify.subject import Subject
 from attnc.verify.trials import LargeTrial, large_cases
 from attnc.verify.verdict import Verdict
-from tools.mutants.judge import COUNT, Bench, Judgment, is_large, judge_message, room_for, take
+from tools.mutants.judge import COUNT, Bench, Judgment, judge_message, room_for, take
 from tools.mutants.operators import Mutant
 from tools.mutants.remember import keep
 from tools.mutants.sample import texts_of
@@ -75,7 +75,7 @@ def _wrong(case: Case, verdict: Verdict, ran: int) -> Judgment:
 def _cases(bench: Bench) -> Iterator[Case]:
     """Yields the cases of the default budget, and others. Tensors that span gigabytes have been seen."""
     known = {step.case.to_json() for step in bench.steps}
-    yield from (step.case for step in bench.steps if not is_large(step.case))
+    yield from (step.case for step in bench.steps if not step.case.is_far)
     for case in covering_cases(bench.original.space, bench.original.limits(), _CASES):
         if case.to_json() not in known:
             yield case

@@ -102,7 +102,7 @@ class Bench:
             first.setdefault(self.configs_of(step), number)
 
         def order(step: Step) -> tuple[object, ...]:
-            return is_large(step.case), first[self.configs_of(step)], _is_unaligned(step.case)
+            return step.case.is_far, first[self.configs_of(step)], _is_unaligned(step.case)
 
         return tuple(sorted(steps, key=order))
 
@@ -189,7 +189,7 @@ def take(trial: AttentionTrial, step: Step) -> Verdict:
 @contextmanager
 def room_for(case: Case) -> Iterator[None]:
     """While a case takes gigabytes, few other processes run one."""
-    if not is_large(case):
+    if not case.is_far:
         yield
         return
     with ExitStack() as stack:
@@ -206,11 +206,6 @@ def _is_taken(lock: IO[str]) -> bool:
     except BlockingIOError:
         return False
     return True
-
-
-def is_large(case: Case) -> bool:
-    """Returns whether a tensor of the case spans gigabytes."""
-    return case.is_far
 
 
 def _macros_of(config: Any) -> tuple[tuple[str, int], ...]:

@@ -293,10 +293,12 @@ def groups_of(variant: Variant, schedule: Schedule) -> Iterator[tuple[HopperConf
     knobs = schedule.forward
     found = [hopper(config) for config in configs(schedule, "forward", variant)]
     shared = [config for config in found if config.blocks == 1] if _varies_blocks(variant, knobs) else []
+    listing = listing_of(variant.attention)
+    block = (0, 0) if listing is None else (listing.rows, listing.keys)
     for tiles in _tiles_of(variant, knobs):
         group = dict.fromkeys(_complete(config, tiles, knobs, variant) for config in found)
         group |= dict.fromkeys(_complete(config, _LONG_TILES, knobs, variant) for config in shared)
-        if fitted := divide_blocks(tuple(group), variant):
+        if fitted := divide_blocks(group, block):
             yield fitted
 
 
