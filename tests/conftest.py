@@ -26,6 +26,8 @@ __all__ = [
 
 # One thread per worker: two xdist workers that each use every core only slow each other down.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Most simulated kernels run a few small cases: g++ without optimising takes less time than it loses.
+os.environ.setdefault("ATTNC_SIMT_FLAGS", "-O0")
 
 _SLOW = (HealthCheck.too_slow,)
 

@@ -12,6 +12,7 @@ import hashlib
 import mmap
 import os
 import re
+import shlex
 import shutil
 import struct
 import subprocess
@@ -191,6 +192,7 @@ def _compile(source: str, defines: tuple[tuple[str, int | str], ...], folder: st
         raise ValueError("the source has no kernel")
     text = "".join([source, _ARGUMENTS, *(_ENTRY % kernel for kernel in found)])
     flags = [f"-D{name}={value}" for name, value in defines]
+    flags += shlex.split(os.environ.get("ATTNC_SIMT_FLAGS", ""))
     content = "\0".join([text, *headers, *flags])
     name = f"{hashlib.sha256(content.encode()).hexdigest()}.so"
     return ctypes.CDLL(str(kept_entry(name, lambda: _build(text, include, flags)).path))

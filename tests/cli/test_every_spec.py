@@ -70,7 +70,7 @@ def run(arguments: str, name: str, folder: Path, monkeypatch: pytest.MonkeyPatch
     return main(list(words))
 
 
-@pytest.mark.parametrize(("command", "name"), some_by_day(COMMANDS, SPECS, of=7))
+@pytest.mark.parametrize(("command", "name"), some_by_day(COMMANDS, SPECS, of=14))
 def test_every_command_has_a_result_or_names_a_mistake(
     command: str,
     name: str,

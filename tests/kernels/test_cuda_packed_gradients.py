@@ -8,13 +8,12 @@ from itertools import pairwise
 import pytest
 import torch
 
-from attnc.verify.problem import FILLS
 from attnc.verify.properties import violations
 from tests.by_day import some_by_day
 from tests.kernels import test_packed_gradients as packed
 from tests.kernels.test_packed_gradients import FEATURES, KEYS, LENGTHS, PACKED, PLAIN, QUERIES, SELF, case
 from tests.targets import needs_gxx
-from tests.verify.judging import assert_within_bound
+from tests.verify.judging import assert_within_bound, every_fill
 
 pytestmark = [
     pytest.mark.slow,
@@ -34,22 +33,19 @@ SCHEDULE = """schedule a for cuda.sm_80 {
     WAYS
   }
 }"""
-STORAGES = pytest.mark.parametrize(
-    "storage", [PACKED, SELF, QUERIES, KEYS], ids=["two", "self", "queries", "keys"]
-)
+STORAGES = {"two": PACKED, "self": SELF, "queries": QUERIES, "keys": KEYS}
 subject = partial(packed.subject, schedule=SCHEDULE)
 
 
-@STORAGES
-def test_every_storage(storage: tuple[str, str, str]) -> None:
-    made = subject(storage)
-    for seed in range(4):
-        assert_within_bound(made, case(made, seed), fills=tuple(FILLS))
+@pytest.mark.parametrize(("storage", "seed"), some_by_day(STORAGES, range(4), of=2))
+def test_every_storage(storage: str, seed: int) -> None:
+    made = subject(STORAGES[storage])
+    assert_within_bound(made, case(made, seed), fills=every_fill())
 
 
-@STORAGES
-def test_properties(storage: tuple[str, str, str]) -> None:
-    made = subject(storage)
+@pytest.mark.parametrize("storage", STORAGES)
+def test_properties(storage: str) -> None:
+    made = subject(STORAGES[storage])
     assert list(violations(made, case(made, 2))) == []
 
 
@@ -71,7 +67,7 @@ def test_lengths_of_ordinary_tensors(lengths: str, dq: str, seed: int) -> None:
 @pytest.mark.parametrize("sizes", [{"M": 0}, {"N": 0}, {"B": 0}, {"B": 1}, {"M": 1, "N": 1}], ids=str)
 def test_sizes_of_nothing(sizes: dict[str, int]) -> None:
     made = subject()
-    assert_within_bound(made, case(made, 1, **sizes), fills=tuple(FILLS))
+    assert_within_bound(made, case(made, 1, **sizes), fills=every_fill())
 
 
 def test_many_sequences() -> None:

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from attnc.verify.case import Case
-from attnc.verify.problem import FILLS
 from attnc.verify.subject import Subject
 from tests.kernels import test_storage as storage
 from tests.targets import needs_gxx
@@ -29,7 +28,7 @@ def scheduled(knobs: str = "") -> str:
 
 subject = partial(storage.subject, schedule=scheduled())
 paged = partial(storage.paged, schedule=scheduled())
-assert_within_bound = partial(judging.assert_within_bound, fills=tuple(FILLS))
+assert_within_bound = partial(judging.assert_within_bound, fills=judging.every_fill())
 
 
 @pytest.mark.parametrize("page", [1, 3, 16, 48, 256])

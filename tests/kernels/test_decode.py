@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from attnc.verify.case import Case
-from attnc.verify.problem import FILLS, build
+from attnc.verify.problem import build
 from attnc.verify.subject import Subject
 from tests.by_day import some_by_day
 from tests.kernels.test_storage import paged, subject
-from tests.verify.judging import assert_within_bound, for_every_target, transposed
+from tests.verify.judging import assert_within_bound, every_fill, for_every_target, transposed
 
 MASKS = ("true", "causal", "window(20, 3)", "chunk(16)", "q_pos + h >= kv_idx", "kv_idx % 3 != 1 and causal")
 DIMS = {"B": 2, "M": 3, "N": 150, "Hkv": 2, "G": 3}
@@ -97,12 +97,12 @@ def test_groups(pack: str, dims: dict[str, int]) -> None:
     made = decode("3", pack=pack)
     for layouts in ({}, transposed(made.variant.attention)):
         case = Case(dims={**DIMS, **dims}, seed=7, layouts=layouts)
-        assert_within_bound(made, case, fills=tuple(FILLS))
+        assert_within_bound(made, case, fills=every_fill())
 
 
 def test_more_shares_than_tiles() -> None:
     """Most splits are empty; the combine kernel reads nothing of them."""
-    assert_within_bound(decode("100"), Case(dims={**DIMS, "N": 40}, seed=2), fills=tuple(FILLS))
+    assert_within_bound(decode("100"), Case(dims={**DIMS, "N": 40}, seed=2), fills=every_fill())
 
 
 def test_many_more_queries_than_keys() -> None:
@@ -152,7 +152,7 @@ def test_values_that_are_part_of_the_keys(splits: str) -> None:
         "[B, M, G, 32]",
         schedule=schedule(splits),
     )
-    assert_within_bound(made, Case(dims={"B": 2, "M": 2, "N": 50, "G": 11}, seed=3), fills=tuple(FILLS))
+    assert_within_bound(made, Case(dims={"B": 2, "M": 2, "N": 50, "G": 11}, seed=3), fills=every_fill())
 
 
 def test_head_dimensions_that_are_no_power_of_two() -> None:
@@ -163,7 +163,7 @@ def test_head_dimensions_that_are_no_power_of_two() -> None:
         "[B, M, Hkv * G, 24]",
         schedule=schedule("3"),
     )
-    assert_within_bound(made, Case(dims=DIMS, seed=3), fills=tuple(FILLS))
+    assert_within_bound(made, Case(dims=DIMS, seed=3), fills=every_fill())
 
 
 @pytest.mark.parametrize("splits", ["1", "2"])

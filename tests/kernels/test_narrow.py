@@ -31,7 +31,7 @@ from attnc.verify.storage import alter, convert
 from attnc.verify.subject import Subject
 from attnc.verify.tolerance import expect
 from tests.by_day import some_by_day
-from tests.verify.judging import assert_within_bound, modules_of, spec, subject_of_text
+from tests.verify.judging import assert_within_bound, every_fill, modules_of, spec, subject_of_text
 
 NARROW = tuple(dtype for dtype in DType if dtype.is_narrow)
 DECODE = "loops = [kv], pack = gqa\n  tile.q = 16, tile.kv = 32\n  split.kv = 3"
@@ -137,7 +137,7 @@ def test_outputs_are_within_the_bound(kind: str, pair: tuple[str, str]) -> None:
     for number, (values, special) in enumerate(
         (("random", "none"), ("cancelling", "nan_v"), ("ones", "inf_k"))
     ):
-        assert_within_bound(made, case(made, seed=number, values=values, special=special), fills=tuple(FILLS))
+        assert_within_bound(made, case(made, seed=number, values=values, special=special), fills=every_fill())
 
 
 KERNEL = """import triton
@@ -203,9 +203,13 @@ def test_numbers_that_are_stored_are_those_of_the_type(dtype: DType) -> None:
     assert torch.equal(alter(kept, lambda x: x).view(torch.uint8), kept.view(torch.uint8))
 
 
-@pytest.mark.parametrize("kind", ["forward", "decode", "every step", "packed"])
 @pytest.mark.parametrize(
-    "scale", ["0.25", "vs[b, q_idx]", "vs[h, q_pos - 1] * 2", "exp(vs[h, b]) + 0.5 * h - q_idx"]
+    ("kind", "scale"),
+    some_by_day(
+        ["forward", "decode", "every step", "packed"],
+        ["0.25", "vs[b, q_idx]", "vs[h, q_pos - 1] * 2", "exp(vs[h, b]) + 0.5 * h - q_idx"],
+        of=2,
+    ),
 )
 def test_a_scale_of_v_may_depend_on_the_query(kind: str, scale: str) -> None:
     also = "" if "vs" not in scale else "input vs: f32[X, Y]"
@@ -213,7 +217,7 @@ def test_a_scale_of_v_may_depend_on_the_query(kind: str, scale: str) -> None:
     made = subject_of_text(text.replace("normalize = softmax\n", f"normalize = softmax(v_scale = {scale})\n"))
     dims = {**case(made).dims, **({"X": 4, "Y": 70} if also else {})}
     for seed in range(2):
-        assert_within_bound(made, case(made, dims=dims, seed=seed), fills=tuple(FILLS))
+        assert_within_bound(made, case(made, dims=dims, seed=seed), fills=every_fill())
 
 
 def scaled_by_key(kind: str, scale: str) -> Subject:
@@ -236,7 +240,7 @@ def test_a_scale_of_v_may_depend_on_the_key(kind: str, scale: str) -> None:
     made = scaled_by_key(kind, scale)
     dims = {**case(made).dims, "X": 2, "Y": 70}  # of keys from the 70th on the scale is 0
     for seed, values in enumerate(("random", "cancelling")):
-        assert_within_bound(made, case(made, dims=dims, seed=seed, values=values), fills=tuple(FILLS))
+        assert_within_bound(made, case(made, dims=dims, seed=seed, values=values), fills=every_fill())
 
 
 @pytest.mark.parametrize("kind", ["forward", "two passes", "every step", "decode"])

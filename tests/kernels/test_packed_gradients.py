@@ -12,11 +12,10 @@ import torch
 from attnc.diagnostics import DiagnosticError
 from attnc.reference_gradients import gradients
 from attnc.verify.case import Case
-from attnc.verify.problem import FILLS
 from attnc.verify.properties import violations
 from attnc.verify.strategies import free_dims
 from attnc.verify.subject import Subject
-from tests.verify.judging import assert_within_bound, subject_of_text
+from tests.verify.judging import assert_within_bound, every_fill, subject_of_text
 
 PACKED = "[T, Hkv * G, 16] via ragged(cu_q)", "[S, Hkv, 16] via ragged(cu_k)", "cu_q, cu_k: i32[B + 1]"
 SELF = "[T, Hkv * G, 16] via ragged(cu)", "[T, Hkv, 16] via ragged(cu)", "cu: i32[B + 1]"
@@ -76,7 +75,7 @@ def case(made: Subject, seed: int, **changes: int) -> Case:
 @pytest.mark.parametrize("seed", range(2))
 def test_every_storage(storage: tuple[str, str, str], seed: int) -> None:
     made = subject(storage)
-    assert_within_bound(made, case(made, seed), fills=tuple(FILLS))
+    assert_within_bound(made, case(made, seed), fills=every_fill())
 
 
 @pytest.mark.parametrize("storage", [PACKED, SELF, QUERIES, KEYS], ids=["two", "self", "queries", "keys"])
@@ -166,7 +165,7 @@ def test_the_reference_takes_sequences_one_by_one() -> None:
 @pytest.mark.parametrize("sizes", [{"M": 0}, {"N": 0}, {"B": 0}, {"B": 1}, {"M": 1, "N": 1}], ids=str)
 def test_sizes_of_nothing(sizes: dict[str, int]) -> None:
     made = subject()
-    assert_within_bound(made, case(made, 1, **sizes), fills=tuple(FILLS))
+    assert_within_bound(made, case(made, 1, **sizes), fills=every_fill())
 
 
 @pytest.mark.slow

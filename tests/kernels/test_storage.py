@@ -15,11 +15,10 @@ from attnc.syntax.parser import parse, prelude
 from attnc.target.dispatch import render_dispatch
 from attnc.verify.case import Case
 from attnc.verify.interpreter import ensure_interpreter
-from attnc.verify.problem import FILLS
 from attnc.verify.strategies import far, locates_rows
 from attnc.verify.subject import Subject, subject_of
 from tests.plans import plans_of
-from tests.verify.judging import assert_within_bound, modules_of, subject_of_text, transposed
+from tests.verify.judging import assert_within_bound, every_fill, modules_of, subject_of_text, transposed
 
 SCHEDULE = "schedule a for triton { tile.q = 16, tile.kv = 32, warps = 4, stages = 2 }"
 MATHS = """
@@ -65,14 +64,14 @@ DIMS = {"B": 2, "M": 3, "N": 70, "Hkv": 2, "G": 3}
 
 @pytest.mark.parametrize("page", [1, 3, 16, 32, 48, 64, 256])
 def test_every_page_size(page: int) -> None:
-    assert_within_bound(paged(page), Case(dims=DIMS, seed=page), fills=tuple(FILLS))
+    assert_within_bound(paged(page), Case(dims=DIMS, seed=page), fills=every_fill())
 
 
 @pytest.mark.parametrize("layout", ["[B, Hkv, N, 16]", "[N, B, Hkv, 16]"])
 def test_pages_of_any_layout(layout: str) -> None:
     made = paged(16, layout)
     for layouts in ({}, transposed(made.variant.attention)):
-        assert_within_bound(made, Case(dims=DIMS, seed=5, layouts=layouts), fills=tuple(FILLS))
+        assert_within_bound(made, Case(dims=DIMS, seed=5, layouts=layouts), fills=every_fill())
 
 
 def test_a_pool_may_span_more_than_the_machine_has() -> None:
@@ -123,7 +122,7 @@ def packed(
 def test_packed_sequences(seed: int, shared: bool) -> None:
     dims = {"B": 3, "M": 20, "N": 37, "Hkv": 1, "G": 2}
     dims = {name: size for name, size in dims.items() if name != "N" or not shared}
-    assert_within_bound(packed(shared=shared), Case(dims=dims, seed=seed), fills=tuple(FILLS))
+    assert_within_bound(packed(shared=shared), Case(dims=dims, seed=seed), fills=every_fill())
 
 
 def test_many_packed_sequences() -> None:
@@ -136,7 +135,7 @@ def test_rows_behind_the_last_sequence_have_no_sink() -> None:
     made = packed(softmax="(sink = sink[h])", extras="input sink: f32[Hkv * G]")
     for seed in range(4):
         case = Case(dims={"B": 2, "M": 5, "N": 9, "Hkv": 1, "G": 2}, seed=seed)
-        assert_within_bound(made, case, fills=tuple(FILLS))
+        assert_within_bound(made, case, fills=every_fill())
 
 
 def test_no_sequences() -> None:
@@ -156,7 +155,7 @@ def test_values_that_are_a_prefix_of_the_keys() -> None:
     )
     dims = {"B": 2, "M": 2, "N": 50, "G": 3}
     for seed in (0, 1):
-        assert_within_bound(made, Case(dims=dims, seed=seed), fills=tuple(FILLS))
+        assert_within_bound(made, Case(dims=dims, seed=seed), fills=every_fill())
 
 
 def test_packed_values_that_are_a_prefix_of_the_keys() -> None:
@@ -167,7 +166,7 @@ def test_packed_values_that_are_a_prefix_of_the_keys() -> None:
         "[T, G, 32]",
     )
     for seed in (0, 1):
-        assert_within_bound(made, Case(dims={"B": 3, "M": 2, "N": 50, "G": 3}, seed=seed), fills=tuple(FILLS))
+        assert_within_bound(made, Case(dims={"B": 3, "M": 2, "N": 50, "G": 3}, seed=seed), fills=every_fill())
 
 
 def test_rows_past_a_length_are_empty() -> None:

@@ -12,11 +12,10 @@ import torch
 
 from attnc.verify.case import Case
 from attnc.verify.data import LOGITS
-from attnc.verify.problem import FILLS
 from attnc.verify.properties import fallback_violations
 from attnc.verify.subject import Subject
 from tests.targets import small_decode_tiles
-from tests.verify.judging import assert_within_bound, for_every_target, subject_of_text
+from tests.verify.judging import assert_within_bound, every_fill, for_every_target, subject_of_text
 
 DIMS = {"B": 2, "M": 2, "N": 90, "Hkv": 2, "G": 3}
 TARGET = "triton"
@@ -66,7 +65,7 @@ def test_special_values(special: str) -> None:
 
 @pytest.mark.parametrize("phi", ["-20", "0", "20"])
 def test_a_sink(phi: str) -> None:
-    assert_within_bound(subject(sink=True, phi=phi), Case(dims=DIMS, seed=2), fills=tuple(FILLS))
+    assert_within_bound(subject(sink=True, phi=phi), Case(dims=DIMS, seed=2), fills=every_fill())
 
 
 def test_shares_that_are_done_again_are_counted() -> None:
@@ -97,7 +96,7 @@ def test_a_softcap_within_the_bounds_needs_no_fallback() -> None:
     made = subject(score="softcap(dot(q, k) / sqrt(D), 50)")
     assert "fallbacks" not in made.module.a.__kwdefaults__
     for logits in ("huge", "very_negative", "rising"):
-        assert_within_bound(made, Case(dims=DIMS, seed=1, logits=logits), fills=tuple(FILLS))
+        assert_within_bound(made, Case(dims=DIMS, seed=1, logits=logits), fills=every_fill())
     assert "fallbacks" in subject(score="softcap(dot(q, k) / sqrt(D), 61)").module.a.__kwdefaults__
 
 

@@ -21,6 +21,7 @@ from attnc.verify.case import Case
 from attnc.verify.check import check
 from attnc.verify.simt import SimtFault, attach, available
 from attnc.verify.subject import subject_of
+from tests.by_day import some_by_day
 from tests.plan.test_sm90_backward import CAUSAL, planned
 from tests.sass import loops
 from tests.target.test_defined_names import HOPPERS
@@ -55,9 +56,10 @@ def test_rows_of_rounded_dq_lie_in_different_banks(d: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("accumulate", ["atomic", "ordered", "two_pass"])
-@pytest.mark.parametrize("d", [64, 72, 128])
-@pytest.mark.parametrize("mask", ["true", CAUSAL])
+@pytest.mark.parametrize(
+    ("mask", "d", "accumulate"),
+    some_by_day(["true", CAUSAL], [64, 72, 128], ["atomic", "ordered", "two_pass"], of=2),
+)
 def test_products_are_not_serialised(mask: str, d: int, accumulate: str) -> None:
     """ptxas says so by C75xx alone, and the kernel is a fifth slower."""
     cubin = compiled("dkdv", mask, d=d, accumulate=accumulate)
@@ -79,8 +81,7 @@ def test_products_of_parts_are_not_serialised(d: int, accumulate: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("d", [64, 72, 128, 136, 192, 256])
-@pytest.mark.parametrize("mask", ["true", CAUSAL])
+@pytest.mark.parametrize(("mask", "d"), some_by_day(["true", CAUSAL], [64, 72, 128, 136, 192, 256], of=2))
 def test_products_of_dq_are_not_serialised(mask: str, d: int) -> None:
     cubin = compiled("dq", mask, d=d, accumulate="two_pass")
     assert cubin.warnings == ()

@@ -89,6 +89,14 @@ def assert_within_bound(made: Subject, case: Case, fills: Iterable[str] = ("nan"
     assert verdict.ok, verdict.message
 
 
+def every_fill() -> tuple[str, ...]:
+    """Returns what the memory around tensors is full of: by day two fills that differ in every bit, every
+    night all.
+    """
+    nightly = settings.get_current_profile_name() == "nightly"
+    return tuple(FILLS) if nightly else ("nan", "large")
+
+
 def right_by_day(made: Subject, count: int = 3) -> None:
     """The first cases of the array of `attnc verify`, and those at the edges; every night all that it runs.
 

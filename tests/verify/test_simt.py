@@ -144,3 +144,13 @@ def test_numbers_are_rounded_to_nearest_even() -> None:
 def test_only_cuda_modules_run_on_a_cpu() -> None:
     with pytest.raises(ValueError, match="torch is not a CUDA module that attnc generated"):
         run_on_cpu(torch)
+
+
+def test_more_flags_reach_the_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    body = "args.out[i] = NUMBER;"
+    for number in (3, 4):  # each is a library of its own
+        monkeypatch.setenv("ATTNC_SIMT_FLAGS", f"-O0 '-DNUMBER={number} + 1'")
+        assert run(f"{body}  // {number}").eq(number + 1).all()
+    monkeypatch.setenv("ATTNC_SIMT_FLAGS", "-fno-such-flag")
+    with pytest.raises(ValueError, match="no-such-flag"):
+        run(f"{body}  // refused")
