@@ -170,7 +170,6 @@ def _plan_projections(program: Program, found: _Findings) -> list[ProjectionModu
 
 
 def _announce_variants(program: Program, most: int) -> None:
-    """Announces the variants of all schedules. Raises DiagnosticError where a file has too many."""
     attentions = [program.attention(one.name) for one in program.schedules if one.target in TARGETS]
     layers = [program.projection(one.name) for one in program.projection_schedules]
     count = sum(min(count_variants(one), most) for one in (*attentions, *_list_unscheduled(program)))

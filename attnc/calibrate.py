@@ -119,7 +119,6 @@ def choose(maxima: Floats, safe: tuple[float, float]) -> tuple[float, tuple[floa
 
 
 def _maxima(attention: Attention, inputs: Mapping[str, Input], keys: int) -> Iterator[Floats]:
-    """Yields the largest score of each row in each run of `keys` keys, where it sees any."""
     for head in heads(attention, to_arrays(attention, inputs)):
         scores = head.scores
         for first in range(0, scores.shape[1], keys):

@@ -191,9 +191,6 @@ def _meaning(source: Source, word: Span, block: tuple[str, str, int] | None) -> 
 
 
 def _tiles(source: Source, name: str) -> str:
-    """Returns a picture of the tiles of an attention, as Markdown; empty where it is wrong or has
-    no kernel.
-    """
     from attnc.explain.forward import tiles_of
     from attnc.plan.picture import FULL, PARTIAL, SKIP, picture
 

@@ -177,7 +177,6 @@ def _look(out: Path, path: str) -> _Found:
 
 
 def _hash(content: bytes) -> str:
-    """Returns SHA-256, the same for both ends of lines, which git may change."""
     return hashlib.sha256(content.replace(b"\r\n", b"\n")).hexdigest()
 
 
@@ -248,7 +247,6 @@ def _path(drift: Drift) -> str:
 
 
 def _drift(path: str, found: _Found, wanted: bytes | None, listed: set[str], *, force: bool) -> Drift | None:
-    """Returns how a file differs from what it should be, None if it does not."""
     if not found.state:
         return None if wanted is None else Drift(path=path, kind="missing")
     held = _held(found, listed)
@@ -338,9 +336,6 @@ def _read_journal(staging: Path) -> _Journal | None:
 
 
 def _stage(changes: _Changes, wanted: _Wanted, out: Path) -> Path:
-    """Writes all that is to come into a folder beside the rest, the journal last. Raises OSError, and then
-    nothing is left.
-    """
     staging, steps = temporary_name(out), list[tuple[str, str, str]]()
     try:
         staging.mkdir()
@@ -364,7 +359,6 @@ def _stage(changes: _Changes, wanted: _Wanted, out: Path) -> Path:
 
 
 def _check_folder(place: Path) -> None:
-    """Raises PermissionError where the file could not be put in its place."""
     folder = next(parent for parent in place.parents if parent.exists())
     if not os.access(folder, os.W_OK | os.X_OK):
         raise PermissionError(errno.EACCES, "the folder cannot be written to", str(folder))

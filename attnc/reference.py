@@ -76,7 +76,6 @@ def to_arrays(attention: Attention, tensors: Mapping[str, Input]) -> dict[str, A
 
 
 def _round(value: float, dtype: DType) -> Array:
-    """Returns a number as an array of this type; bf16, which NumPy lacks, in float32."""
     if dtype is DType.BF16:
         return bf16_to_f32(f32_to_bf16(np.asarray(value, np.float32)))
     types = {DType.F32: np.float32, DType.F16: np.float16, DType.BOOL: np.bool_}
@@ -241,7 +240,6 @@ class Head:
 
     @property
     def indices(self) -> dict[str, Integers]:
-        """The coordinates of the scores, broadcasting to [M, N], and of o, to [M, Dv]."""
         m, n = self.shape
         q_idx, kv_idx = self.first + np.arange(m)[:, None], np.arange(n)[None, :]
         columns = np.arange(self.v.shape[1])[None, :]
@@ -256,19 +254,16 @@ class Head:
 
     @cached_property
     def visible(self) -> Bools:
-        """[M, N]: which keys each row may see."""
         return np.broadcast_to(self.value(self.attention.mask).astype(np.bool_), self.shape)
 
     @cached_property
     def weights(self) -> Floats:
-        """[M, N], without a normalization: what each key counts, 0 where row i may not see key j."""
         with np.errstate(all="ignore"):
             weight = self.value(self.attention.score, self.q @ self.k.T).astype(np.float64)
         return np.where(self.visible, weight, 0.0)
 
     @cached_property
     def scores(self) -> Floats:
-        """[M, N]: s_ij, -inf where row i may not see key j."""
         with np.errstate(all="ignore"):
             score = self.value(self.attention.score, self.q @ self.k.T).astype(np.float64)
         return np.where(self.visible, score, -np.inf)
@@ -280,13 +275,11 @@ class Head:
 
     @cached_property
     def sink(self) -> float:
-        """The sink of this head, -inf where the spec has none."""
         sink = self.attention.softmax.sink
         return -np.inf if sink is None else float(self.value(sink).item())
 
     @cached_property
     def v_scale(self) -> Floats:
-        """[M, 1]: the scale of v for each row, 1 where the spec has none, or one of each key."""
         softmax = self.attention.softmax
         value = np.float64(1) if softmax.of_rows is None else self.value(softmax.of_rows)
         return np.broadcast_to(value.astype(np.float64), (self.shape[0], 1))
@@ -364,7 +357,6 @@ def weigh(head: Head) -> Floats:
 
 
 def _weighted_values(head: Head, weights: Floats) -> Floats:
-    """Returns weights [M, N] times the values of the visible keys."""
     with np.errstate(all="ignore"):
         finite = np.isfinite(head.v)
         o = weights @ np.where(finite, head.v, 0.0)

@@ -154,7 +154,6 @@ class _Pieces:
         return weights[at].detach().numpy(), _pull_back(whole, leaf, torch.ones_like(whole))
 
     def _lse(self, s: Floats, i: Array) -> Floats:
-        """Returns lse [M], -inf for rows that see nothing."""
         m = np.full(self.head.shape[0], self.head.sink)
         np.maximum.at(m, i, s)
         shift = np.where(np.isneginf(m), 0.0, m)
@@ -164,7 +163,6 @@ class _Pieces:
 
 
 def _pick(scores: Values, visible: Values) -> tuple[Values, Values]:
-    """Softpick: see `reference`."""
     if not scores.shape[1]:
         return scores, scores.sum(dim=1)
     m = scores.detach().amax(dim=1, keepdim=True).clamp(min=0)
@@ -234,7 +232,6 @@ class _Slopes:
         return score.detach().numpy(), slope, loads
 
     def evaluate(self, expr: Expr) -> Values:
-        """Returns the value at every pair (or one for all of them); floats are differentiable."""
         match expr:
             case Const(value=value):
                 dtype = torch.float64 if expr.type == "float" else None
@@ -276,7 +273,6 @@ class _Slopes:
         return torch.from_numpy(self.i + head.first + shift)
 
     def _load(self, expr: Load) -> Values:
-        """Returns tensor[indices], 0 outside."""
         if expr.tensor not in self.leaves:
             leaf = torch.from_numpy(np.array(self.head.arrays[expr.tensor]))
             leaf = leaf.long() if leaf.dtype in (torch.int32, torch.uint8) else leaf  # nothing wraps

@@ -281,7 +281,6 @@ def _kernel_name(
 
 
 def _form_name(*form: Any) -> str:
-    """Returns `_kernel_name` of a form."""
     return _kernel_name(*form)
 
 
@@ -322,7 +321,6 @@ def _values_of(
     offsets: Offsets,
     device: torch.device | str,
 ) -> torch.Tensor:
-    """Returns what a mask function keeps: bool[batch, 1, *lengths]."""
     from transformers.masking_utils import causal_mask_function
 
     b = torch.arange(batch, device=device)[:, None, None, None]

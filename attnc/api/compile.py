@@ -137,12 +137,10 @@ def family_of(
 
 
 def _is_named(cache: Cache) -> bool:
-    """Returns whether the user named the folder of packages, and so gets an error if it cannot be used."""
     return cache is not True or bool(os.environ.get("ATTNC_CACHE_DIR"))
 
 
 def _find(folder: Path, cache: Cache) -> Package | None:
-    """Returns the package that is kept there, if it can be read. OSError where the folder is named."""
     try:
         return find_package(folder)
     except OSError:
@@ -219,7 +217,6 @@ Ranked: TypeAlias = Mapping[str, Sequence[str]]
 
 
 def _rank_targets(target: str | None) -> Ranked:
-    """Returns the targets to choose from on the current device, where the caller names none."""
     if target is not None:
         return {"": [target]}
     index = fastest.current_index()
@@ -361,7 +358,6 @@ def _only(program: Program, name: str, target: str) -> Program:
 
 
 def _choose(program: Program, wanted: str | None) -> str:
-    """Returns the attention that is meant. ValueError where that is none, or one of several."""
     names = [attention.name for attention in program.attentions]
     names += [projection.name for projection in program.projections]
     if wanted is None and len(names) == 1:
@@ -443,7 +439,6 @@ def _again(spec: str, name: str, target: str) -> Family:
 
 
 def _reduce(family: Family) -> tuple[Callable[..., Family], tuple[str, str, str]]:
-    """Returns a family as a pickle: its spec, and what was asked of it."""
     return _again, (str(family.spec), family.name, family.target)
 
 

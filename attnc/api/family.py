@@ -242,9 +242,6 @@ class Family:
 
 
 def _readable(signature: inspect.Signature, package: str) -> inspect.Signature:
-    """Returns the signature with types of the package's modules by their names alone, as a notebook shows it.
-    Of a union of several `Config`, one is left.
-    """
     own = rf"{re.escape(package)}(\.\w+)*\.(\w+)"
 
     def shown(parameter: inspect.Parameter) -> inspect.Parameter:
@@ -269,8 +266,6 @@ def _arch() -> str:
 
 
 def _verify_module(module: ir.Module | ProjectionModule, count: int, seconds: float) -> tuple[str, Report]:
-    """Verifies a module: where it ran, and the report."""
-
     from attnc.verify.search import run
     from attnc.verify.trials import trial_of
 

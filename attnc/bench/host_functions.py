@@ -105,7 +105,6 @@ def served_functions(sizes: Mapping[str, int], device: str) -> dict[str, Callabl
 
 
 def _make_steps(sequences: int, device: str) -> Callable[[], Any]:
-    """Returns a call that appends a token to each sequence; one in many begins them anew."""
     cache = PagedCache(
         pages=sequences * _LONGEST // _PAGE,
         page=_PAGE,

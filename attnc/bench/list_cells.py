@@ -52,7 +52,6 @@ class ListCell:
 
     @property
     def lists(self) -> int:
-        """Of a sequence and head."""
         return -(-self.queries // self.rows)
 
     @property
@@ -84,7 +83,6 @@ class ListCell:
 
     @property
     def form(self) -> ListCell:
-        """What cells share that have the same kernel."""
         return replace(self, model="", batch=1, queries=1, keys=1, entries=1, shared=0.0, heads=1, kv_heads=1)
 
     def spec(self, *, dense: bool = False) -> str:

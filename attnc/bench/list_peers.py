@@ -22,7 +22,6 @@ OURS, TRITON, DENSE = "attnc", "triton", "dense"
 
 
 def _make_launch(cell: ListCell, x: ListInputs, call: Callable[..., Any]) -> Launch:
-    """Returns the launch that a cell is about: of a call of q, k and v, or of its gradients."""
     if cell.job == "forward":
         return partial(call, *x.leaves)
     leaves = [leaf.detach().requires_grad_() for leaf in x.leaves]

@@ -123,7 +123,6 @@ def share_of_dense(result: Result[ListCell]) -> float | None:
 
 
 def _work(cell: ListCell, name: str) -> float:
-    """Returns the FLOPs that a candidate's speed counts."""
     return cell.kept_flops if name == DENSE and not cell.latent else cell.flops
 
 

@@ -28,7 +28,6 @@ OURS, DETERMINISTIC = "attnc", "attnc, the same bits"
 
 
 def _make_launch(cell: ModelCell, x: ModelInputs, forward: Launch) -> Launch:
-    """Returns the launch that a cell is about: the forward, or the gradients of q, k and v."""
     if cell.job != "training":
         return forward
     for leaf in x.leaves:
@@ -202,7 +201,6 @@ def _flash3(cell: ModelCell, x: ModelInputs) -> Launch:
 
 
 def _flash3_of_latents(cell: ModelCell, x: ModelInputs, options: Mapping[str, Any]) -> Launch:
-    """Returns a launch on rows of keys that are Dv columns of latents, the values, and some of positions."""
     assert x.pages is not None
     at, pages = cell.value_width, x.pages[0]
     paged = {"page_table": x.table, "seqused_k": x.lengths, "max_seqlen_k": cell.keys}
@@ -243,7 +241,6 @@ _FLASH3_OF_VLLM: Mapping[str, Any] = {
 
 
 def _ends(count: int, length: int) -> torch.Tensor:
-    """Returns where sequences of one length end: i32[count + 1]."""
     return torch.arange(0, (count + 1) * length, length, dtype=torch.int32, device="cuda")
 
 

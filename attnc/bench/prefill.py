@@ -120,7 +120,6 @@ def _in_pages(
 
 
 def _need_equal(form: str, cell: PrefillCell) -> None:
-    """Raises Unavailable where the prompts do not fit the form."""
     if form == "dense" and not cell.is_equal:
         raise Unavailable("prompts of different lengths")
 

@@ -66,7 +66,6 @@ class ServingCell:
 
     @property
     def roofline(self) -> float:
-        """Seconds that a step takes at least."""
         return max(self.bytes / MEMORY, self.flops / TENSOR)
 
 

@@ -269,7 +269,6 @@ def _import_research(name: str) -> ModuleType:
 
 
 def _known_names(peers: str, known: Collection[str], offered: Collection[str]) -> list[str]:
-    """Returns the peers that are named. Raises Mistake for an unknown name."""
     wanted = split_commas(peers)
     for name in wanted:
         if name not in known:

@@ -111,7 +111,6 @@ def compile_(
 
 
 def _check_modes(asked: dict[str, bool]) -> None:
-    """Raises Mistake where more than one of the options was given."""
     given = [option for option, is_given in asked.items() if is_given]
     if len(given) > 1:
         raise Mistake(f"{given[0]} and {given[1]} do not go together", "run one after the other")
@@ -128,7 +127,6 @@ def _write_again(paths: tuple[Path, ...], out: Path, *, complete: bool, force: b
 
 
 def _check_architectures(archs: list[str]) -> None:
-    """Raises Mistake for one that is not known, before any file is written."""
     from attnc.plan.device import DEVICES
 
     for arch in archs:
@@ -232,7 +230,6 @@ def _alone(outputs: tuple[OutputFile, ...]) -> tuple[OutputFile, ...]:
 
 
 def _find_kernels(texts: Mapping[Path, str]) -> dict[Path, dict[str, str]]:
-    """Returns for each module among these files those with its kernels, by name; none for Triton."""
     from attnc.target.support import kernel_files
 
     beside: dict[Path, list[str]] = {}

@@ -73,7 +73,6 @@ def demo(
 
 
 def _usual_spec() -> Path:
-    """Names the spec of the demo: the one in the folder here, or the one that ships with attnc."""
     here = Path("specs", "causal_gqa.attn")
     return here if here.is_file() else resource("specs", "causal_gqa.attn")
 

@@ -83,7 +83,6 @@ def doctor(
 
 
 def _check(device: str) -> None:
-    """Raises Mistake for what is no architecture."""
     from attnc.runtime.one_import import absent_gpu
 
     try:
@@ -337,9 +336,6 @@ def _choices_of_functions(label: str, gpu: TargetGpu) -> Iterator[Finding]:
 
 
 def _tables(index: int, device: str) -> Iterator[Finding]:
-    """Yields which attentions of specs/ have a table of targets for a device, and the targets
-    that it names.
-    """
     from attnc.diagnostics import DiagnosticError
     from attnc.tuned.tables import ANY_TARGET, known_tables
 

@@ -134,9 +134,6 @@ def explain(
 
 
 def _device(module: ir.Module, arch: str | None) -> Device:
-    """Returns the device of this architecture, by default one of the target's. Raises Mistake for one that is
-    none of those.
-    """
     from attnc.plan.device import DEVICES
     from attnc.plan.targets import target_of
 

@@ -104,7 +104,6 @@ def _loses_nothing(out: Path, spec: str) -> bool:
 
 
 def _mod(text: str) -> Callable[..., Any]:
-    """Returns the object that FILE.py:NAME means. Raises Mistake."""
     file, colon, name = text.rpartition(":")
     if not colon or not name.isidentifier():
         raise Mistake(f"'{text}' names no mod", "write FILE.py:NAME")

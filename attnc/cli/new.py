@@ -66,7 +66,6 @@ def new(
 
 
 def _rename_starter(name: str, starter: Path) -> str:
-    """Renames the attention of a starter, and in its schedules, to `name`. Raises Mistake."""
     from attnc.model.resolve import resolve
     from attnc.source import Source
     from attnc.syntax import ast

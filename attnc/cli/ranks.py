@@ -82,7 +82,6 @@ def _names(program: Program, attention: Attention, target: str) -> list[_Named]:
 
 
 def _attention(path: Path, name: str | None, variant: str | None, target: str) -> Attention:
-    """Picks a variant of an attention of a spec: the first ones where nothing is said."""
     from attnc.build import front
     from attnc.cli.judge import only
 
@@ -131,7 +130,6 @@ def verify_ranks(
 def _verify_one(
     path: Path, chosen: _Named, target: str, ranks: int, count: int, *, quiet: bool
 ) -> dict[str, Any]:
-    """Verifies a variant of an attention, and says so; `ok` is None where ranks cannot share it."""
     from attnc.distributed.kernels import check_covered
     from attnc.distributed.verify import verify_on_ranks
 

@@ -201,7 +201,6 @@ def _list_lapsed(judges: Sequence[Judge], *, is_sanitized: bool) -> tuple[Judge,
 
 
 def _run(judges: Iterable[Judge], text: str, *, large: bool) -> None:
-    """Runs one case on each module. Exit(1) if it fails on one."""
     case, failed = parse_case(text), False
     for judge in judges:
         verdict = judge.verdict(case, large=large)

@@ -317,7 +317,6 @@ class Call:
 
     @property
     def seed(self) -> torch.Tensor | None:
-        """The seed of the dropout; None without."""
         return self._tensors.get("seed")
 
     def run(

@@ -38,7 +38,6 @@ def load_form(form: Form) -> ModuleType:
 
 
 def _import_module(name: str) -> ModuleType | None:
-    """Imports a module of the folder; None where it has none of this name."""
     whole = f"{__package__}.kernels.{name}"
     try:
         return import_module(whole)

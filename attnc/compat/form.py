@@ -145,7 +145,6 @@ class Form:
             yield f"listed(blocks[{', '.join((*self.lists, f'q_idx // {rows}'))}], keys = {keys})"
 
     def _schedule(self) -> str:
-        """Writes the schedules of decoding; attnc.compile adds the others."""
         if self.splits is None:
             return ""
         shared = f"loops = [kv], pack = gqa, split.kv = {self.splits or 'auto'}"

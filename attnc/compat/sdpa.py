@@ -290,7 +290,6 @@ def _laid_out(
     seqused_k: torch.Tensor | None,
     block_table: torch.Tensor | None,
 ) -> None:
-    """Tells a call where the rows of its tensors are."""
     if cum_seq_q is None:
         refuse(f"{_NAME} without cum_seq_q", cum_seq_k=cum_seq_k, block_table=block_table)
         if seqused_k is not None:

@@ -147,9 +147,6 @@ class SpreadKeys:
 
 
 def _check(attention: Attention, block: int) -> str:
-    """Returns the name of the input that holds the lengths. Raises DiagnosticError, and ValueError for the
-    block.
-    """
     if block < 1:
         raise ValueError(f"block: expected 1 or more, got {block}")
     place = attention.span

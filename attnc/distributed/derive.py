@@ -295,7 +295,6 @@ class _Maker:
         return Derived(text=text, name=attention.name, inputs=inputs, grads=grads)
 
     def _dropout(self) -> dict[str, Expr | None]:
-        """Returns the arguments of dropout: rows and keys are the whole's, heads count from the rank's."""
         softmax = self.attention.softmax
         if softmax.dropout is None or softmax.seed is None:
             return {}
@@ -440,7 +439,6 @@ def _move_key_left(node: Expr) -> Expr:
 
 
 def _clamp_positions(expr: Expr) -> Expr:
-    """Clamps the positions that an expression loads to 31 bits, so that sums of two have 32."""
     if isinstance(expr, Load) and expr.tensor in ("row_at", "key_first"):
         return Call("max", (Call("min", (expr, Const(POSITION))), Const(-POSITION)))
     if not children(expr):

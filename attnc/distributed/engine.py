@@ -304,11 +304,6 @@ class ContextParallel:
     def _sizes(
         self, kernels: RankKernels, q: torch.Size, k: torch.Size, named: Mapping[str, Any]
     ) -> CallSizes:
-        """Returns what the planner asks for. ValueError for an input that the mask reads and that is not
-        there.
-
-        q, k: whole shapes.
-        """
         attention, reads = kernels.attention, kernels.visibility.reads
         ends = []
         for tensor in (attention.q, attention.k):
@@ -353,7 +348,6 @@ class ContextParallel:
     def _tensors(
         attention: Attention, named: Mapping[str, Any], device: torch.device
     ) -> dict[str, torch.Tensor]:
-        """Returns inputs as tensors on the device. Raises ValueError for one that is missing."""
         from attnc.support.arguments import DTYPES
 
         found = {}
@@ -371,7 +365,6 @@ class ContextParallel:
     def _check_rows(
         self, attention: Attention, plan: Plan, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
     ) -> None:
-        """Raises ValueError where a shard is not what the plan gives this rank."""
         rank, sizes = self.group.rank, plan.sizes
         rows = {
             Role.QUERY: len(plan.owned_rows(rank)),
@@ -407,7 +400,6 @@ class ContextParallel:
 
 
 def _check_tensors(attention: Attention, **given: Any) -> None:
-    """TypeError and ValueError for what cannot be whole q, k and v."""
     for name, x in given.items():
         roles, role = attention.tensor(name).roles, Role.QUERY if name == "q" else Role.KEY
         if not isinstance(x, torch.Tensor):
@@ -424,7 +416,6 @@ def _check_tensors(attention: Attention, **given: Any) -> None:
 
 
 def _collect_sizes(attention: Attention, sizes: CallSizes) -> dict[str, int]:
-    """Returns the sizes of a call by name; M and N where all sequences have as many."""
     known = {"B": sizes.batch, "H": sizes.heads, "Hkv": sizes.kv_heads, "G": sizes.heads // sizes.kv_heads}
     rows = (("M", attention.q, sizes.queries), ("N", attention.k, sizes.keys))
     return known | {name: count for name, tensor, count in rows if tensor.storage.is_plain}
@@ -450,7 +441,6 @@ def _check_inputs(attention: Attention, named: Mapping[str, Any], known: Mapping
 
 
 def _check_axis(name: str, x: torch.Tensor, axis: int, rows: int, whose: str) -> None:
-    """ValueError for a tensor that has other rows than `whose`."""
     if x.dim() <= axis or x.shape[axis] != rows:
         raise ValueError(
             f"{name}: expected {rows} along axis {axis}, the rows of {whose}, got shape {list(x.shape)}"

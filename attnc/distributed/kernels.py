@@ -106,7 +106,6 @@ def spec_of(
 
 
 def _is_in_file(function: Callable[..., Any]) -> bool:
-    """Returns whether it has a name in the module of a file; a `functools.partial` has none."""
     module = sys.modules.get(getattr(function, "__module__", None) or "")
     return hasattr(function, "__name__") and bool(getattr(module, "__file__", None))
 

@@ -196,13 +196,11 @@ class Plan:
 
     @cached_property
     def load(self) -> npt.NDArray[np.float64]:
-        """Scores that each rank computes, as if it had all heads."""
         own = np.bincount(self.owner, weights=self.work, minlength=self.ranks)
         return np.repeat(own.reshape(-1, self.chosen.ways).mean(axis=1), self.chosen.ways)
 
     @property
     def imbalance(self) -> float:
-        """Work of the busiest rank over the mean."""
         return float(self.load.max() / self.load.mean()) if self.load.sum() else 1.0
 
     @cached_property

@@ -89,9 +89,6 @@ class Lanes:
 
 @cache
 def _streams(device: torch.device) -> tuple[torch.cuda.Stream, torch.cuda.Stream]:
-    """Makes a stream for exchanges, which are short and should not wait for blocks of a kernel, and a second
-    one for kernels.
-    """
     return _stream(device, -1), _stream(device, 0)
 
 
@@ -516,7 +513,6 @@ class Stages:
         )
 
     def _add_batch_axis(self, x: torch.Tensor) -> torch.Tensor:
-        """Adds the batch axis that derived kernels take: packed sequences are rows of one sequence."""
         return x.unsqueeze(0) if self._packed else x
 
     def _drop_batch_axis(self, x: torch.Tensor) -> torch.Tensor:

@@ -297,7 +297,6 @@ def conversion_lines(conversion: Conversion) -> Iterator[str]:
 
 
 def _order(e: Explanation) -> Iterator[str]:
-    """Yields why the bits of a row depend on its own keys alone, where they do."""
     lines = [*explain_order(e.module)]
     if lines:
         yield f"bits of a row depend on its own keys alone ({place_of(e.module.variant.attention.ordered)})"

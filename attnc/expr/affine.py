@@ -248,7 +248,6 @@ def lies_inside(index: Expr, size: Expr) -> bool:
 
 
 def _slack(fact: Expr) -> Affine | None:
-    """Returns a sum that is >= 0 because an int comparison holds."""
     match fact:
         case Compare(op="<" | "<=" as op, left=left, right=right) if left.type == right.type == "int":
             return affine(right) - affine(left) - (op == "<")

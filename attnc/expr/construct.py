@@ -284,7 +284,6 @@ def compare(op: CompareOp, left: Expr, right: Expr) -> Expr:
 
 
 def _same(op: CompareOp, left: Expr, right: Expr) -> Expr:
-    """Returns == or != of conditions; beside a constant the other one, or its negation."""
     for constant, other in ((left, right), (right, left)):
         if isinstance(constant, Const):
             return other if constant.value == (op == "==") else negate(other)

@@ -184,7 +184,6 @@ def _load(expr: Load, env: Env) -> Array:
 
 
 def _read(tensor: Array, indices: list[Array], extents: tuple[Expr, ...], env: Env) -> Array:
-    """Returns tensor[indices], 0 outside `extents` and outside the array itself."""
     inside: Array = np.asarray(True)
     clipped = []
     for index, extent, size in zip(indices, extents, tensor.shape, strict=True):

@@ -301,7 +301,6 @@ class InList(Node):
 
     @property
     def keys(self) -> int:
-        """Keys that an entry names: of `kv_idx // 64` 64."""
         match self.entry:
             case Binary(op="//", left=Index(name="kv_idx"), right=Const(value=int() as keys)):
                 return keys

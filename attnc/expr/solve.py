@@ -76,7 +76,6 @@ class Run:
 
     @property
     def is_empty(self) -> bool:
-        """Known to be empty for every tile."""
         if self.guard == FALSE:
             return True
         return self.hi is not None and at_least(self.lo or ZERO, self.hi)
@@ -360,7 +359,6 @@ def _at_most_zero(d: Affine, var: Var) -> Solution:
 
 
 def _half_line(c: int, rest: Interval) -> Solution:
-    """Solves c * var + rest <= 0."""
     if c > 0:
 
         def last(bound: Expr | None) -> Expr | None:
@@ -377,8 +375,6 @@ def _half_line(c: int, rest: Interval) -> Solution:
 
 
 def _solve_atom(op: Literal["<=", ">="], atom: Expr, x: Affine, var: Var) -> Solution:
-    """Solves atom <op> x for an atom that depends on `var`: by what is in it."""
-
     def both(a: Affine, b: Affine) -> Solution:
         return conjunction(_at_most_zero(a, var), _at_most_zero(b, var))
 

@@ -340,7 +340,6 @@ def _find_kernel(
     said: CallProgram,
     grads: Sequence[int],
 ) -> tuple[Trace, FlexKernel]:
-    """Returns what the mods do at this call, and its kernel: the same for the forward and the backward."""
     B, H, M, width = query.shape
     sizes = {"B": B, "H": H, "M": M, "N": key.shape[2]}
     traced = _trace_mods(said, captured, floats, integers, grads, sizes, query.device)
@@ -404,7 +403,6 @@ def _find_largest(
     integers: Sequence[int],
     program: str,
 ) -> torch.Tensor:
-    """Returns the largest scores of queries, f32[B, H, M]."""
     said = read(program)
     B, H, M, _ = query.shape
     sizes = {"B": B, "H": H, "M": M, "N": key.shape[2]}

@@ -98,7 +98,6 @@ def _divide(symbol: str, x: Tensor, y: Tensor) -> Tensor:
 
 
 def _load(tensor: Tensor, positions: list[Tensor]) -> Tensor:
-    """Returns the elements at these positions; 0 outside of the tensor."""
     tensor = tensor.detach()
     if tensor.dtype.is_floating_point:
         tensor = tensor.float()

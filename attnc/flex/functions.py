@@ -189,9 +189,6 @@ def _reduction(names: tuple[str, ...], combine: Operation) -> None:
 
 
 def _combine_elements(combine: Operation) -> Operation:
-    """Returns an operation on elements as torch reduces rows by it: as 64-bit integers where they are
-    integers or conditions.
-    """
     return lambda tape, x, y: combine(tape, _wide(tape, x), _wide(tape, y))
 
 

@@ -37,7 +37,6 @@ def _strides(shape: Sequence[int], order: str) -> list[int]:
 
 
 def _fill_axes(strides: Sequence[int]) -> list[int]:
-    """Returns the axes from the innermost one outwards; of equal strides the last axis first."""
     found: list[int] = []
     for axis in range(4):
         place = 0

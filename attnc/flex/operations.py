@@ -97,7 +97,6 @@ def _convert(tape: Tape, x: Scalar, dtype: torch.dtype | None) -> Scalar:
 
 
 def _truncate(tape: Tape, x: Scalar, y: Scalar) -> Scalar:
-    """Returns the quotient of integers without its fraction: rounded towards 0."""
     floor = _binary(tape, "//", x, y)
     if x.low >= 0 and y.low >= 0:
         return floor
@@ -397,7 +396,6 @@ for _name, _symbol in {
 
 
 def _conditions(tape: Tape, name: str, *values: Any) -> list[Scalar]:
-    """Returns the operands of an operation on bits, which are conditions."""
     found = [scalar(tape, value) for value in values]
     if any(value.type != "bool" for value in found):
         hint = "compare first; whole powers of 2 divide by '//' and leave remainders by '%'"

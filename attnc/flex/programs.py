@@ -136,7 +136,6 @@ class _ProgramFamily:
         return found
 
     def _choose_kernel(self, traced: Trace, layout: CallLayout, mods: Mods) -> FlexKernel:
-        """Returns a kernel of the layout's target, or of the other where that one has none."""
         targets = [layout.target, *([layout.otherwise] if layout.otherwise else [])]
 
         def made(target: str) -> FlexKernel:
@@ -179,7 +178,6 @@ def kernel_of(traced: Trace, layout: CallLayout, mods: Mods = ()) -> FlexKernel:
 
 
 def _compile_kernel(traced: Trace, layout: CallLayout, mods: Mods, numbers: Collection[int]) -> FlexKernel:
-    """Returns a kernel of the layout's target. numbers: those that are arguments."""
     spec = write_spec(traced, layout, mods=mods, numbers=numbers, scheduled=False)
     family = compile_family(spec.text, target=layout.target, warn=False)
     warn_of_dense_mask(_FUNCTION, family)

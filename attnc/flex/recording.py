@@ -170,7 +170,6 @@ class _StepRecording(TorchFunctionMode):
 
 
 def _refuse(asked: str) -> NoReturn:
-    """Raises the error for a mod that asks for the number that a value is."""
     raise refused_branch() if asked == "__bool__" else refused_number()
 
 
@@ -180,7 +179,6 @@ _refuse._torchdynamo_disable = True  # type: ignore[attr-defined]  # functions t
 
 
 def _position(tensors: list[torch.Tensor], wanted: Any) -> int | None:
-    """Returns the position of this very tensor, or None."""
     for at, known in enumerate(tensors):
         if known is wanted:
             return at

@@ -378,9 +378,6 @@ def _inputs(
 
 
 def _schedule(text: str, title: str, layout: CallLayout) -> str:
-    """Returns the target's own choice for a spec. The compiler is loaded here: a kernel that is kept is found
-    without it.
-    """
     from attnc.model.resolve import resolve
     from attnc.plan.fitting import Tiles
     from attnc.plan.targets import schedule_for
@@ -392,7 +389,6 @@ def _schedule(text: str, title: str, layout: CallLayout) -> str:
 
 
 def _product(layout: CallLayout, scalars: Mapping[int, str], numbers: Sequence[int | float]) -> Expr:
-    """Returns what a score_mod is given: the product, scaled."""
     if layout.scaled:
         factor: Expr = Load(scalars[0], (), (), "float") if 0 in scalars else Const(float(numbers[0]))
         return Binary("*", Dot(), factor)

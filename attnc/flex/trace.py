@@ -104,7 +104,6 @@ def _no_functions_of_autograd() -> Iterator[None]:
 
 
 def _finite(scale: float) -> float:
-    """Returns the scale of a call as a number. TypeError and ValueError for what is none."""
     try:
         found = float(scale)
     except (TypeError, ValueError, OverflowError):
@@ -119,9 +118,6 @@ _A = {"int": "an integer", "float": "a float"}
 
 
 def _call_mod(what: str, mod: Callable[..., Any], *given: Scalar) -> Any:
-    """Returns what a mod returns, if that is one value. TypeError for one that does not take what it is
-    given.
-    """
     if not callable(mod):
         raise TypeError(f"{what}: expected a function, got {mod!r}")
     try:
@@ -152,7 +148,6 @@ def _call_mod(what: str, mod: Callable[..., Any], *given: Scalar) -> Any:
 
 
 def _at_definition(failure: FlexError, mod: Any) -> FlexError:
-    """Returns an error at the line where a mod is defined, where that is known."""
     place = defined_at(mod)
     return failure if place is None else move_error(failure, span_of_line(place))
 
@@ -163,7 +158,6 @@ def _name(mod: Callable[..., Any]) -> str:
 
 
 def _signature(mod: Callable[..., Any]) -> inspect.Signature:
-    """Returns the parameters of a mod; any, where Python does not know."""
     try:
         return inspect.signature(mod)
     except ValueError:

@@ -55,7 +55,6 @@ class Softmax:
 
     @property
     def scales_keys(self) -> bool:
-        """Whether v has a scale that differs from key to key: a factor of probabilities, not of o."""
         return self.v_scale is not None and "kv_idx" in uses(self.v_scale) and not self.scales_columns
 
     @property
@@ -67,7 +66,6 @@ class Softmax:
 
     @property
     def of_rows(self) -> Expr | None:
-        """The scale of v that is a factor of the rows of o, if there is one."""
         return None if self.scales_keys or self.scales_columns else self.v_scale
 
 
@@ -139,7 +137,6 @@ class Attention:
 
     @property
     def segment_keys(self) -> int:
-        """Keys of a segment of a variant; 0 where sums come in any order."""
         if self.segment is None:
             return 0
         assert isinstance(self.segment, Const), "a number, once params are fixed"
@@ -174,7 +171,6 @@ class Attention:
 
     @property
     def column_scales(self) -> Mapping[str, Expr]:
-        """Scales of columns, by the tensor that they belong to."""
         found = {"k": self.k_scale, "v": self.softmax.v_scale if self.softmax.scales_columns else None}
         return {name: scale for name, scale in found.items() if scale is not None}
 
@@ -198,7 +194,6 @@ class Attention:
 
     @property
     def group(self) -> Expr:
-        """Query heads for each K/V head: head h reads K/V head h // group."""
         group = group_size(self.heads_q, self.heads_kv)
         assert group is not None, "checked when the attention is resolved"
         return group

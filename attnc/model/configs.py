@@ -304,9 +304,6 @@ def _grads(variant: AnyVariant) -> tuple[str, ...]:
 
 
 def _sizes(variant: AnyVariant) -> dict[str, Value]:
-    """Returns the sizes that conditions may speak of: head dimensions, or N and K where the spec
-    fixes them.
-    """
     if not isinstance(variant, Variant):
         known = {name: variant.projection.size(name) for name in ("N", "K")}
         return {name: size for name, size in known.items() if size is not None}

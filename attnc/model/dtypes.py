@@ -92,7 +92,6 @@ class DType(StrEnum):
 
     @property
     def smallest_subnormal(self) -> float:
-        """The smallest positive number; floats only."""
         return self.smallest_normal * 2.0 ** (1 - self._precision)
 
     @property

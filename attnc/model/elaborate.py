@@ -204,7 +204,6 @@ class Elaborator:
     def _operands(
         self, trees: tuple[ast.Expr, ...], what: str, wanted: tuple[Type, ...], at: Context
     ) -> tuple[Expr, ...] | None:
-        """Returns all operands, or None; every one is looked at even after a mistake."""
         made: list[Expr] = []
         for tree in trees:
             operand = self._operand(tree, what, wanted, at)
@@ -502,7 +501,6 @@ def report_misuse(tree: ast.Name, at: Context, *, subscripted: bool = False) -> 
 
 
 def _explain_product(tree: ast.Call) -> tuple[str, ...]:
-    """Returns what to do about a product of other things than q and k, if that is known."""
     if len(tree.args) > 2:
         return ("a product of three tensors, as of 2-simplicial attention, is outside of the language",)
     for arg in tree.args:

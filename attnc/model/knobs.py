@@ -69,7 +69,6 @@ def _power(low: int, high: int) -> Callable[[ast.Expr], Value | None]:
 
 
 def _word(*words: str, default: str = "", phases: tuple[Phase, ...] = ("forward", "backward")) -> Key:
-    """Returns a key that is one of these words; by default the first."""
     return Key(
         read=lambda tree: tree.id if isinstance(tree, ast.Name) and tree.id in words else None,
         allowed=f"{', '.join(words[:-1])} or {words[-1]}",

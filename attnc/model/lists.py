@@ -102,7 +102,6 @@ class _Reader:
         return None
 
     def _tensor(self, tree: ast.Expr) -> Tensor | None:
-        """Returns the tensor of a name: integers with one axis at least."""
         if isinstance(tree, ast.Name):
             meaning = self.at.meaning(tree.id)
             if meaning is WRONG:
@@ -144,7 +143,6 @@ class _Reader:
         return tensor, tuple(index for index in made if index is not None)
 
     def _count(self, tree: ast.Expr, indices: tuple[Expr, ...]) -> Expr | None:
-        """Returns how many entries count: an expression, or a tensor with the axes of the lists."""
         if (
             isinstance(tree, ast.Name)
             and isinstance(meaning := self.at.meaning(tree.id), Tensor)

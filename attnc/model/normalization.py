@@ -128,7 +128,6 @@ def _arguments(call: ast.Call, report: Reporter) -> dict[str, ast.Expr]:
 
 
 def _sink(tree: ast.Expr, elaborator: Elaborator, scope: Scope, report: Reporter) -> Expr | None:
-    """Returns a logit of each head: float loads, params and numbers, indexed by h at most."""
     sink = elaborator.elaborate_typed(tree, "float", "the sink")
     if sink is None:
         return None
@@ -149,7 +148,6 @@ def _sink(tree: ast.Expr, elaborator: Elaborator, scope: Scope, report: Reporter
 
 
 def _v_scale(tree: ast.Expr, elaborator: Elaborator, report: Reporter) -> Expr | None:
-    """Returns what v is multiplied by: a number of a key, head and query."""
     scale = elaborator.elaborate_typed(tree, "float", "the scale of v", COLUMNS)
     if scale is None:
         return None
@@ -165,7 +163,6 @@ def _v_scale(tree: ast.Expr, elaborator: Elaborator, report: Reporter) -> Expr |
 
 
 def _dropout(tree: ast.Expr, elaborator: Elaborator, report: Reporter) -> Expr | None:
-    """Resolves the drop probability: one number for the whole launch."""
     p = _one_number(tree, "float", "f32", "the dropout probability", elaborator, report)
     if not isinstance(p, Const):
         return p
@@ -176,7 +173,6 @@ def _dropout(tree: ast.Expr, elaborator: Elaborator, report: Reporter) -> Expr |
 
 
 def _seed(tree: ast.Expr, elaborator: Elaborator, scope: Scope, report: Reporter) -> Expr | None:
-    """Returns the seed: a scalar i64 input, so that every call can have another."""
     seed = elaborator.elaborate_typed(tree, "int", "the dropout seed")
     tensor = scope.tensors.get(seed.tensor) if isinstance(seed, Load) else None
     if isinstance(tensor, Tensor) and tensor.dtype is DType.I64 and not tensor.shape:

@@ -125,7 +125,6 @@ class _Resolver:
         self.elaborator = Elaborator(self.scope, report)
 
     def attention(self) -> Attention | None:
-        """Returns the attention, or None when any part of it is wrong."""
         before = self.report.errors
         declared = self._declare()
         self._params()
@@ -238,7 +237,6 @@ class _Resolver:
         return resolve_softmax(tree, self.elaborator, self.scope, self.report) if tree else None
 
     def _lengths(self) -> Mapping[str, Expr]:
-        """Returns `length M = ...` and `length N = ...`: integers that depend on b alone."""
         lengths: dict[str, Expr] = {}
         places: dict[str, Span] = {}
         for tree in self._all(ast.Length):

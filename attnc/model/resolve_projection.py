@@ -159,7 +159,6 @@ class _ProjectionResolver:
             self._shape_error("storage and facts belong to attentions", place, "an ordinary tensor is meant")
 
     def _check_equation(self) -> None:
-        """Reports what is not one line `y = dot(x, w)`, with `+ bias[n]` where there is a bias."""
         found = [item for item in self.tree.items if isinstance(item, ast.Equation)]
         if not found:
             self._incomplete("an equation", f"add '{EQUATION}'")

@@ -184,9 +184,6 @@ def resolve_projection_schedule(
 
 
 def _schedule(tree: ast.Schedule, form: _BlockForm, report: Reporter, before: int) -> Schedule | None:
-    """Returns a schedule, None where it has errors. before: errors that were reported before the schedule was
-    read.
-    """
     block = _Block(form, report)
     block.entries(tree.entries, form.phases[0], form.blocks)
     if report.errors > before:
@@ -376,7 +373,6 @@ def _name_place(phase: Phase) -> str:
 
 
 def _spell_block(phase: Phase) -> str:
-    """Returns how a block of the phase is written: `backward { dq { ... } }`."""
     whole = whole_of(phase)
     inside = f"{phase} {{ ... }}"
     return inside if whole in (None, "projection") else f"{whole} {{ {inside} }}"

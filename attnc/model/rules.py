@@ -291,7 +291,6 @@ SCHEDULE_RULES: tuple[ScheduleRule, ...] = (check_one_schedule_each, check_backw
 
 
 def _values(size: Expr, attention: Attention) -> list[int]:
-    """Returns the values of a compile-time size that is a number or a param; none for anything else."""
     match size:
         case Const(value=int() as value):
             return [value]

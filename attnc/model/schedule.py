@@ -229,7 +229,6 @@ class TileConfig(Config):
 
     @property
     def rows_together(self) -> int:
-        """Returns how many query rows walk over the same tiles of keys."""
         return self.tile_q
 
 
@@ -263,7 +262,6 @@ class HopperConfig(ForwardConfig):
 
     @property
     def rows_together(self) -> int:
-        """Returns those of all blocks of a cluster."""
         return self.cluster * self.tile_q
 
 

@@ -83,7 +83,6 @@ class Kind:
 
     @property
     def ends(self) -> str:
-        """The input that says where packed sequences begin and end; "" where they are not packed."""
         return ""
 
     @property
@@ -93,7 +92,6 @@ class Kind:
 
     @property
     def rows_of_page(self) -> int:
-        """0 where there are no pages."""
         return 0
 
     @property

@@ -108,7 +108,6 @@ def variant_name(params: Mapping[str, ParamValue]) -> str:
 
 
 def _find_element_param(attention: Attention, params: Mapping[str, ParamValue]) -> str:
-    """Returns the param that is the type of q, "" where that is no param, or not of 16 bits here."""
     param = attention.q.dtype
     if isinstance(param, DType):
         return ""

@@ -312,14 +312,12 @@ class PagedCache:
         return slots.clamp(-1, last)
 
     def _begin(self, change: Change) -> int:
-        """Carries out a change with which a sequence begins, and returns its number."""
         self._carry_out(change)
         ((sequence, _),) = change.begun
         return sequence
 
     @contextmanager
     def _moved(self, source: torch.Tensor, target: torch.Tensor) -> Iterator[None]:
-        """Copies rows of all layers from slots to slots; where the block fails, they are as they were."""
         if not len(source):
             yield
             return
@@ -360,7 +358,6 @@ class PagedCache:
         return _Entries(places + rows, numbers + lengths, of_step)
 
     def _publish(self, places: torch.Tensor, numbers: torch.Tensor) -> None:
-        """Writes entries of the tables: one operation, which happens or does not."""
         self._tables.index_copy_(0, places, numbers)
 
     def _make_step(self, change: Change, counts: Sequence[int]) -> Step:

@@ -57,7 +57,6 @@ class Decay:
 
     @property
     def is_of_head(self) -> bool:
-        """Whether it differs between the query heads of a K/V head."""
         return any(node == Index("h") for index in self._rows for node in walk(index))
 
     def _at(self, position: Expr) -> Load:
@@ -216,7 +215,6 @@ assert _SLOPES.keys() - {"abs"} <= REAL.keys()
 
 
 def _slope(expr: Expr) -> float | None:
-    """Returns the steepest slope of an expression by the product; None where no number bounds it."""
     if not any(isinstance(node, Dot) for node in walk(expr)):
         return 0.0
     match expr:

@@ -207,7 +207,6 @@ def vary_heads(attention: Attention) -> Attention:
 
 
 def _of_row(expr: Expr) -> Expr:
-    """Returns it for the head of a row. What is loaded of a key and KV head is the same for all rows."""
     if isinstance(expr, Load) and "kv_idx" in uses(expr):
         expr = substitute(expr, {_GROUP: KV_HEAD})
     if not children(expr):

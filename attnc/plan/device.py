@@ -41,7 +41,6 @@ class Device:
 
     @property
     def capability(self) -> int:
-        """Ten times the major plus the minor version, as Triton's GPUTarget wants it: 90 for sm_90."""
         return int(self.arch.removeprefix("sm_"))
 
     @property

@@ -158,7 +158,6 @@ def refuse_backward(variant: Variant, schedule: Schedule, target: Target) -> Ite
 
 
 def _makes_dq_apart(attention: Attention, schedule: Schedule) -> str:
-    """Returns what no kernel over keys adds the dq of; "" where one can."""
     if attention.v.storage.is_part:
         return "keys whose columns are values"
     if attention.softmax.form == "stick_breaking":

@@ -228,7 +228,6 @@ def choices(first: Tiles, wanted: Tiles | None = None, *, one_shape: bool = Fals
 
 
 def _smaller(key: str, value: int) -> list[int]:
-    """Returns a size, and those that need less; the number of warps as it is."""
     match key:
         case "warps":
             return [value]

@@ -206,7 +206,6 @@ def adjoint_of(entry: WantedLoad, value: Expr, accumulate: Accumulate, names: Lo
 
 
 def _split_factor(slope: Expr) -> tuple[float, Expr | None]:
-    """Returns (c, rest) with slope == c * rest; rest is None where the slope is one constant."""
     constant = number(slope)
     if constant is not None:
         return float(constant), None

@@ -105,7 +105,6 @@ class Traffic:
 
     @property
     def moved(self) -> int:
-        """Between the multiprocessors and the L2 cache."""
         return self.global_read + self.global_written
 
     @property

@@ -66,13 +66,11 @@ class Listing:
 
     @property
     def row_axis(self) -> int | None:
-        """The axis of the lists that counts blocks of queries; None where all queries have the same."""
         found = [axis for axis, index in enumerate(self.condition.indices) if _reads_row(index)]
         return found[0] if found else None
 
     @property
     def rows(self) -> int:
-        """Queries of a block; 0 where all queries have the same list."""
         if self.row_axis is None:
             return 0
         return _block_of_rows(self.condition.indices[self.row_axis]) or 0
@@ -112,7 +110,6 @@ def _reads_row(index: Expr) -> bool:
 
 
 def _block_of_rows(index: Expr) -> int | None:
-    """Returns R of `q_idx // R`, 1 of `q_idx`; None of anything else."""
     match index:
         case Index(name="q_idx"):
             return 1
@@ -217,7 +214,6 @@ def _is_partial(loops: Regions) -> bool | Expr:
 
 
 def _number(indices: Sequence[Expr], sizes: Sequence[Expr]) -> Expr:
-    """Returns the number of the list at these indices, -1 outside of the tensor."""
     number: Expr = ZERO
     outside: list[Expr] = []
     for index, size in zip(indices, sizes, strict=True):

@@ -127,7 +127,6 @@ def promise_of(module: Module) -> tuple[str, ...]:
 
 
 def _places(attention: Attention) -> Iterator[str]:
-    """Yields inputs that say where rows lie, or how many there are."""
     for tensor in (attention.q, attention.k, attention.v):
         yield from tensor.storage.tables
     for length in attention.lengths.values():

@@ -137,9 +137,6 @@ def _from_zero(start: Expr | None) -> Expr:
 
 
 def _clamp_end(stop: Expr, length: Expr) -> Expr:
-    """Returns the bound, not past the length even where the tile is: `smaller` takes tiles to lie in
-    sequences.
-    """
     match stop:
         case Call(function="min", args=args) if length in args:
             return stop

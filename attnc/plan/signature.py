@@ -208,7 +208,6 @@ class RowZero:
 
     @property
     def indices(self) -> dict[Role, str]:
-        """The index along each axis of the tensor; those left out are 0."""
         found = {Role.BATCH: "b"} if self.first is None else {self.rows: self.first}
         found = {} if self.tensor.storage.is_paged else found
         found |= {Role.HEAD: self.head} if self.head else {}

@@ -125,7 +125,6 @@ def _check_softpick(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic
 
 
 def _check_sticks(schedule: Schedule) -> Iterator[Diagnostic]:
-    """Yields what kernels that break sticks do not have."""
     knob, loops = schedule.forward.get("softmax"), schedule.forward.get("loops")
     if knob is not None:
         label = "'stick_breaking' has no maximum and no denominator"

@@ -430,9 +430,6 @@ def outruns(attention: Attention, inner: Axis) -> bool:
 
 
 def _row(boundary: Fetch) -> Ref:
-    """Returns the number of a packed row, of which `ends` has the first and that past the last of each
-    sequence.
-    """
     return Ref(boundary.name, "int", within=(0, I32.hi))
 
 

@@ -80,7 +80,6 @@ class Target(ABC):
 
     @property
     def folder(self) -> str:
-        """Where the modules of an attention go; importable, hence without dots: `cuda_sm_80`."""
         return self.name.replace(".", "_")
 
     def runs_on(self, capability: int) -> bool:

@@ -137,7 +137,6 @@ def _from_tile(kernel: Kernel) -> frozenset[str]:
 
 
 def _sizes(kernel: Kernel) -> frozenset[str]:
-    """Returns sizes with a value in the kernel: arguments, tiles, and lengths of the program's sequence."""
     lengths = {item.name for item in kernel.program if isinstance(item, Let) and item.name in ("M", "N")}
     return frozenset(kernel.dims) | TILES | {"G"} | lengths | _from_tile(kernel)
 

@@ -123,7 +123,6 @@ class _Far:
 
 
 def _far(comparison: Compare) -> _Far | None:
-    """Returns the one far integer of a comparison of positions; None where there is none, or several."""
     difference = affine(comparison.left) - affine(comparison.right)
     far = [(atom, c) for atom, c in difference.terms if not range_of(atom).is_within(NEAR)]
     if len(far) != 1:

@@ -67,9 +67,6 @@ def list_machine_code(image: bytes) -> tuple[tuple[str, bytes], ...]:
 
 
 def _content_of(section: _ElfSection) -> bytes:
-    """Returns the bytes of a section; of one without content its size, and of attributes of kernels
-    (registers, stack) no numbers of symbols.
-    """
     if section.kind == _NOBITS:
         return b"%d" % section.size
     if not section.name.startswith(".nv.info"):

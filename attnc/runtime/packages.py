@@ -209,7 +209,6 @@ def keep_sources(module: Any, sources: Mapping[str, str]) -> None:
 
 
 def _text(path: Path) -> str:
-    """Returns the text of a file of the user's. LookupError where there is none, ValueError for no text."""
     content = read_private(path)
     if content is None:
         raise LookupError(path)
@@ -217,7 +216,6 @@ def _text(path: Path) -> str:
 
 
 def _seal(folder: Path, manifest: Mapping[str, Any]) -> str:
-    """Returns a hash of what a manifest says, and of the key that it says it of."""
     return _digest(json.dumps([folder.name, manifest], sort_keys=True))
 
 

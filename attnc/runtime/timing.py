@@ -151,7 +151,6 @@ def host_ms(launch: Launch, repeats: int) -> float:
 
 
 def _flushed_sample(launch: Launch, flushed: torch.Tensor) -> float:
-    """Times one launch. flushed: bytes that no L2 cache holds, which are written before each launch."""
     event: Any = torch.cuda.Event
     cuda: Any = torch.cuda  # torch ships it without annotations
     pairs = [(event(enable_timing=True), event(enable_timing=True)) for _ in range(_FLUSHED)]

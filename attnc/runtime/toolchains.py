@@ -228,9 +228,6 @@ def triton_kernel(module: ir.Module, kernel: Which, position: int, device: Devic
 
 
 def _type_of(name: str, module: ir.Module, constants: Mapping[str, object]) -> str:
-    """Returns Triton's type of a kernel argument by its name: matrices and x_ptr are tensors, the rest 32-bit
-    integers.
-    """
     if name in constants:
         return "constexpr"
     matrices = {spelled: tensor for tensor, spelled in MATRICES.items()}

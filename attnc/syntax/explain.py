@@ -129,7 +129,6 @@ def explain(
 
 
 def _bracket(stop: Stop) -> Diagnostic | None:
-    """Returns E0103 or E0104 for a bracket without its partner."""
     opened = _open_brackets(stop.taken)
     closing = stop.span.text if stop.kind in _PARTNER_TYPE.values() else ""
     if closing and (not opened or (opened[-1] == "{" and closing != "}")):
@@ -177,7 +176,6 @@ def _where_to_close(stop: Stop, partner: str) -> str:
 
 
 def _slip(stop: Stop) -> Diagnostic | None:
-    """Returns E0106 for something that other languages write differently."""
     source, start = stop.source, stop.span.start
     text = stop.span.text
     if text == "=" and "COMPARISON" in stop.accepts and not source.text.startswith(("=<", "=>"), start):
@@ -195,9 +193,6 @@ def _slip(stop: Stop) -> Diagnostic | None:
 
 
 def _word(stop: Stop) -> Diagnostic | None:
-    """Returns E0107 or E0102 for a word where an item or a statement starts, or one that starts with
-    digits.
-    """
     text, span = stop.span.text, stop.span
     if "ATTENTION" in stop.accepts:
         label = "expected 'attention', 'projection', 'schedule' or 'def'"
@@ -220,7 +215,6 @@ def _word(stop: Stop) -> Diagnostic | None:
 
 
 def _expectation(stop: Stop) -> Diagnostic:
-    """Returns E0102: what was found, and what could have stood there."""
     label = f"expected {_describe_expected(stop.accepts)}"
     return error("E0102", f"unexpected {_describe_found(stop)}", stop.span, label, hints=_advice(stop))
 

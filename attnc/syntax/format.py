@@ -70,7 +70,6 @@ class _Writer:
         self.line = 0  # the last line of the text that is written; 0 where a block starts or ends
 
     def write(self, texts: Sequence[str], depth: int, start: int, end: int) -> None:
-        """Writes the rows for what stands in [start, end) of the text."""
         after_blank = bool(self.line) and self.source.position(start)[0] > self.line + 1
         self.rows += [
             _TextRow(text, depth, after_blank=after_blank and i == 0) for i, text in enumerate(texts)
@@ -94,7 +93,6 @@ class _Writer:
                 self.rows[-1].comment = self.comments.pop().text
 
     def statement(self, texts: Sequence[str], depth: int, start: int, end: int, limit: int) -> None:
-        """Writes a statement with its comments; those within it are moved before it."""
         self.comments_before(start, depth)
         self.comments_before(end, depth, at=start)
         self.write(texts, depth, start, end)
@@ -109,7 +107,6 @@ class _Writer:
         depth: int,
         limit: int,
     ) -> None:
-        """Writes `HEAD {`, the body, `}`. `head_end` is the last node before the brace."""
         brace = node.span.end - 1
         self.comments_before(node.span.start, depth)
         self.comments_before(head_end.span.end, depth, at=node.span.start)

@@ -89,7 +89,6 @@ def _item_ranges(text: str) -> Iterator[tuple[int, int]]:
 
 
 def _parse_items(source: Source, start: int, end: int) -> tuple[ast.Item, ...]:
-    """Returns the item in [start, end); none before the first. Raises with exactly one error."""
     if exceeded := check_limits(source, start, end):
         raise DiagnosticError([exceeded])
     text = TextSlice(source.text, start, end)
@@ -370,7 +369,6 @@ class _Builder:
                 raise AssertionError(f"no expression is called {kind}")
 
     def chain(self, tree: Cst) -> ast.Expr:
-        """Returns `a - b + c`, leaning left."""
         operands = _trees(tree)
         value, start = self.expr(operands[0]), self.span(tree)
         for token, operand in zip(tree.children[1::2], operands[1:], strict=True):

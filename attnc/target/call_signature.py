@@ -110,7 +110,6 @@ class Signature:
 
     @property
     def called(self) -> set[str]:
-        """What of the support package it calls, besides the declared call."""
         return set() if self.module.margin is None else {"margins"}
 
     @property

@@ -225,7 +225,6 @@ def show_size(bind: Bind) -> str:
 
 
 def _group(module: Module) -> int | None:
-    """Returns query heads that share a K/V head, 0 for any number; None where both have fixed numbers."""
     attention = module.variant.attention
     if not {"H", "Hkv"} <= {bind.name for arg in module.args for bind in arg.axes}:
         return None

@@ -126,7 +126,6 @@ def _by_name(keyword: Parameter) -> str:
 
 
 def _in_words(params: Iterable[Param]) -> str:
-    """Returns `, for T in {bf16, f16}, D in {64, 128}`."""
     sets = (f"{param.name} in {{{', '.join(map(_literal, param.choices))}}}" for param in params)
     text = ", ".join(sets)
     return f", for {text}" if text else ""

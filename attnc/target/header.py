@@ -124,7 +124,6 @@ def _text(value: float) -> str:
 
 
 def _choose_by_type(variant: Variant, of: Callable[[DType], float]) -> str:
-    """Returns a number that depends on the type of probabilities, for all types that share the kernel."""
     if not variant.element_param:
         return _text(float(of(variant.attention.element)))
     return f"IS_F16 ? {_text(float(of(DType.F16)))}f : {_text(float(of(DType.BF16)))}"

@@ -165,7 +165,6 @@ class ProjectionText:
         return _mask(self._n("flat", ""))
 
     def _n(self, impl: Impl, axes: str) -> str:
-        """Returns whether a column of y exists; empty where all do."""
         return f"n{axes} < {self.N}" if impl in self.module.ragged_n else ""
 
     def _k(self, impl: Impl, axes: str) -> str:
@@ -240,7 +239,6 @@ def _both(*conditions: str) -> str:
 
 
 def _mask(*conditions: str) -> str:
-    """Returns the mask argument of a load; nothing where all of it exists."""
     found = [condition for condition in conditions if condition]
     return f", mask={_both(*found)}, other=0.0" if found else ""
 

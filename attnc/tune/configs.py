@@ -119,7 +119,6 @@ def _default(timings: Mapping[str, Timing]) -> str:
 
 
 def _launches(module: ir.Module, kernel: Which, tensors: Arguments, count: int) -> dict[str, Launch]:
-    """Returns what launches each config that runs, by position. Raises NothingRuns where none does."""
     launches: dict[str, Launch] = {}
     last: Exception | None = None
     for position in range(count):

@@ -225,7 +225,6 @@ def _compile_all(path: Path) -> None:
 
 
 def _compile_share(path: Path, share: int, shares: int) -> None:
-    """Compiles every `shares`-th pair of a config and a number of rows, of each layer."""
     for module in _list_fixed(path):
         layer = _layer(module, copies=1)
         jobs = [(at, M) for at, one in enumerate(module.configs) for M in _PADDED.get(impl_of(one), ())]

@@ -159,7 +159,6 @@ def target_table(family: Sequence[ir.Module], points: Sequence[TargetPoint], dev
 
 
 def _limits(measured: Iterable[int]) -> dict[int, int]:
-    """Returns up to where each measured value stands for others; the largest has no limit."""
     return {value: isqrt(value * larger) for value, larger in pairwise(sorted(measured))}
 
 

@@ -52,7 +52,6 @@ class TunedChoice:
 
     @property
     def key(self) -> tuple[str, str, str, str, str, str, float]:
-        """What a newer measurement replaces; also the order in the file."""
         length = float("inf") if self.kv_len is None else float(self.kv_len)
         place = (self.device, self.toolchain, length)
         return (self.attention, self.target, self.variant, "" if self.is_forward else self.kernel, *place)
@@ -119,9 +118,6 @@ def _by_device(name: str, kernel: ir.Kernel, choices: Iterable[TunedChoice]) -> 
 
 
 def _buckets(measured: Mapping[int | None, int]) -> Buckets:
-    """Returns buckets, ascending, the last one open: lengths beyond what was measured take the longest
-    bucket's choice.
-    """
     ascending = sorted(measured.items(), key=lambda item: float("inf") if item[0] is None else item[0])
     return (*ascending[:-1], (None, ascending[-1][1]))
 

@@ -65,7 +65,6 @@ class ChoiceTable:
 
     @property
     def key(self) -> tuple[str, str, str, str, str]:
-        """What a newer measurement replaces; also the order in the file."""
         return (self.name, self.target, self.variant, self.device, self.toolchain)
 
 

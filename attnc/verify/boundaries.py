@@ -160,7 +160,6 @@ def _kernel(name: str, kernel: ir.Kernel, stages_field: str) -> Iterator[Boundar
 
 
 def _converted(kernel: ir.Forward | ir.Decode) -> Iterator[Boundary]:
-    """Yields how many keys fill the tiles of 8 bits that come before they are converted."""
     for config in kernel.configs:
         chosen = {} if kernel.layout is None else kernel.layout.chosen(config)
         if ahead := chosen.get("RAW_TILES"):

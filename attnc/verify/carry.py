@@ -221,7 +221,6 @@ class _Declaration(ast.NodeTransformer):
         self.words = set(re.findall(r"\w+", " ".join(self.rest.values())))
 
     def _read(self, node: ast.stmt) -> ast.stmt | None:
-        """Returns a statement without what is looked at apart; None where nothing is left."""
         match node:
             case ast.ClassDef(name="Config"):
                 for field in node.body:

@@ -32,7 +32,6 @@ class TensorLayout:
 
     @property
     def is_far(self) -> bool:
-        """Whether elements lie gigabytes apart; in any other layout a few elements are left between two."""
         return max((*self.gaps, self.step)) > _NEAR
 
 
@@ -58,7 +57,6 @@ class Case:
 
     @property
     def is_far(self) -> bool:
-        """Whether a tensor spans gigabytes."""
         return any(layout.is_far for layout in self.layouts.values())
 
     def backward_config(self, count: int) -> int:
@@ -184,7 +182,6 @@ _SIZES, _SEEDS, _ELEMENTS = 1 << 31, 1 << 63, 1 << 40
 
 
 def _check_number(what: str, value: object, least: int, limit: int) -> None:
-    """Raises ValueError for anything but a whole number from `least` to one less than the limit."""
     if type(value) is not int:
         raise ValueError(f"{what} is {value!r}")
     if not least <= value < limit:

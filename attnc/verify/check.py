@@ -116,9 +116,6 @@ def backward_config(configs: Sequence[Any], case: Case) -> Any:
 def _handed_over(
     tensor: Tensor, value: Floats, like: torch.Tensor, problem: Problem, case: Case
 ) -> torch.Tensor:
-    """Returns the gradient of an output as autograd may hand it over: strided in any way, in the output's
-    type.
-    """
     data, layout = torch.from_numpy(np.array(value)).to(like.dtype), case.layouts.get(f"d{tensor.name}")
     if layout is None:
         return data.to(like.device)

@@ -71,7 +71,6 @@ def _draw_aligned(rng: Rng, at: DenseSizes, logits: Floats) -> tuple[Floats, Flo
 
 
 def _spike(rng: Rng, at: DenseSizes) -> tuple[Floats, Floats]:
-    """Makes one key outweigh all the others by e^40."""
     logits = np.zeros(at.N)
     if at.N:
         logits[rng.integers(at.N)] = 40
@@ -128,7 +127,6 @@ def _zero_q(rng: Rng, at: DenseSizes) -> tuple[Floats, Floats]:
 
 
 def _duplicates(rng: Rng, at: DenseSizes) -> tuple[Floats, Floats]:
-    """Returns q and k where keys come in pairs of equals."""
     q, k = _random(rng, at)
     return 2 * q, 2 * k[:, np.arange(at.N) // 2]
 
@@ -347,12 +345,10 @@ def _draw(attention: Attention, tensor: Tensor, drawn: Array, rng: Rng) -> Array
 
 
 def _zero(attention: Attention, tensor: Tensor, drawn: Array, rng: Rng) -> Array:
-    """Returns 0, which drops, scales and adds nothing."""
     return np.zeros_like(drawn)
 
 
 def _one(attention: Attention, tensor: Tensor, drawn: Array, rng: Rng) -> Array:
-    """Returns 1, which drops everything, and sets every flag."""
     return np.ones_like(drawn)
 
 

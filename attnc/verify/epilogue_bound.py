@@ -83,7 +83,6 @@ class EpilogueErrors:
         return Approx(value, np.broadcast_to(error, shape))
 
     def _scatter(self, target: Floats, load: Load, terms: Floats) -> None:
-        """Adds terms [M, Dv] where the load points, except outside its tensor."""
         if not load.indices:
             target += terms.sum()
             return

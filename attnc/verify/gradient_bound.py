@@ -195,7 +195,6 @@ def beyond_a_tile(bound: GradientBound, cut_off: Floats) -> Floats:
 
 
 def _product_error(do: Floats, do_error: Floats, v: Floats, forward: ErrorBound) -> Floats:
-    """Returns the error of do v^T: of its sums, of do, and of do rounded to v's type where o has another."""
     dot_error = forward.dot_error(v.shape[1])
     if forward.o_dtype is not forward.p_dtype:
         dot_error += DType(forward.p_dtype).unit_roundoff
@@ -472,9 +471,6 @@ class HeadErrors:
         return np.asarray(error + lost + many * np.abs(self.ds * slope.value))
 
     def _analyse(self, expr: Expr) -> Approx:
-        """Returns a derivative and its error; 0 where the score is masked, whatever the
-        expression is there.
-        """
         found = RunningError.of(self.head, self.dot, self.bound.forward).analyse(expr)
         seen = self.head.visible & (self.ds != 0) | (self.ds_error > 0)
         value = np.where(seen, np.broadcast_to(found.value, self.head.shape).astype(np.float64), 0.0)
@@ -482,7 +478,6 @@ class HeadErrors:
         return Approx(value, np.where(seen, np.broadcast_to(error, self.head.shape), 0.0))
 
     def _scatter(self, target: Floats, load: Load, terms: Floats) -> None:
-        """Adds terms [M, N] where the load points, except outside its tensor."""
         if not load.indices:
             target += terms.sum()
             return

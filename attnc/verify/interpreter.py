@@ -180,7 +180,6 @@ class _Patch:
         self.interpreter.ATTNC_PATCHED = True
 
     def values(self, handle: Any) -> Array:
-        """Returns the numbers of a handle, in float32 those of types that are kept as bits."""
         dtype = handle.dtype.scalar
         if dtype in self.codes:
             numbers: Array = self.codes[dtype][handle.data]
@@ -188,7 +187,6 @@ class _Patch:
         return bf16_to_f32(handle.data) if dtype == self.tl.bfloat16 else handle.data
 
     def handle(self, values: Array, dtype: Any) -> Any:
-        """Returns a handle of this dtype; bf16, and floats of 8 bits, are rounded to nearest even."""
         if dtype.scalar in self.narrow:
             rounded = torch.from_numpy(values.astype(np.float32)).to(self.narrow[dtype.scalar])
             values = rounded.view(torch.uint8).numpy()

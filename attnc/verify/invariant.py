@@ -312,9 +312,6 @@ def _cut(
 
 
 def _in_pages(tensor: Tensor, parts: Sequence[torch.Tensor], table: torch.Tensor) -> torch.Tensor:
-    """Returns a pool with the rows of each sequence where the table says, [pages, page, heads, columns]; NaN
-    elsewhere.
-    """
     page = tensor.storage.rows_of_page
     shape = (table.numel() + 2, page, *parts[0].shape[1:])
     pool = convert(torch.full(shape, unused_value(tensor, "nan")), DType(tensor.dtype))
@@ -346,7 +343,6 @@ def _cut_extra(tensor: Tensor, data: torch.Tensor, call: Call, rows: int, keys: 
 
 
 def _length_inputs(attention: Attention) -> dict[str, str]:
-    """Returns the inputs that are lengths, by the axis. Raises ValueError for lengths that are computed."""
     found = {}
     for axis, expr in attention.lengths.items():
         if not (isinstance(expr, Load) and expr.indices == (Index("b"),)):
@@ -379,7 +375,6 @@ def compare(subjects: Sequence[Subject], seeds: Sequence[int]) -> Agreement:
 
 
 def _list_configs(subject: Subject) -> Iterator[int]:
-    """Yields the configs of a module's schedule that differ here."""
     return (number for number in subject.tiles() if number in _own(subject))
 
 
@@ -422,7 +417,6 @@ def _run(
 
 
 def _blank(attention: Attention, corpus: Corpus, call: Call, device: str) -> dict[str, torch.Tensor]:
-    """Returns outputs of a call, full of NaN."""
     rows = [part.rows for part in call.parts]
     sizes = {
         Role.BATCH: len(call.parts),
@@ -442,7 +436,6 @@ def _blank(attention: Attention, corpus: Corpus, call: Call, device: str) -> dic
 
 
 def _compare(known: Known, part: Stretch, own: torch.Tensor, where: str, name: str) -> Iterator[str]:
-    """Yields the first row of a stretch that has other bits than it had; keeps those of new rows."""
     first, before = known.first[part.first : part.last], known.rows[part.first : part.last]
     is_new = first < 0
     before[is_new] = own[is_new]

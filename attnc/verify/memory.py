@@ -165,7 +165,6 @@ def reserve_zeros(size: int) -> mmap.mmap:
 
 
 def _zeros(count: int, dtype: type[np.generic]) -> npt.NDArray[Any]:
-    """Returns [count] zeros; tensors span gigabytes where their strides pass 32 bits."""
     if count < 1 << 24:
         return np.zeros(count, dtype=dtype)
     return np.frombuffer(reserve_zeros(count * np.dtype(dtype).itemsize), dtype=dtype)

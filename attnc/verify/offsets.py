@@ -76,7 +76,6 @@ class _JitFunctions:
         return found
 
     def _read(self, function: str) -> None:
-        """Notes names that are given 64 bits, and whether the result is."""
         for node in self._nodes[function]:
             match node:
                 case ast.Assign(targets=[ast.Name(id=name)], value=value):
@@ -96,8 +95,6 @@ class _JitFunctions:
         return set.intersection(*given) if given else set()
 
     def _is_wide(self, node: ast.expr, function: str) -> bool:
-        """Returns whether an expression has 64 bits."""
-
         def is_wide(part: ast.expr) -> bool:
             return self._is_wide(part, function)
 

@@ -303,7 +303,6 @@ def _in_pages(
     values: dict[str, Array],
     fill: str,
 ) -> dict[str, Floats]:
-    """Returns k and v as pools of pages; adds the block table to the values."""
     page, name = attention.k.storage.rows_of_page, attention.k.storage.table
     keys = kv_lengths(attention, dims, values)
     columns = size(attention.tensor(name).shape[1], dims)

@@ -260,7 +260,6 @@ def _scales_of_keys(attention: Attention) -> list[tuple[str, int]]:
 def _see(
     run: FinishedRun, inputs: Mapping[str, Value], chosen: list[int], blind: Mapping[str, Bools]
 ) -> str | None:
-    """Checks that rows that do not see the chosen keys do not change with what is known of these."""
     outputs = run.again(dict(inputs))
     for name, rows in blind.items():
         where = torch.from_numpy(rows).to(outputs[name].device)

@@ -113,7 +113,6 @@ def poisoned_keys(attention: Attention, inputs: Inputs) -> Inputs | str | None:
 
 
 def _keeps(kept: Expr, head: Head) -> Bools:
-    """Returns [N]: whether some query may keep the key."""
     count = head.dims["N"]
     indices = {"b": np.asarray(head.b, dtype=np.int64), "kv_idx": np.arange(count, dtype=np.int64)}
     value = evaluate(kept, Env(indices=indices, dims=head.dims, tensors=head.arrays))

@@ -291,12 +291,10 @@ def _underflow_loss(values: Array) -> Floats:
 
 
 def _smallest_loss(size: Floats) -> Floats:
-    """Bounds what a result may lose that is not known to be 0."""
     return np.where(size > 0, FLUSHED, 0.0)
 
 
 def _share(error: Floats, slope: Floats) -> Floats:
-    """Returns error / slope; an exact value stays exact where the slope is infinite."""
     return np.asarray(np.where(error == 0, 0.0, error / slope))
 
 

@@ -93,9 +93,6 @@ def _around_tiles(rng: Rng, count: int, longest: int) -> Array:
 
 
 def _beyond(rng: Rng, count: int, longest: int) -> Array:
-    """Returns lengths of more rows than there are places, which means all of these, and of fewer than none,
-    which means none.
-    """
     return np.asarray(rng.choice([longest + 1, longest + 7, 2 * longest + 64, -1], count))
 
 

@@ -201,9 +201,6 @@ def _layouts(draw: st.DrawFn, attention: Attention, tensor: Tensor) -> TensorLay
 
 @st.composite
 def _handed_over(draw: st.DrawFn, tensor: Tensor) -> TensorLayout:
-    """Draws the layout of an output's gradient as autograd hands it over: any order of axes, or one number
-    for all.
-    """
     axes = tuple(range(len(tensor.shape)))
     return TensorLayout(
         order=tuple(draw(st.permutations(axes))),

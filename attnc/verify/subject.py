@@ -162,7 +162,6 @@ class Subject:
 
 
 def _splits(config: Any) -> tuple[int, int]:
-    """Returns how many splits a sequence has, and how many keys a split; 0 where that is not fixed."""
     return getattr(config, "splits", 0), getattr(config, "split_size", 0)
 
 

@@ -344,7 +344,6 @@ _ROWS_OF: Mapping[Form, Callable[[Head, ErrorBound], dict[str, Expected]]] = {
 
 
 def _scale(head: Head, dot: Approx, bound: ErrorBound, factor: Expr) -> Approx:
-    """Returns the scale of v of each row, [M, 1], with what multiplying by it adds to its error."""
     found = replace(RunningError.of(head, dot, bound), columns=0).analyse(factor)
     return Approx(head.v_scale, found.error + U * np.abs(head.v_scale) + FLUSHED, found.overflows)
 
@@ -362,7 +361,6 @@ def _key_scales(head: Head, dot: Approx, bound: ErrorBound, factor: Expr) -> App
 
 
 def _log_sum_exp(exponents: Floats) -> Floats:
-    """Returns [M, 1], at least 0, and that in rows without anything finite."""
     largest = exponents.max(axis=1, keepdims=True)
     total = np.exp(exponents - largest).sum(axis=1, keepdims=True)
     return np.asarray(_finite(largest + np.log(total)).clip(0))
@@ -413,7 +411,6 @@ class _Weights:
     scales: Approx | None = None
 
     def attend(self, o: Floats, factor: Approx, row_open: Bools) -> _RawRows:
-        """Returns what o is times the factor [M, 1] before it is rounded; without one that is 1."""
         bound, v = self.bound, self.head.v
         p_dtype = DType(bound.p_dtype)
         u_p = p_dtype.unit_roundoff
@@ -535,10 +532,8 @@ def round_to(dtype: DType, values: Array) -> Floats:
 
 
 def _finite(values: Floats) -> Floats:
-    """Replaces infinities and NaN, which rows without anything finite give, by 0."""
     return np.where(np.isfinite(values), values, 0.0)
 
 
 def _bound_values(values: Floats, judged: Bools) -> Floats:
-    """Returns a bound of what is judged, infinite where it is NaN; 0 elsewhere."""
     return np.where(judged, np.where(np.isnan(values), np.inf, values), 0.0)

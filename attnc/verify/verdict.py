@@ -88,7 +88,6 @@ def apart(wants: tuple[Expected, Expected], left: Floats, right: Floats) -> Bool
 
 
 def _eager_ratio(want: Expected, got: Floats, u_o: float) -> float:
-    """Returns the largest error relative to the eager evaluation's, for which one rounding is the least."""
     judged = np.isfinite(want.value) & np.isfinite(got) & np.isfinite(want.eager) & ~want.open
     if not judged.any():
         return 0.0

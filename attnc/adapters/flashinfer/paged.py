@@ -143,7 +143,6 @@ def _count_keys(
     indices: torch.Tensor,
     last_page_len: torch.Tensor,
 ) -> list[int]:
-    """Returns how many keys each request has. ValueError for tables that do not fit together."""
     starts = read_starts(names[0], indptr)
     if len(indices) < starts[-1]:
         raise ValueError(f"{names[1]}: expected at least {starts[-1]} numbers, got {len(indices)}")

@@ -105,7 +105,6 @@ def _kernel(
     scales: frozenset[str],
     rows: int,
 ) -> Kernel:
-    """Returns the kernel of a form. rows: of a tile where the keys are split among programs, else 0."""
     return kernel(
         Wanted(
             name="single_attention",

@@ -274,7 +274,6 @@ def new_tokens(batch: Any, *, captured: bool = False) -> int:
 
 
 def _count_appended(batch: Any, tokens: int) -> int:
-    """Returns how many new tokens of each request `seq_lens` leaves out: drafts that are to be verified."""
     return tokens if batch.forward_mode.is_target_verify() else 0
 
 
@@ -300,7 +299,6 @@ def _tree(batch: Any, tokens: int) -> torch.Tensor | None:
 
 
 def _widen(words: torch.Tensor) -> torch.Tensor:
-    """Returns words of 8, 16 or 32 bits in types that kernels read."""
     if words.dtype is torch.uint16:
         return words.view(torch.int16).int() & 0xFFFF
     if words.dtype is torch.uint32:
@@ -361,7 +359,6 @@ def _refuse_runner(runner: Any) -> None:
 
 
 def _is_deterministic(runner: Any) -> bool:
-    """Returns whether SGLang is asked for rows that do not depend on the batch."""
     return bool(getattr(getattr(runner, "server_args", None), "enable_deterministic_inference", False))
 
 

@@ -51,7 +51,6 @@ class AttncMultiStepDraftBackend:
         """Does nothing: all metadata is made in front of a graph."""
 
     def _made(self, rows: int) -> list[AttncMetadata]:
-        """Returns metadata of each step for so many branches of all requests, which share their pages."""
         pages = -(-self.req_to_token.shape[1] // self.page)
         table = torch.zeros(rows, pages, dtype=torch.int32, device=self.device)
         ends = torch.zeros(rows + 1, dtype=torch.int32, device=self.device)

@@ -99,7 +99,6 @@ class Chain:
 
     @property
     def slope_is_finite(self) -> bool:
-        """Whether d score / d dot is finite for every score, masked ones and those past the end included."""
         return self.slope is None or is_finite(self.slope)
 
     @property
@@ -149,7 +148,6 @@ class Prologue:
 
 
 def _walk_over_rows(sequences: Sequences | None) -> TileWalk:
-    """Returns the walk of a kernel that has a program for each q tile of each head, and no loop."""
     return TileWalk(
         axis="q",
         rows=Dim("M_padded") if sequences is None else sequences.rows,
@@ -252,7 +250,6 @@ class BackwardKernel(TileKernel):
 
     @property
     def over_q(self) -> bool:
-        """Whether a program owns a q tile, so that rows of its tiles are queries."""
         return self.grid.over == "q"
 
     @property

@@ -177,7 +177,6 @@ class Pack:
 
     @property
     def rows(self) -> Expr:
-        """Rows that the tiles have for a query."""
         if not self.alone:
             return self.group
         tile = Dim("BLOCK_M")
@@ -526,7 +525,6 @@ class Forward(OutputKernel):
 
     @property
     def structure(self) -> Literal["forward_q_kv", "forward_kv_q"]:
-        """The order of the loops, from the outermost: FlashAttention-2's, or FlashAttention-1's."""
         return "forward_q_kv" if self.regions.axis == "kv" else "forward_kv_q"
 
 

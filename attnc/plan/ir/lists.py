@@ -51,12 +51,10 @@ class ListMaking:
 
     @property
     def lines(self) -> tuple[Expr, ...]:
-        """The sizes whose product is the number of lists."""
         return self.extents[:-1]
 
     @property
     def groups(self) -> tuple[Expr, ...]:
-        """Those of the lists of one block of queries."""
         return tuple(size for axis, size in enumerate(self.lines) if axis != self.row_axis)
 
     @property
@@ -67,6 +65,5 @@ class ListMaking:
 
     @property
     def dims(self) -> tuple[str, ...]:
-        """The sizes of a call that those of the lists are made of, each once."""
         used = (node.name for size in self.extents for node in walk(size) if isinstance(node, Dim))
         return tuple(dict.fromkeys(used))

@@ -124,7 +124,6 @@ class Module:
 
     @property
     def taken(self) -> tuple[Arg, ...]:
-        """What kernels take: the arguments, and what the function makes of them."""
         return self.args if self.margin is None else (*self.args, self.margin.arg)
 
     @property

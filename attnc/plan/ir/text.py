@@ -220,7 +220,6 @@ def _describe_output(kernel: Forward | Decode) -> Iterator[str]:
 
 
 def _roles(made: Any) -> Iterator[str]:
-    """Yields every field of what roles do, a dataclass of the target: parts of it as blocks."""
     for field in fields(made):
         value = getattr(made, field.name)
         if value is None or value in ((), ""):

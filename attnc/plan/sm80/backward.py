@@ -139,7 +139,6 @@ def _registers(plan: CudaBackwardLayout, config: TileConfig, kernel: KernelName)
 def _candidates(
     plan: CudaBackwardLayout, variant: Variant, schedule: Schedule, kernel: KernelName
 ) -> tuple[BackwardConfig, ...]:
-    """Returns the configs of the schedule; where it names no tiles, those that suit the head dimension."""
     found = configs(schedule, backward_phase_of(kernel), variant)
     if set(SIZES) & schedule.phases[backward_phase_of(kernel)].keys():
         return found
@@ -148,7 +147,6 @@ def _candidates(
 
 
 def _sizes(plan: CudaBackwardLayout, variant: Variant, kernel: KernelName) -> tuple[Tiles, ...]:
-    """Returns tiles for the head dimension, the fastest first."""
     widest = max(feature(variant.attention.q), feature(variant.attention.v))
     kind = "dq" if over_rows(kernel) else "all" if plan.adds_dq else "dkdv"
     if plan.sliced:
@@ -201,7 +199,6 @@ _F32_TILES: dict[str, tuple[tuple[float, tuple[Tiles, ...]], ...]] = {
 
 
 def _misfit(config: TileConfig, plan: CudaBackwardLayout, variant: Variant, kernel: KernelName) -> str | None:
-    """Returns why no GPU of the target can run the config; None if one can."""
     tile_q, tile_kv, warps = config.tile_q, config.tile_kv, config.warps
     parts = 1 if over_rows(kernel) else plan.parts(config)
     if tile_q & (tile_q - 1) or tile_q < MMA:

@@ -99,7 +99,6 @@ class CudaLayout:
 
     @property
     def d_multiplied(self) -> int:
-        """Columns of q and k in products; those past d are zeros."""
         return round_up_depth(self.d)
 
     @property

@@ -536,7 +536,6 @@ def sm90_backward_configs(
 
 
 def _misfit(config: BackwardConfig, plan: Sm90Backward, kernel: KernelName) -> str | None:
-    """Returns why the config cannot run; None if it can."""
     tile_q, tile_kv = plan.tile(kernel)
     room = f"what the registers of a head dimension of {max(plan.layout.d, plan.layout.dv)} leave room for"
     consumers = plan.consumers(kernel)

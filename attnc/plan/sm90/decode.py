@@ -397,7 +397,6 @@ def _complete(
 
 
 def _misfit(config: HopperConfig, layout: Sm90DecodeLayout) -> str | None:
-    """Returns why the config cannot run; None if it can."""
     consumers, tile_kv = layout.consumers, config.tile_kv
     if consumers not in REGISTERS:
         return f"consumers = {consumers}: one, or two that share the columns of o"

@@ -226,7 +226,6 @@ class _Parts:
 
 
 def _pick_name(lets: list[Let], value: Expr, names: tuple[str, ...]) -> str | None:
-    """Returns the name of a value that is computed once; None if all names are taken."""
     known = next((let.name for let in lets if let.value == value), None)
     if known is None and len(lets) < len(names):
         known = names[len(lets)]

@@ -46,7 +46,6 @@ class Narrow:
 
     @property
     def barriers(self) -> int:
-        """mbarriers of a tile of 8 bits: one for each warp's rows of each tensor."""
         return CONVERTING_WARPS * len(self.tensors)
 
     def tile_bytes(self, tile_kv: int) -> int:

@@ -101,7 +101,6 @@ def columns_of(score: Expr, mask: Expr = TRUE) -> Columns | None:
 
 
 def _at_least_zero(mask: Expr) -> Iterator[Affine]:
-    """Yields what is not negative where the mask is true."""
     match mask:
         case And(operands=operands):
             for operand in operands:

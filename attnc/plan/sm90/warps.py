@@ -79,7 +79,6 @@ class Sm90WarpsLayout(Sm90DecodeLayout):
         return {"rows": ahead * self.narrow.barriers}
 
     def _buffers(self, config: TileConfig, ahead: int) -> dict[str, int]:
-        """Tiles, whose place sums of the warps take at the end."""
         parts = CONVERTING_WARPS * config.tile_q * (self.dv_multiplied + _PADDING + 2) * 4
         return {
             "tiles": max(ahead * self.narrow.tile_bytes(config.tile_kv), parts),

@@ -65,7 +65,6 @@ class SharedMemory:
 
     @property
     def columns(self) -> tuple[int, int]:
-        """The columns of a tile of q or k, of all parts, and of v or do."""
         attention = self.attention
         d = block(feature(attention.q)) if self._walks_over_queries else tile_columns(attention)
         if self.kernel != "forward" and attention.v.storage.is_part:
@@ -74,7 +73,6 @@ class SharedMemory:
 
     @property
     def _walks_over_queries(self) -> bool:
-        """Whether the loop of a forward runs over queries, whose columns are then one part."""
         return self.kernel == "forward" and self._inner == "q"
 
     @property
@@ -165,7 +163,6 @@ class SharedMemory:
 
     @property
     def _copies(self) -> int:
-        """The buffers of a tile that tensor cores do not read from where it lies."""
         return max(1, self._stages - 1)
 
     @property
@@ -229,7 +226,6 @@ class SharedMemory:
 
     @property
     def _dq_added(self) -> Summation | None:
-        """How the kernel adds to dq; None where another makes it."""
         if self.kernel != "dkdv" or "q" not in self.attention.grads:
             return None
         return self.config.accumulate("q") if isinstance(self.config, BackwardConfig) else None

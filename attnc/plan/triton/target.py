@@ -181,7 +181,6 @@ def portable(
 
 
 def _misfit(config: TileConfig, variant: Variant, kernel: Which) -> Rejection | None:
-    """Returns why no device can run the config; None if one can."""
     reason: Rejection | None = None
     for device in DEVICES.values():
         reason = misfit(config, variant, device, kernel)
@@ -210,7 +209,6 @@ def _nothing_fits(
 
 
 def _nearest(config: TileConfig, variant: Variant, device: Device, kernel: Which) -> list[str]:
-    """Returns the change of one knob, else of several, that makes the config fit, with what it then needs."""
     fitting = []
     for key, values in _CHANGES.items():
         for value in values:

@@ -250,7 +250,6 @@ class RowsText(CudaFileText):
 
     @property
     def rows_of_tile(self) -> str:
-        """Rows of a block of threads: padded rows of packed sequences are all written."""
         return "BLOCK_M" if self.planned.sequences is None else "args.ROW_TILE"
 
     @property

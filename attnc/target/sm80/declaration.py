@@ -253,7 +253,6 @@ class CudaBackward(BackwardDeclaration):
 
     @property
     def _padded(self) -> dict[str, str]:
-        """M rounded up to whole q tiles of every kernel; rows of all tiles that packed sequences can have."""
         tiles = [f"{config}.BLOCK_M" for config in self.configs]
         if self.packs_queries:
             most = tiles[0] if len(tiles) == 1 else f"max({', '.join(tiles)})"
@@ -279,7 +278,6 @@ class CudaBackward(BackwardDeclaration):
 
     @property
     def section(self) -> Section | None:
-        """What a section of heads has of the L2 cache."""
         return self._backward.kernels[0].grid.section
 
     @property

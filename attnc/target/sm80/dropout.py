@@ -26,7 +26,6 @@ class Drawing:
 
     @property
     def drawn_by(self) -> str:
-        """What a draw depends on besides the probability and the position: seed, sequence and head."""
         assert self.planned is not None
         return f"{self.seed}, b, {scalar(self.planned.head)}"
 

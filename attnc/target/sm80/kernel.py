@@ -142,7 +142,6 @@ class CudaText:
 
     @property
     def sizes(self) -> Iterator[str]:
-        """`const int M = args.M;`: sizes by their names; those that a `length` shortens may change."""
         shortened = {item.name for item in self.kernel.program if isinstance(item, Let)}
         by_head = self.kernel.grid.over == "head" and not any(
             Dim("B") in walk(expr) for expr in self.thread.expressions()

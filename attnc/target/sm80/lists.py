@@ -38,7 +38,6 @@ class CudaListsText:
 
     @property
     def indices(self) -> Iterator[str]:
-        """Statements that take the number of a list apart: from the last axis to the first."""
         rest = "line"
         for axis in range(len(self.made.lines) - 1, 0, -1):
             size = self._size(self.made.lines[axis])
@@ -65,7 +64,6 @@ class CudaListsText:
 
     @property
     def count(self) -> str:
-        """How many entries count: no more than there are."""
         most = self._size(self.made.extents[-1])
         match self.made.limit:
             case None:
@@ -83,7 +81,6 @@ class CudaListsText:
 
     @property
     def group(self) -> str:
-        """The number of the lists of one sequence and head, in 64 bits."""
         text = "0ll"
         for axis, size in enumerate(self.made.lines):
             if axis != self.made.row_axis:
@@ -104,7 +101,6 @@ class CudaListsText:
 
     @property
     def fields(self) -> Iterator[str]:
-        """The arguments, where the kernel has some of its own."""
         for name in self._inputs:
             yield f"const {stored_type(self._dtypes[name], self._variant)}* {name}_ptr;"
         yield "int* _list_bits_ptr;"
@@ -143,12 +139,10 @@ class CudaListsText:
 
     @property
     def entries(self) -> str:
-        """Places of a list."""
         return self._size(self.made.extents[-1])
 
     @property
     def sizes(self) -> list[str]:
-        """The sizes of a call that the kernel reads."""
         return [*self.made.dims, BLOCKS.name]
 
     @property

@@ -61,7 +61,6 @@ class TileLoop:
 
     @property
     def bits(self) -> str:
-        """What holds the bits."""
         walk = self.kernel.regions.loops[0].listed
         return "" if walk is None else f"_{walk.memory}"
 

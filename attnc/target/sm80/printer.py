@@ -246,7 +246,6 @@ class CudaWalk:
 
     @property
     def tiles(self) -> str:
-        """How many tiles a head has, over all sequences if they are packed."""
         size, rows = self.size or self.walk.size, f"{self.of_call}{scalar(self.walk.rows)}"
         if self.walk.sequences is not None:
             return f"{rows} / {size} + {self.of_call}B + 1"

@@ -125,7 +125,6 @@ def list_fields(module: Module, back: CudaBackward | None) -> list[str]:
 
 
 def _sha256(sources: Iterable[str]) -> str:
-    """Returns SHA-256 of `.cu` texts with the headers that they include."""
     return hashlib.sha256("".join(map(with_headers, sources)).encode()).hexdigest()
 
 

@@ -65,7 +65,6 @@ class SharedTiles:
 
     @property
     def copied(self) -> list[tuple[str, str, str, str, str]]:
-        """(function, offset function, columns, columns of the tile, what) of each copy function."""
         if self.page:
             return [(f"copy_{self.copy_q}", self.at_qk, "D", self.d, "q")]
         if self.same:
@@ -84,7 +83,6 @@ class SharedTiles:
 
     @property
     def end(self) -> str:
-        """What follows the tiles in shared memory; they are done with when warps sum once, at the end."""
         if self.by_warp:
             return "k_tiles"
         if self.layout.v_in_k:
@@ -139,7 +137,6 @@ class Copiers:
 
     @property
     def rows(self) -> str:
-        """Keys that the threads copy at once, and how many threads, where they are not the whole block."""
         return "WARP_N, 32" if self.by_warp else "BLOCK_N"
 
     @property

@@ -58,7 +58,6 @@ class ThreadRows:
 
     @property
     def first_m(self) -> str:
-        """The sink, in base-2 units."""
         assert self.kernel.softmax.sink is not None
         sink = at_row(self.kernel.softmax.sink)
         return f"split == 0 ? {sink} : -INF" if self.is_split else sink

@@ -100,7 +100,6 @@ def hopper_declaration(
 
 
 def _scratch(fields: Mapping[str, Value]) -> Mapping[str, Value]:
-    """Returns memory of a call that is declared already."""
     declared = fields.get("scratch")
     return declared.items if isinstance(declared, Table) else {}
 
@@ -234,6 +233,5 @@ class HopperBackward(CudaBackward):
         return f"min({blocks}, {self._resident(planned)})" if is_persistent else blocks
 
     def _resident(self, planned: BackwardKernel) -> str:
-        """How many blocks live at once."""
         blocks = self._plan.blocks(planned.kind)
         return f"{blocks} * multiprocessors()" if blocks > 1 else "multiprocessors()"

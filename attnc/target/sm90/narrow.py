@@ -46,7 +46,6 @@ class NarrowTiles:
     """
 
     def __init__(self, text: CudaText, tensors: Narrow, first: str) -> None:
-        """first: the place in shared memory of the first tile."""
         self._text = text
         plain = narrow_parts(tensors, text.layout, text.module.variant.attention)
         self.parts = tuple(_with_scale(part, text) for part in plain)

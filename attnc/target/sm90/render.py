@@ -60,7 +60,6 @@ def render_sm90(module: Module, *, path: str, sha256: str, tuned: Tuned = NOT_TU
 
 
 def _backward(module: Module, page: Mapping[str, object]) -> tuple[CudaBackward | None, dict[str, str]]:
-    """As for `cuda.sm_80`, where wgmma does not make the gradients."""
     backward = module.backward
     if backward is None or not isinstance(backward.layout, Sm90Backward):
         return render_backward(module, page)

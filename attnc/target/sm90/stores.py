@@ -27,7 +27,6 @@ class Stores:
 
     @property
     def is_whole_box(self) -> str:
-        """Whether the rows of a warp are stored as one box; empty where they always are."""
         inside = [f"q_lo + 64 * consumer + 16 * warp + 16 <= {self._stored}"] if self._is_packed else []
         return " && ".join([*inside, *(["written == ~0u"] if self._may_fail else [])])
 

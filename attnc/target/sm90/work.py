@@ -92,7 +92,6 @@ class Work:
         return statement(item, self._dtypes, self._kernel.dims)
 
     def _integer(self, item: Statement, declared: set[str]) -> str:
-        """Returns the text of a statement; a length that shortens a size declared before is an assignment."""
         if isinstance(item, Let) and item.name in ("M", "N") and item.name not in declared:
             declared.add(item.name)
             return f"int {item.name} = {scalar(item.value)};"

@@ -431,9 +431,6 @@ class BackwardText(ProgramText):
 
     @property
     def advance(self) -> Iterator[str]:
-        """Statements that move the pointers to row 0 of the head at hand; those of q heads move in the
-        loop.
-        """
         for name in self.parameters.matrices:
             if self.over_q or name not in BY_QUERY:
                 yield f"{name.upper()} += {self.offset(name)}"
@@ -460,9 +457,6 @@ class BackwardText(ProgramText):
         return self.tensors.offset(name, "h" if in_head else self.kv_name)
 
     def _tile(self, text: str, name: str, part: DotPart | None = None) -> str:
-        """Returns the load of a tile of q, k, v or do, or of a part of its columns; `text` names the
-        matrix.
-        """
         start, stop, rows, head = (
             ("q_lo", "M", "BLOCK_M", "h") if name in BY_QUERY else ("kv_lo", "N", "BLOCK_N", self.kv_name)
         )
@@ -473,7 +467,6 @@ class BackwardText(ProgramText):
         return f"_load_rows({text}, {where}{start}, {stop}, stride_{name}{letter}, {rows}, {width}{tma})"
 
     def _columns(self, text: str, name: str, part: DotPart | None) -> tuple[str, str]:
-        """Returns where a part of the columns of a matrix begins, and their number."""
         if part is None or part.width == self.tensors.size(name):
             return text, self.tensors.width(name)
         width = f"{part.width}, {block(part.width)}" if self.tensors.padded else str(part.width)
@@ -520,7 +513,6 @@ class BackwardText(ProgramText):
 
     @property
     def described(self) -> str:
-        """The same where tiles come through descriptors."""
         names = ("q", "do", *self.parameters.vectors)
         return f"{', '.join(f'{name}_head' for name in names)} = {', '.join(map(str.upper, names))}"
 

@@ -99,7 +99,6 @@ class DecodeText(KernelText):
 
     @property
     def _alone(self) -> str | None:
-        """The heads of a query that is alone in its tiles; None where tiles have rows of several."""
         pack = self.kernel.pack
         return scalar(pack.group) if pack is not None and pack.alone else None
 
@@ -125,7 +124,6 @@ class DecodeText(KernelText):
 
     @property
     def last_row(self) -> list[str]:
-        """The last q row of the tile that the sequence has, where a bound reads it."""
         if self._alone is not None:
             return ["q_hi = q_lo"] if self.view.reads("q_hi") else []
         last = f"tl.minimum(row_lo + BLOCK_M, {self.all_rows}) - 1"
@@ -149,7 +147,6 @@ class DecodeText(KernelText):
 
     @property
     def rows_of_tile(self) -> list[str]:
-        """q_idx, h and whether the row exists, row by row."""
         rows, head, heads = scalar(self.kernel.stored), self.kernel.walk.head, self._alone
         if heads is not None:
             first = f"{head} * {heads} + " if head else ""
@@ -214,7 +211,6 @@ class DecodeText(KernelText):
 
     @property
     def pages(self) -> PagesText | None:
-        """The look-ups of pages; None where keys do not lie in pages."""
         k, first = self.view.rows("k"), self.kernel.regions.loops[0]
         if not k.page:
             return None

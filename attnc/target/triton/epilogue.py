@@ -129,7 +129,6 @@ class EpilogueText:
             yield self._atomic(adjoint, term) if adjoint.accumulate == "atomic" else self._own(adjoint, term)
 
     def _own(self, adjoint: Adjoint, term: str) -> str:
-        """Returns the store of a sum where no other program writes."""
         at, dv = f"{adjoint.name}_ptr", self.tensors.dv
         head = "(b * H + h).to(tl.int64)"
         tile = f"{head} * q_tiles + q_lo // BLOCK_M"
@@ -146,7 +145,6 @@ class EpilogueText:
                 return f"tl.store({at} + {tile}, tl.sum(tl.sum({term}, 1), 0))"
 
     def _atomic(self, adjoint: Adjoint, term: str) -> str:
-        """Returns the addition of a sum to the gradient itself, where the load points."""
         in_columns = Compare("<", Index(COLUMN), Const(self.tensors.dv))
         match adjoint.along:
             case ("q", "d"):

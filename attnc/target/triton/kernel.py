@@ -149,7 +149,6 @@ class ProgramText:
 
     @property
     def list_pointers(self) -> list[str]:
-        """What the kernel's walk reads, where it has one."""
         found = (loop.listed.memory for loop in self.kernel.regions.loops if loop.listed is not None)
         return [f"_{memory}_ptr" for memory in found]
 
@@ -271,11 +270,9 @@ class KernelText(ProgramText):
 
     @property
     def _shares_v(self) -> bool:
-        """Whether v has no load of its own: it is the first part of k's columns."""
         return self.view.rows("v").tensor == "k" and self._columns[0].width == self.dv
 
     def _load_kv(self, name: str, width: int, first: int = 0) -> str:
-        """Returns a tile of rows of k or v, in the type of q: `width` columns from column `first` on."""
         attention = self.module.variant.attention
         stored = DType(attention.tensor(self.view.rows(name).tensor).dtype)
         load, widened = self._load_stored(name, width, first), widening(stored, attention.element)
@@ -324,7 +321,6 @@ class KernelText(ProgramText):
 
     @property
     def advance(self) -> list[str]:
-        """Statements that move the pointers to row 0 of the head at hand."""
         moves = ((name, self.offset(name)) for name in self.matrices)
         return [f"{MATRICES[name]} += {offset}" for name, offset in moves if offset]
 
@@ -363,7 +359,6 @@ class KernelText(ProgramText):
 
     @property
     def tma(self) -> list[str]:
-        """Whether tiles come through tensor descriptors, if the kernel can do so at all."""
         return ["TMA"] if self.kernel.tma else []
 
     @property
@@ -478,7 +473,6 @@ class KernelText(ProgramText):
 
     @property
     def lse(self) -> str:
-        """In natural units."""
         return "-rest * LN2" if self.kernel.softmax.breaks_sticks else "(m + tl.log2(l)) * LN2"
 
     # -- single expressions --------------------------------------------------------------------------------
@@ -504,7 +498,6 @@ class KernelText(ProgramText):
 
     @property
     def scaled_p(self) -> str:
-        """What p becomes where v has a scale of each key."""
         assert self.kernel.step.v_scale is not None
         return tiled(Binary("*", Ref("p", "float", ("q", "kv")), self.kernel.step.v_scale))
 
@@ -569,7 +562,6 @@ class KernelText(ProgramText):
 
     @property
     def segments(self) -> Segments | None:
-        """Segments that a program walks over, one after the other."""
         return self.kernel.segments if isinstance(self.kernel, Forward) else None
 
     @property

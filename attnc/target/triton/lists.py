@@ -45,7 +45,6 @@ class ListsText:
 
     @property
     def indices(self) -> Iterator[str]:
-        """Statements that take the number of a list apart: from the last axis to the first."""
         axes = len(self.made.lines)
         if axes > 1:
             yield "rest = line"
@@ -70,7 +69,6 @@ class ListsText:
 
     @property
     def count(self) -> str:
-        """How many entries count: no more than there are."""
         match self.made.limit:
             case None:
                 return self.entries
@@ -145,8 +143,5 @@ class ListsText:
 
     @property
     def memory(self) -> Mapping[str, str]:
-        """Sizes of the memory of a backward, in entries, by name: never none, since the kernels run
-        without keys and rows, too.
-        """
         bits = {"_list_bits": self.bits_shape, "_columns": self.columns_shape} if self.inverts else {}
         return {name: f"max({shape}, 1)" for name, shape in {"_lists": self.lists_shape, **bits}.items()}

@@ -309,7 +309,6 @@ class Parameters:
         )
 
     def _usual_length(self, role: Role) -> str:
-        """Returns rows of a sequence; of packed ones, their mean."""
         rows = show(longest(self.module.variant.attention, role))
         return f"{rows} // B" if self.tensors.packs(role) else rows
 

@@ -42,7 +42,6 @@ def _search(node: Search, show: Printer) -> str:
 
 
 def _number(value: int | float) -> str:
-    """Returns a constant. Triton makes a float64 of one below the normal numbers, and of what it meets."""
     if isinstance(value, float) and 0 < abs(value) < LEAST_NORMAL:
         return f"tl.full([], {value!r}, tl.float32)"
     return repr(value)

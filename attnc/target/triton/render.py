@@ -234,7 +234,6 @@ def _called_by(expr: Expr) -> Iterator[str]:
 
 
 def _list_computed(expr: Expr) -> Iterator[Expr]:
-    """Yields the nodes of an expression but remainders that are printed as a mask."""
     found = [expr]
     while found:
         node = found.pop()
