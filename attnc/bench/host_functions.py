@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 
 import attnc
+from attnc.adapters.flashinfer import BatchDecodeWithPagedKVCacheWrapper
 from attnc.adapters.pages import attend
 from attnc.adapters.transformers import attention
 from attnc.compat.flash_attn import flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache
@@ -96,8 +97,15 @@ def served_functions(sizes: Mapping[str, int], device: str) -> dict[str, Callabl
     decode = partial(
         flash_attn_with_kvcache, token, k, v, cache_seqlens=lengths, block_table=table, causal=True
     )
+    wrapper = BatchDecodeWithPagedKVCacheWrapper(torch.empty(0, device=device))
+    last = torch.full((batch,), sizes["N"] - (pages - 1) * _PAGE, dtype=torch.int32)
+    wrapper.plan(
+        pages * ends.cpu(), table.flatten().cpu(), last, sizes["H"], sizes["Hkv"], _WIDTH, _PAGE,
+        q_data_type=q.dtype,
+    )  # fmt: skip
     return {
         "flash_attn_with_kvcache, one token": decode,
+        "FlashInfer's wrapper, one token": partial(wrapper.run, token.flatten(0, 1), (k, v)),
         "vLLM and SGLang, one token": serve(token, 1),
         "vLLM and SGLang, a prompt": serve(q, 0),
         **{f"PagedCache.append, a token of {count}": _make_steps(count, device) for count in _SEQUENCES},

@@ -83,6 +83,6 @@ def test_functions_of_programs_take_the_same_inputs() -> None:
 
 def test_functions_of_engines_can_be_called() -> None:
     calls = served_functions(SMALL, "cpu")
-    assert len(calls) == 5
+    assert len(calls) == 6
     for call in calls.values():
         call()
