@@ -114,3 +114,23 @@ def test_the_bound_says_what_is_lost(score: str, softmax: str, tail: float) -> N
     (module,) = plan_program(resolve(parse(Source("a.attn", text)), prelude())).modules
     assert module.kernel.bound.tail == tail
     assert layout_of(module.kernel).capped == bool(tail)
+
+
+@pytest.mark.parametrize(
+    ("score", "softmax", "width", "keys"),
+    [
+        ("softcap(dot(q, k) / sqrt(D), 50)", "online(maximum = lazy(20))", 256, 64),
+        ("softcap(dot(q, k) / sqrt(D), 50)", "online(maximum = lazy(20))", 192, 96),
+        ("softcap(dot(q, k) / sqrt(D), 50)", "online", 256, 80),  # by tanh
+        ("cap * tanh(dot(q, k) * inner)", "online(maximum = lazy(20))", 256, 80),
+        ("dot(q, k) / sqrt(D)", "online(maximum = lazy(20))", 256, 80),
+    ],
+)
+def test_wide_heads_leave_a_polynomial_the_registers_of_fewer_keys(
+    score: str, softmax: str, width: int, keys: int
+) -> None:
+    text = SPEC.format(score=score, softmax=softmax).replace(", 64]", f", {width}]")
+    if "cap *" in score:
+        text = text.replace("  score", "  input cap, inner: f32[]\n  score")
+    (module,) = plan_program(resolve(parse(Source("a.attn", text)), prelude())).modules
+    assert [config.tile_kv for config in module.kernel.configs] == [keys]

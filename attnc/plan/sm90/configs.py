@@ -72,7 +72,8 @@ _LONG_TILES = Tiles(tile_q=256, tile_kv=64, stages=4)
 #: its tiles.
 _WIDE_PAIR_TILES = Tiles(tile_q=192, tile_kv=64, stages=2)
 _WIDE_PAIR_COLUMNS = range(65, 129)
-#: Columns up to which a producer that copies rows leaves the registers of such tiles: beyond, 64 keys.
+#: Columns up to which a producer that copies rows, or capped scores by a polynomial, leave the registers of
+#: such tiles: beyond, 64 keys.
 _WIDEST_BESIDE_ROWS = 192
 #: Keys with which a schedule has chosen between the two.
 _CHOOSING = {"consumers", "tile.q", "tile.kv", "registers", "warps"}
@@ -174,7 +175,7 @@ def sm90_layout(variant: Variant, schedule: Schedule) -> Sm90Layout:
     attention = normalise(variant.attention)  # its loads are those that the kernel has
     d, dv = feature(attention.q), feature(attention.v)
     element = DType(attention.q.dtype)
-    scale, score = split_scale(attention.score)
+    _, score = split_scale(attention.score)
     columns = columns_of(score, attention.mask) if attention.normalises else None
     read = [attention.score if columns is None else columns.product, attention.mask]
     read += [] if attention.softmax.v_scale is None else [attention.softmax.v_scale]
@@ -199,7 +200,7 @@ def sm90_layout(variant: Variant, schedule: Schedule) -> Sm90Layout:
         columns=0 if columns is None else len(columns.terms),
         key_columns=0 if columns is None else sum(term.of_key is not None for term in columns.terms),
         columns_factor=1.0 if columns is None else abs(columns.c),
-        capped=_has_headroom(schedule) and cap_of(score, scale) is not None,
+        capped=_is_capped(attention, schedule.forward),
         copies=copies_of(attention),
         clusters=_ever(schedule, "cluster", 1),
         shares=any(config.blocks > 1 for config in chain.from_iterable(groups_of(variant, schedule))),
@@ -221,10 +222,15 @@ def _with_pairs(layout: Sm90Layout, size: int, candidates: Iterable[HopperConfig
     return layout
 
 
-def _has_headroom(schedule: Schedule) -> bool:
-    knob = schedule.forward.get("softmax")
+def _is_capped(attention: Attention, knobs: Mapping[str, Knob]) -> bool:
+    """Returns whether scores are capped by a polynomial, which wants a maximum with headroom. attention: as a
+    kernel has it.
+    """
+    knob = knobs.get("softmax")
     choice = None if knob is None else knob.choices[0]
-    return isinstance(choice, Choice) and "maximum" in choice.args
+    has_headroom = isinstance(choice, Choice) and "maximum" in choice.args
+    scale, score = split_scale(attention.score)
+    return has_headroom and cap_of(score, scale) is not None
 
 
 def _ever(schedule: Schedule, key: str, usual: Value) -> bool:
@@ -324,7 +330,9 @@ def _tiles_of(variant: Variant, knobs: Mapping[str, Knob]) -> Iterator[Tiles]:
         yield _SHORT_TILES
     if width in _WIDE_PAIR_COLUMNS and not chooses and pair is not None and pair.bytes == 4:
         yield _WIDE_PAIR_TILES
-    if width > _WIDEST_BESIDE_ROWS and copies_of(variant.attention) == "rows":
+    if width > _WIDEST_BESIDE_ROWS and (
+        copies_of(variant.attention) == "rows" or _is_capped(normalise(variant.attention), knobs)
+    ):
         first = replace(first, tile_kv=64)
     listing = listing_of(variant.attention)
     if listing is not None and listing.rows % (CONSUMERS * WGMMA_ROWS):

@@ -40,7 +40,7 @@
 // One compilation for each configuration: d256.py passes these with -D.
 #ifndef BLOCK_M
 #define BLOCK_M 128  // query rows of a tile, 64 for each consumer
-#define BLOCK_N 80  // keys of a tile
+#define BLOCK_N 64  // keys of a tile
 #define STAGES 2  // tiles of K and of V in shared memory
 #define Q_TILES 1  // tiles of Q
 #define O_TILES 0  // 1: o is stored through a tile of its own, by TMA; 0: from registers
@@ -109,7 +109,7 @@ struct WorkTile {
 };
 static_assert(WORK_TILES * sizeof(WorkTile) <= 384, "work tiles");
 
-WGMMA_SS(80)
+WGMMA_SS(64)
 WGMMA_RS(256)
 
 // Barrier `index` of a kind.
