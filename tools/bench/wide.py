@@ -106,13 +106,19 @@ def launches(cell: Cell, functions: dict[str, Callable[..., Any]]) -> dict[int, 
     return {2: forward, 5: backward}
 
 
+def matmul_speed(rounds: int) -> float:
+    """Returns TFLOP/s of an 8192 x 8192 x 8192 product in bf16: what the chip, and others on it, leave."""
+    a, b = torch.randn(2, 8192, 8192, device="cuda", dtype=torch.bfloat16)
+    return 2 * 8192**3 / interleave({"matmul": lambda: a @ b}, rounds)["matmul"].median / 1e9
+
+
 def main() -> None:
     """Prints a table."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=5)
     rounds = parser.parse_args().rounds
     columns = (*TARGETS, "PyTorch")
-    print(f"{torch.cuda.get_device_name()}, TFLOP/s\n")
+    print(f"{torch.cuda.get_device_name()}, TFLOP/s; matmul {matmul_speed(rounds):.0f}\n")
     print("| cell | phase | " + " | ".join(columns) + " | to the best peer |")
     print("| --- " * (len(columns) + 3) + "|")
     for causal in (False, True):
