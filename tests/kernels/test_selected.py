@@ -120,7 +120,7 @@ def test_heads_of_a_query_fill_several_tiles() -> None:
     assert not wrong(made, {**SIZES, "M": 3, "G": 19}, range(1))
 
 
-@pytest.mark.parametrize("most", [1, 2000])
+@pytest.mark.parametrize("most", [1, 6000])
 def test_queries_take_turns(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
     """Of one query, or some: sums of earlier turns are kept, and places of theirs are not taken for these."""
     monkeypatch.setattr(selected, "TURN_FLOATS", most)
