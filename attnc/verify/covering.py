@@ -240,6 +240,10 @@ def thin_cases(space: Space, limits: Limits) -> Iterator[Case]:
         dims = {name: space.configs[config].BLOCK_N + 1 if name == "N" else 1 for name in names}
         for logits in ("large", "huge"):
             yield Case(dims=dims, seed=1, config=config, logits=logits, lengths=_full(space))
+        sizes = {"M": 40, "N": 3 * space.configs[config].BLOCK_N}
+        dims = {name: sizes.get(name, 1) for name in names}
+        for logits in ("bump", "early_bump"):
+            yield Case(dims=dims, seed=1, config=config, logits=logits, lengths=_full(space))
     if space.backward and {"M", "N"} <= set(names):
         shape = space.configs[config]
         sizes = {"B": 3, "M": 2 * shape.BLOCK_M + 12, "N": 2 * shape.BLOCK_N + 12}

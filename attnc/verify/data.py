@@ -112,6 +112,20 @@ def _last(rng: Rng, at: DenseSizes) -> tuple[Floats, Floats]:
     return _draw_aligned(rng, at, logits)
 
 
+def _bump(share: float) -> Callable[[Rng, DenseSizes], tuple[Floats, Floats]]:
+    """Makes keys at a share of all outweigh the others by e^40 in some rows, and by little in the rows beside
+    them: a maximum that is looked for at first alone, from whichever end, has to move in those.
+    """
+
+    def draw(rng: Rng, at: DenseSizes) -> tuple[Floats, Floats]:
+        logits, first = np.zeros(at.N), int(share * at.N)
+        logits[first : first + 3] = 40
+        q, k = _draw_aligned(rng, at, logits)
+        return q * rng.choice([0.1, 1.0], (at.B, at.M, at.H, 1)), k
+
+    return draw
+
+
 def _alternating(rng: Rng, at: DenseSizes) -> tuple[Floats, Floats]:
     """Returns q and k where keys are one direction, forth and back: between values that alternate too every
     key adds as much to dq, and what a narrow sum leaves out adds up.
@@ -150,10 +164,13 @@ LOGITS: Mapping[str, Callable[[Rng, DenseSizes], tuple[Floats, Floats]]] = {
     "duplicates": _duplicates,
     "denormal": _denormal,
     "last": _last,
+    "bump": _bump(0.5),
+    "early_bump": _bump(0.2),
     "alternating": _alternating,
 }
-#: Those that any case may have; "last" is for splits that are joined, "alternating" for sums over many tiles.
-ORDINARY = tuple(style for style in LOGITS if style not in ("last", "alternating"))
+#: Those that a case has for a purpose: splits that are joined, sums over many tiles, maxima that are lazy.
+PURPOSEFUL = ("last", "alternating", "bump", "early_bump")
+ORDINARY = tuple(style for style in LOGITS if style not in PURPOSEFUL)
 
 
 def _cancelling(rng: Rng, v: Floats) -> Floats:
