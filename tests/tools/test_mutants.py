@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import asdict
+from itertools import pairwise
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
 
+from attnc.verify.search import AttentionTrial
 from tools.mutants.crew import is_of, judge_draws, list_batches, read_results
-from tools.mutants.judge import Bench
+from tools.mutants.host import is_compiling
+from tools.mutants.judge import Bench, is_large
 from tools.mutants.operators import OPERATORS, Mutant, list_mutants
-from tools.mutants.sample import Draw, Place, draw_mutants, list_places, texts_of
+from tools.mutants.sample import (
+    Draw,
+    Place,
+    draw_mutants,
+    list_places,
+    read_draws,
+    texts_of,
+    write_draws,
+)
 from tools.mutants.scores import (
     COLUMNS,
     SCORES,
@@ -105,6 +118,12 @@ def test_a_mutant_changes_its_place_alone() -> None:
             assert text.splitlines()[mutant.line - 1].strip() != ""
 
 
+def test_a_mutant_of_another_text_is_refused() -> None:
+    mutant = next(iter(list_mutants("a.cu", CUDA)))
+    with pytest.raises(ValueError, match=r"a\.cu is not what the mutant was drawn from"):
+        mutant.apply(CUDA.replace("// i < 7", "//"))
+
+
 def test_functions_that_no_kernel_calls_are_not_changed() -> None:
     text = """
 __device__ int twice(int i) { return i + i; }
@@ -128,6 +147,13 @@ def test_a_seed_draws_the_same_mutants_and_takes_phases_in_turn() -> None:
     assert draws != list(draw_mutants(30, 4, places))
     assert len(set(draws)) == 30
     assert [draw.phase for draw in draws[:3]] == ["backward", "decode", "forward"]
+
+
+def test_draws_are_read_as_they_were_written(tmp_path: Path) -> None:
+    places = [place for place in list_places(["triton"]) if place.spec == "causal_gqa"]
+    draws = dict(enumerate(draw_mutants(5, 3, places)))
+    write_draws(tmp_path / "draws.jsonl", draws)
+    assert read_draws(tmp_path / "draws.jsonl") == draws
 
 
 def test_draws_end_where_there_are_no_more() -> None:
@@ -183,6 +209,31 @@ def test_a_mutant_that_ends_its_process_is_not_the_last(tmp_path: Path) -> None:
     assert [is_of(read_results(out)[0], draw) for draw in draws.values()] == [True, False, False, False]
     assert judge_draws({3: draws[3]}, **options) == 1
     assert read_results(out).keys() == draws.keys()
+
+
+def test_cases_that_share_machine_code_follow_each_other(tmp_path: Path) -> None:
+    bench = Bench(PLACE, "forward", tmp_path)
+    order = [bench.configs_of(step) for step in bench.steps if not is_large(step.case)]
+    assert len([here for here, before in pairwise(order) if here != before]) == len(set(order)) - 1
+    assert sorted(map(is_large, (step.case for step in bench.steps))) == [
+        is_large(step.case) for step in bench.steps
+    ]
+    bench.steps[0].take(AttentionTrial(bench.original))
+    again = Bench(PLACE, "forward", tmp_path)
+    assert again.steps == bench.steps
+    assert "original" not in vars(again)  # they were kept
+
+
+def test_a_compiler_in_any_thread_is_no_call_that_hangs() -> None:
+    def stay(where: str) -> FrameType:
+        scope: dict[str, Any] = {"sys": sys}
+        exec(compile("def frame():\n    return sys._getframe()", where, "exec"), scope)
+        found: FrameType = scope["frame"]()
+        return found
+
+    waiting, compiling = stay("/torch/autograd/graph.py"), stay("/triton/compiler/compiler.py")
+    assert not is_compiling({1: waiting, 2: waiting})
+    assert is_compiling({1: waiting, 2: compiling})
 
 
 def test_batches_are_of_one_module() -> None:

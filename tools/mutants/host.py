@@ -216,10 +216,15 @@ def _watch() -> None:
         time.sleep(0.25)
         frames = {thread: frame for thread, frame in sys._current_frames().items() if thread != own}
         now = {thread: (id(frame), frame.f_lasti) for thread, frame in frames.items()}
-        if now != before or any(map(_compiles, frames.values())):
+        if now != before or is_compiling(frames):
             before, since = now, time.monotonic()
         elif time.monotonic() - since > _STALL:
             os._exit(_HUNG)
+
+
+def is_compiling(frames: Mapping[int, FrameType]) -> bool:
+    """Returns whether a thread, of those whose innermost frames these are, is in a compiler."""
+    return any(map(_compiles, frames.values()))
 
 
 def _compiles(frame: FrameType | None) -> bool:
