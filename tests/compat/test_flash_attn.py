@@ -185,6 +185,11 @@ REFUSED: list[tuple[Any, str, dict[str, Any]]] = [
     ),
     (
         flash_attn_with_kvcache,
+        r"rotary_cos: expected shape \[positions, 1 .. 8\], got \[9, 8, 1\]",
+        NEW | {**ANGLES, "rotary_cos": torch.ones(9, 8, 1)},
+    ),
+    (
+        flash_attn_with_kvcache,
         r"rotary_sin: expected shape \[9, 8\], like rotary_cos, got \[8, 8\]",
         NEW | {**ANGLES, "rotary_sin": torch.ones(8, 8)},
     ),

@@ -1,6 +1,7 @@
 """Corners of the element-by-element semantics."""
 
 from dataclasses import replace
+from itertools import product
 from typing import Literal
 
 import numpy as np
@@ -61,6 +62,22 @@ def test_search_is_searchsorted_and_counts_zeros_outside() -> None:
         assert search("upper", str(value)) == np.searchsorted([3, 5, 5], value, "right")
     assert search("lower", "1", "b + 1") == 3
     assert search("lower", "0", "b + 1") == 0
+
+
+@pytest.mark.parametrize("shapes", list(product(((), (3, 1), (2,)), repeat=3)), ids=str)
+def test_a_search_of_many_rows_is_that_of_each(shapes: tuple[tuple[int, ...], ...]) -> None:
+    chance = np.random.default_rng(0)
+    rows = np.sort(chance.integers(0, 9, (3, 7)), axis=1)
+    names = ("h", "q_idx", "kv_idx")  # the row, how many of its elements, and what is looked for
+    ends = (3, 8, 10)
+    values = [chance.integers(0, end, shape) for end, shape in zip(ends, shapes, strict=True)]
+    row, length, value = (Index(name) for name in names)
+    search = Search("lower", "rows", (row,), (Dim("H"), Dim("N")), value, limit=length)
+    dims, tensors = {"H": 3, "N": 7}, {"rows": rows}
+    found = evaluate(search, Env(indices=dict(zip(names, values, strict=True)), dims=dims, tensors=tensors))
+    each = np.nditer(np.broadcast_arrays(*values), flags=["zerosize_ok"])
+    wanted = [int(np.searchsorted(rows[int(h)][: int(n)], x)) for h, n, x in each]
+    np.testing.assert_array_equal(np.ravel(np.broadcast_to(found, np.broadcast_shapes(*shapes))), wanted)
 
 
 def test_an_empty_tensor_reads_zero() -> None:
