@@ -315,6 +315,18 @@ def test_equal_bits_say_nothing_of_what_no_run_may_show() -> None:
     assert [outcome.kind for outcome in join_results(first, second)] == ["equivalent", "survivor"]
 
 
+@pytest.mark.parametrize(
+    ("simulated", "kind", "outcome"),
+    [("survived", "equivalent", "equal"), ("killed", "survivor", "wrong"), ("unknown", "survivor", "equal")],
+)
+def test_the_simulators_decide_what_a_gpu_does_not(simulated: str, kind: str, outcome: str) -> None:
+    mutant = {"place": {}, "phase": "forward", "mutant": {"operator": "drop synchronisation"}}
+    first = {0: {**mutant, "outcome": "survived", "message": ""}}
+    second = {0: {"outcome": "equal", "message": "reached"}}
+    (found,) = join_results(first, second, {0: {"outcome": simulated, "message": "a race"}})
+    assert (found.kind, found.outcome) == (kind, outcome)
+
+
 def test_a_table_counts_what_is_wrong() -> None:
     mutant = {"place": {"target": "triton"}, "phase": "forward", "mutant": {"operator": "drop"}}
     outcomes = ("killed", "fault", "hung", *["survived"] * 3, "invalid", "same code", "unknown")

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import tools.mutants
-from tools.mutants.crew import is_of, judge_draws, read_results, second_of
+from tools.mutants.crew import is_of, judge_draws, read_results, second_of, third_of
 from tools.mutants.sample import Draw, draw_mutants, list_places, read_draws, write_draws
-from tools.mutants.scores import SCORES, describe, join_results, keep_scores, list_table, summarize
+from tools.mutants.scores import RACES, SCORES, describe, join_results, keep_scores, list_table, summarize
 
 
 def main() -> int:
@@ -37,6 +37,11 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="a file of results, which is gone on with")
     parser.add_argument("--heavy", action="store_true", help="look again at what survived")
     parser.add_argument("--heavy-seconds", type=float, default=inf, help="as --seconds")
+    parser.add_argument(
+        "--simulate",
+        action="store_true",
+        help="ask the simulators of what --heavy found equal, and cannot tell",
+    )
     parser.add_argument("--table", action="store_true", help="print the table of --out, and run nothing")
     parser.add_argument(
         "--keep", nargs=2, metavar=("NAME", "WHERE"), help="commit the scores, by a name, as of this machine"
@@ -44,9 +49,11 @@ def main() -> int:
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         out: Path = given.out or Path(folder, "mutants.jsonl")
-        if not given.table:
+        if given.simulate:
+            _simulate(given, out)
+        elif not given.table:
             _run(given, out)
-        outcomes = join_results(read_results(out), read_results(second_of(out)))
+        outcomes = join_results(*(read_results(path) for path in (out, second_of(out), third_of(out))))
     print("\n".join(list_table(outcomes)))
     if given.keep:
         name, where = given.keep
@@ -68,6 +75,17 @@ def _run(given: argparse.Namespace, out: Path) -> None:
         survived = {n for n, result in read_results(out).items() if result["outcome"] == "survived"}
         again = {number: draw for number, draw in draws.items() if number in survived}
         _judge(again, second_of(out), seconds=given.heavy_seconds, is_second=True, **crew)
+
+
+def _simulate(given: argparse.Namespace, out: Path) -> None:
+    """Runs mutants of what synchronises on the CPU, where copies come late and warps in any order."""
+    asked = {
+        number
+        for number, result in read_results(second_of(out)).items()
+        if result["outcome"] == "equal" and result["mutant"]["operator"] in RACES
+    }
+    draws = {number: draw for number, draw in _draw(given).items() if number in asked}
+    _judge(draws, third_of(out), seconds=given.seconds, workers=given.workers, devices=0)
 
 
 def _draw(given: argparse.Namespace) -> dict[int, Draw]:

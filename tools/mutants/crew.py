@@ -52,6 +52,11 @@ def second_of(path: Path) -> Path:
     return path.with_suffix(".heavy.jsonl")
 
 
+def third_of(path: Path) -> Path:
+    """Names the file of what the simulators say, beside a file of results of a GPU."""
+    return path.with_suffix(".simulated.jsonl")
+
+
 def list_batches(draws: Mapping[int, Draw], *, is_second: bool) -> Iterator[dict[str, Any]]:
     """Yields the mutants that follow each other and are of one module and phase, as hosts read them.
     is_second: whether they survived, and are looked at again.

@@ -28,9 +28,11 @@ KINDS: Mapping[str, Kind] = {
     "survived": "survivor",
     "invalid": "invalid",
 }
-#: Operators whose mutants may be wrong where no run is: of tensors that fill a GPU, or for once in many runs.
-#: That bits never change says nothing of them.
-UNSURE = ("narrow integer", "drop synchronisation", "phase")
+#: Operators whose mutants may be wrong once in many runs. The simulators show that: copies come late
+#: there, and warps in any order.
+RACES = ("drop synchronisation", "phase")
+#: Those, and of tensors that fill a GPU. That bits never change there says nothing of them.
+UNSURE = ("narrow integer", *RACES)
 #: The scores that are committed: of kernels, and of attnc's own Python.
 SCORES = Path(__file__).with_name("scores.json")
 COLUMNS: tuple[Kind, ...] = ("killed", "survivor", "equivalent", "rounding", "invalid")
@@ -59,23 +61,27 @@ Outcomes: TypeAlias = Sequence[Outcome]
 
 
 def join_results(
-    first: Mapping[int, Mapping[str, Any]], second: Mapping[int, Mapping[str, Any]]
+    first: Mapping[int, Mapping[str, Any]],
+    second: Mapping[int, Mapping[str, Any]],
+    third: Mapping[int, Mapping[str, Any]] | None = None,
 ) -> tuple[Outcome, ...]:
-    """Returns the outcomes of a campaign, of which those in `second` were looked at again."""
+    """Returns the outcomes of a campaign. second: of those that were looked at again; third: what the
+    simulators say of those that no run on a GPU decides.
+    """
     found = []
     for number, result in sorted(first.items()):
         last = second.get(number, result)
-        outcome, operator = last["outcome"], result["mutant"]["operator"]
-        if outcome in KINDS:
-            is_unsure = outcome == "equal" and operator in UNSURE
-            found.append(
-                Outcome(
-                    kind="survivor" if is_unsure else KINDS[outcome],
-                    outcome=outcome,
-                    message=last["message"],
-                    result=result,
-                )
-            )
+        outcome, message, operator = last["outcome"], last["message"], result["mutant"]["operator"]
+        if outcome not in KINDS:
+            continue
+        kind = KINDS[outcome]
+        if outcome == "equal" and operator in UNSURE:
+            told, kind = (third or {}).get(number, {"outcome": "unknown"}), "survivor"
+            if told["outcome"] in ("survived", "same code"):
+                kind, message = "equivalent", f"{message}, and right in the simulator"
+            elif KINDS.get(told["outcome"]) == "killed":
+                outcome, message = "wrong", f"in the simulator: {told['message']}"
+        found.append(Outcome(kind=kind, outcome=outcome, message=message, result=result))
     return tuple(found)
 
 
