@@ -108,7 +108,7 @@ def verify(
     ten times the time if need be; --lapsed leaves out what has been noted and has not changed since. Memory
     around tensors is guarded. On the GPU where there is one, else interpreted. Every eighth case is also held
     to what must be true between runs: determinism, invariance, identities of the gradients, and that a call
-    launches the same whatever was called before; and the text of Triton's kernels is read for offsets that
+    launches the same whatever was called before; and the text of kernels is read for offsets that
     are counted in 32 bits. Sizes that only a GPU reaches (thousands of rows, sequences and splits, 65536
     heads) are run by --large. With --ranks the attentions are run by several processes, forward and
     gradients, under every strategy: with a GPU each where there are as many, else interpreted, over gloo.

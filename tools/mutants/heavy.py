@@ -63,9 +63,11 @@ def examine(bench: Bench, mutant: Mutant) -> Judgment:
         if not verdict.ok:
             return _wrong(case, verdict, ran)
     if changed:
-        return Judgment(outcome="rounding", cases=ran, message=f"the bits of {changed} cases change")
-    reached = _find_reach(bench, mutant)
-    return Judgment(outcome="equal" if reached else "unreached", cases=ran, message=reached)
+        message = f"the bits of {changed} of {ran} cases change, within every bound"
+        return Judgment(outcome="rounding", cases=ran, message=message)
+    if not _is_reached(bench, mutant):
+        return Judgment(outcome="unreached", cases=ran, message=f"no bit changes in {ran} cases")
+    return Judgment(outcome="equal", cases=ran, message=f"no bit changes in {ran} cases, and its line runs")
 
 
 def _wrong(case: Case, verdict: Verdict, ran: int) -> Judgment:
@@ -123,17 +125,16 @@ def _run(subject: Subject, case: Case, with_gradients: bool) -> Mapping[str, tor
     return found
 
 
-def _find_reach(bench: Bench, mutant: Mutant) -> str:
-    """Says how a line that is made to end a launch shows; "" where it does not."""
+def _is_reached(bench: Bench, mutant: Mutant) -> bool:
+    """Returns whether a case shows that the mutant's line was made to end a launch."""
     text = texts_of(bench.place)[mutant.file]
     trapped = add_trap(text, mutant.file, mutant.start)
     if trapped is None:
-        return ""
+        return False
     subject = bench.subject(replace(mutant, start=0, stop=len(text.encode()), old=text, new=trapped))
     trial = AttentionTrial(subject, violations)
     for step in bench.steps:
         verdict = take(trial, step)
         if not verdict.ok:
-            found = judge_message(verdict.message, 0)
-            return f"reached: {found.message[:60]}" if found.outcome != "invalid" else ""
-    return ""
+            return judge_message(verdict.message, 0).outcome != "invalid"
+    return False
