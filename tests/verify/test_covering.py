@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from attnc.reference import Floats
+from attnc.target.files import render_files
 from attnc.verify.boundaries import Boundary, boundaries_of
 from attnc.verify.case import Case
 from attnc.verify.check import check
@@ -80,6 +81,22 @@ def test_a_lazy_maximum_moves() -> None:
         made = subject_of_text(spec(lines, f"tile.q = 16, tile.kv = 16, softmax = {softmax}"))
         thin = thin_cases(made.space, made.limits())
         assert {case.logits for case in thin if case.dims["N"] == 17} == wanted
+
+
+def test_a_lazy_maximum_moves_in_a_tile_that_a_mask_cuts() -> None:
+    """There rows do not fail that rise by much: what they have so far is scaled."""
+    module = module_of("local_sink", "cuda.sm_90a", "w128_d64")
+    subject = subject_of(module)
+    cases = [case for case in thin_cases(subject.space, subject.limits()) if "bump" in case.logits]
+    assert len(cases) == 2
+    text = render_files(module, path="local_sink.attn", sha256="0")["w128_d64.cu"]
+    before, found, behind = text.partition("if (exceeds)")
+    assert found
+    assert "sum[r] *= alpha[r];" in behind
+    behind = behind.replace("sum[r] *= alpha[r];", ";", 1)
+    broken = subject_of(module, {"w128_d64.cu": before + found + behind})
+    assert [check(broken, case).ok for case in cases] == [True, False]
+    assert all(check(subject, case).ok for case in cases)
 
 
 def test_a_boundary_is_in_force_under_its_config() -> None:
