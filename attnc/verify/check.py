@@ -22,6 +22,7 @@ from attnc.runtime.memory import describe_lack, is_crowded, ran_out_of_memory
 from attnc.runtime.watchdog import watch
 from attnc.support.arguments import DTYPES
 from attnc.verify.case import Case
+from attnc.verify.contention import crowding_memory
 from attnc.verify.gradient_bound import cotangents_of, expect_gradients, judge_gradients
 from attnc.verify.memory import guarding, shuffle_programs
 from attnc.verify.problem import Problem, build, place_tensor
@@ -176,7 +177,7 @@ def _check_one_by_one(subject: Subject, case: Case, fills: Iterable[str]) -> Ver
     for number, fill in enumerate(fills):
         problem = build(attention, case, fill=fill, device=subject.device)
         try:
-            with shuffle_programs(number):
+            with shuffle_programs(number), crowding_memory(subject.device, is_crowded=number > 0):
                 subject.run(problem.inputs, problem.outputs, case.config, case.call)
         except Exception as error:
             if ran_out_of_memory(error):
@@ -225,7 +226,7 @@ def _gradients_agree(subject: Subject, case: Case, *, first: Gradients) -> Itera
     """Yields gradients that differ from those of the first run, whose programs came in order."""
     case = replace(case, special="none")
     problem = build(subject.variant.attention, case, device=subject.device)
-    with shuffle_programs(case.seed + 1):
+    with shuffle_programs(case.seed + 1), crowding_memory(subject.device):
         again = run_backward(subject, problem, case)[0]
     for name in sorted(first.keys() - subject.atomic):
         if not same_bits(first[name], again[name]):

@@ -26,7 +26,7 @@ _CANDIDATES = 40
 #: Steps of a tile that a case costs beside those that it computes.
 _OVERHEAD = 6.0
 #: Numbers that hide errors, for the bound is wide or the result nothing: once each is enough.
-_FORGIVING = ("very_negative", "huge", "zero_q", "constant", "denormal", "zeros", "ones")
+FORGIVING = ("very_negative", "huge", "zero_q", "constant", "denormal", "zeros", "ones")
 #: Cases of the array that come before those at the edges; a run of fewer has no others.
 _FIRST = 4
 #: Entries of a list that is short, and sizes that are not of lists alone.
@@ -108,7 +108,7 @@ def _pick(coverage: Coverage, name: str, rng: random.Random) -> str:
     ordinary = [level for level in choices if level in _ORDINARY]
     if ordinary and rng.random() < 0.25:
         return ordinary[0]
-    return rng.choice([level for level in choices if level not in _FORGIVING])
+    return rng.choice([level for level in choices if level not in FORGIVING])
 
 
 def _layouts(space: Space, levels: Mapping[str, str]) -> dict[str, TensorLayout]:

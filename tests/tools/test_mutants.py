@@ -15,7 +15,7 @@ import pytest
 from attnc.verify.search import AttentionTrial
 from tools.mutants.crew import is_of, judge_draws, list_batches, read_results
 from tools.mutants.host import is_compiling
-from tools.mutants.judge import Bench, is_large
+from tools.mutants.judge import Bench
 from tools.mutants.operators import OPERATORS, Mutant, list_mutants
 from tools.mutants.sample import (
     Draw,
@@ -213,11 +213,9 @@ def test_a_mutant_that_ends_its_process_is_not_the_last(tmp_path: Path) -> None:
 
 def test_cases_that_share_machine_code_follow_each_other(tmp_path: Path) -> None:
     bench = Bench(PLACE, "forward", tmp_path)
-    order = [bench.configs_of(step) for step in bench.steps if not is_large(step.case)]
+    order = [bench.configs_of(step) for step in bench.steps if not step.case.is_far]
     assert len([here for here, before in pairwise(order) if here != before]) == len(set(order)) - 1
-    assert sorted(map(is_large, (step.case for step in bench.steps))) == [
-        is_large(step.case) for step in bench.steps
-    ]
+    assert sorted(step.case.is_far for step in bench.steps) == [step.case.is_far for step in bench.steps]
     bench.steps[0].take(AttentionTrial(bench.original))
     again = Bench(PLACE, "forward", tmp_path)
     assert again.steps == bench.steps

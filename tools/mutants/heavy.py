@@ -65,9 +65,7 @@ def examine(bench: Bench, mutant: Mutant) -> Judgment:
     if changed:
         message = f"the bits of {changed} of {ran} cases change, within every bound"
         return Judgment(outcome="rounding", cases=ran, message=message)
-    if not _is_reached(bench, mutant):
-        return Judgment(outcome="unreached", cases=ran, message=f"no bit changes in {ran} cases")
-    return Judgment(outcome="equal", cases=ran, message=f"no bit changes in {ran} cases, and its line runs")
+    return Judgment(outcome="equal", cases=ran, message=f"no bit changes in {ran} cases")
 
 
 def _wrong(case: Case, verdict: Verdict, ran: int) -> Judgment:
@@ -123,6 +121,13 @@ def _run(subject: Subject, case: Case, with_gradients: bool) -> Mapping[str, tor
         gradients, _ = run_backward(subject, problem, case)
         found |= {f"d{name}": value for name, value in gradients.items()}
     return found
+
+
+def find_reach(bench: Bench, mutant: Mutant, judgment: Judgment) -> Judgment:
+    """Returns the judgment that no bit changes, unless no case runs the mutant's line. It may end this
+    process, as the line does then.
+    """
+    return judgment if _is_reached(bench, mutant) else replace(judgment, outcome="unreached")
 
 
 def _is_reached(bench: Bench, mutant: Mutant) -> bool:

@@ -17,7 +17,7 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
@@ -26,8 +26,9 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from tools.mutants.judge import Judgment
+from tools.mutants.judge import Bench, Judgment
 from tools.mutants.operators import Mutant
+from tools.mutants.remember import remember_references
 from tools.mutants.sample import Place
 
 #: Seconds without a word after which a child is taken for one that waits for ever: the default budget of a
@@ -38,10 +39,10 @@ _STALL = 8.0
 _HUNG = 124
 #: CU_CTX_SCHED_BLOCKING_SYNC: who waits for the GPU leaves the processor to others.
 _BLOCKING = 4
-#: Folders whose code may take long.
+#: Where code is that may take long.
 _COMPILERS = (
     "/triton/compiler/",
-    "/triton/backends/",
+    "/triton/backends/nvidia/compiler.py",
     "/attnc/runtime/nvrtc.py",
     "/attnc/support/binaries.py",
 )
@@ -110,7 +111,7 @@ def _run_child(batch: Mapping[str, Any], at: int, folder: Path) -> Iterator[dict
         finally:
             os._exit(status)  # it is no second host
     os.close(writing)
-    has_begun, text, is_silent = False, b"", False
+    has_begun, pending, text, is_silent = False, None, b"", False
     with selectors.DefaultSelector() as selector:
         selector.register(reading, selectors.EVENT_READ)
         while True:
@@ -124,12 +125,14 @@ def _run_child(batch: Mapping[str, Any], at: int, folder: Path) -> Iterator[dict
             *lines, text = (text + part).split(b"\n")
             for line in lines:
                 judgment = json.loads(line)
-                has_begun = not judgment
-                if judgment:
+                has_begun, pending = not judgment or "pending" in judgment, judgment.get("pending")
+                if not has_begun:
                     yield judgment
     os.close(reading)
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    if has_begun:
+    if pending:  # its line, which was made to end a launch, has ended the process
+        yield pending
+    elif has_begun:
         yield _judge_end(status, is_silent, batch["place"]["target"])
     elif status not in (0, _HUNG):
         yield {"outcome": "unknown", "cases": 0, "message": f"the child ended: {status}"}
@@ -147,20 +150,27 @@ def _judge_end(status: int, is_silent: bool, target: str) -> dict[str, Any]:
 
 def _judge_mutants(batch: Mapping[str, Any], at: int, folder: Path, writing: int) -> None:
     """In the child: judges mutants until the GPU is unusable, the batch ends, or its time. Says `{}` as it
-    begins one, and then what became of it.
+    begins one, and then what became of it; before it makes a line end the process, what that comes to.
     """
+    from tools.mutants.heavy import examine, find_reach
+
     with os.fdopen(writing, "w") as out:
 
         def say(line: Mapping[str, Any]) -> None:
             print(json.dumps(line), file=out, flush=True)
 
-        oracle = _prepare(batch, folder)
+        bench = _prepare(batch, folder)
+        oracle = partial(examine, bench) if batch["is_second"] else bench.judge
         for data in batch["mutants"][at:]:
             if time.monotonic() >= batch["until"]:
                 return
             say({})
+            mutant = Mutant(**data)
             try:
-                judgment = oracle(Mutant(**data))
+                judgment = oracle(mutant)
+                if batch["is_second"] and judgment.outcome == "equal":
+                    say({"pending": asdict(judgment)})
+                    judgment = find_reach(bench, mutant, judgment)
             except Exception:  # a mistake of these tools, which says nothing of the mutant
                 judgment = Judgment(outcome="unknown", message=traceback.format_exc()[-900:])
             say(asdict(judgment))
@@ -168,21 +178,16 @@ def _judge_mutants(batch: Mapping[str, Any], at: int, folder: Path, writing: int
                 return
 
 
-def _prepare(batch: Mapping[str, Any], folder: Path) -> Callable[[Mutant], Judgment]:
-    """Makes the GPU ready, and returns what judges a mutant, or looks again at one that survived."""
+def _prepare(batch: Mapping[str, Any], folder: Path) -> Bench:
+    """Makes the GPU ready, and returns the module whose mutants are judged."""
     import torch
-
-    from tools.mutants.heavy import examine
-    from tools.mutants.judge import Bench
-    from tools.mutants.remember import remember_references
 
     remember_references(folder)
     if torch.cuda.is_available():
         _share_processors()
         torch.zeros(1, device="cuda")
         threading.Thread(target=_watch, daemon=True).start()
-    bench = Bench(Place(**batch["place"]), batch["phase"], folder)
-    return partial(examine, bench) if batch["is_second"] else bench.judge
+    return Bench(Place(**batch["place"]), batch["phase"], folder)
 
 
 def _share_processors() -> None:

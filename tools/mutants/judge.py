@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from math import prod
 from pathlib import Path
 from typing import IO, Any, Literal, TypeAlias
 
@@ -27,9 +28,11 @@ from attnc.support.binaries import list_defines
 from attnc.support.devices import gpu_of
 from attnc.verify.case import Case
 from attnc.verify.check import report_broken
+from attnc.verify.covering import FORGIVING
 from attnc.verify.offsets import offset_violations
 from attnc.verify.properties import violations
 from attnc.verify.search import AttentionTrial, Step, list_steps
+from attnc.verify.strategies import Limits
 from attnc.verify.subject import Subject, subject_of
 from attnc.verify.verdict import Verdict
 from tools.mutants.operators import Mutant
@@ -90,21 +93,27 @@ class Bench:
 
     @cached_property
     def steps(self) -> tuple[Step, ...]:
-        """The cases: those that the same machine code runs follow each other, and last come those that take
-        gigabytes.
+        """The cases: those that the same machine code runs follow each other, those first that show most, and
+        last those that take gigabytes.
         """
         return keep(self.folder / "steps", self._order_steps)
 
     def _order_steps(self) -> tuple[Step, ...]:
+        """Orders the cases: those of a config together, the configs and their cases by what they may show."""
         steps = list(list_steps(AttentionTrial(self.original, violations), COUNT))
-        first: dict[object, int] = {}
-        for number, step in enumerate(steps):
-            first.setdefault(self.configs_of(step), number)
+        limits = self.original.limits()
+        shows = {id(step): _rate(step.case, limits) for step in steps}
+        best: dict[object, tuple[int, ...]] = {}
+        for step in steps:
+            configs = self.configs_of(step)
+            best[configs] = max(best.get(configs, ()), shows[id(step)])
+        order = {configs: number for number, configs in enumerate(sorted(best, key=best.__getitem__))}
 
-        def order(step: Step) -> tuple[object, ...]:
-            return step.case.is_far, first[self.configs_of(step)], _is_unaligned(step.case)
+        def rank(step: Step) -> tuple[object, ...]:
+            configs, shown = order[self.configs_of(step)], shows[id(step)]
+            return step.case.is_far, -configs, _is_unaligned(step.case), *(-fact for fact in shown)
 
-        return tuple(sorted(steps, key=order))
+        return tuple(sorted(steps, key=rank))
 
     def subject(self, mutant: Mutant) -> Subject:
         """Loads a mutant. Raises what the text raises."""
@@ -206,6 +215,15 @@ def _is_taken(lock: IO[str]) -> bool:
     except BlockingIOError:
         return False
     return True
+
+
+def _rate(case: Case, limits: Limits) -> tuple[int, int, int]:
+    """Returns how much a case may show: several tiles and heads, and numbers that hide nothing."""
+    block_m, block_n = limits.tiles[case.config]
+    tiles = [-(-case.dims.get(name, 1) // block) for name, block in (("M", block_m), ("N", block_n))]
+    heads = prod(case.dims.get(name, 1) for name in ("B", "H", "Hkv", "G"))
+    plain = case.special == "none" and case.values not in FORGIVING and case.logits not in FORGIVING
+    return min(*tiles, 1) * plain, sum(min(count, 3) for count in tiles) + min(heads, 2), plain
 
 
 def _macros_of(config: Any) -> tuple[tuple[str, int], ...]:

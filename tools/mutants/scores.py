@@ -75,6 +75,8 @@ def join_results(
         if outcome not in KINDS:
             continue
         kind = KINDS[outcome]
+        if number in second and kind == "killed":  # verification had not seen it
+            kind, outcome = "survivor", "wrong"
         if outcome == "equal" and operator in UNSURE:
             told, kind = (third or {}).get(number, {"outcome": "unknown"}), "survivor"
             if told["outcome"] in ("survived", "same code"):
