@@ -32,4 +32,4 @@ def crowding_memory(device: str, *, is_crowded: bool = True) -> Iterator[None]:
 def crowd_of(device: int) -> tuple[torch.Tensor, torch.Tensor, Any]:
     """Returns the buffers that are copied on a device, where to and from, and the stream."""
     to, content = torch.zeros(2, _BYTES, dtype=torch.uint8, device=f"cuda:{device}").unbind()
-    return to, content, torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    return to, content, torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch is not typed
