@@ -15,7 +15,7 @@ from math import gcd
 from attnc.expr.nodes import Binary, Const, Expr, children
 from attnc.model.attention import Attention, Variant
 from attnc.model.dtypes import DType
-from attnc.model.tensors import Tensor
+from attnc.model.tensors import Dense, Tensor
 from attnc.plan.columns import plan_column_scales
 from attnc.plan.ir.kernel import TILE_COLUMN, ColumnScale
 from attnc.plan.ir.module import Conversion, Converted
@@ -24,21 +24,29 @@ from attnc.plan.signature import arguments, normalise
 
 
 def list_convertible(attention: Attention) -> list[Tensor]:
-    """Lists what of k and v has another type than q, or scales of its columns; values that are columns of the
-    keys are converted with these.
+    """Lists what of k and v has another type than q, or scales of its columns; of those in pages both, which
+    lie alike. Values that are columns of the keys are converted with these.
     """
     stored = [tensor for tensor in (attention.k, attention.v) if not tensor.storage.is_part]
     scales = attention.column_scales
-    return [tensor for tensor in stored if DType(tensor.dtype).is_narrow or tensor.name in scales]
+    found = [tensor for tensor in stored if DType(tensor.dtype).is_narrow or tensor.name in scales]
+    return stored if found and attention.k.storage.is_paged else found
 
 
 def convert_variant(variant: Variant) -> Variant:
-    """Returns the variant with k and v as a kernel sees them that comes behind the conversion."""
+    """Returns the variant with k and v as a kernel sees them that comes behind the conversion: those in pages
+    as rows that follow each other.
+    """
     attention = variant.attention
+    converted = {tensor.name for tensor in list_convertible(attention)}
+    is_paged = attention.k.storage.is_paged
 
     def convert(tensor: Tensor) -> Tensor:
+        if tensor.name not in (attention.k.name, attention.v.name):
+            return tensor
         is_narrow = DType(tensor.dtype).is_narrow
-        return replace(tensor, dtype=attention.element) if is_narrow else tensor
+        made = replace(tensor, dtype=attention.element) if is_narrow else tensor
+        return replace(made, storage=Dense()) if is_paged and tensor.name in converted else made
 
     softmax = attention.softmax
     made = replace(

@@ -39,7 +39,7 @@ def plan(variant: Variant, schedule: Schedule) -> Module:
         variant = conversion.variant
     attention = normalise(variant.attention)
     listing = listing_of(attention)
-    sizes = (*capacity(attention), *list_sizes(attention, listing))
+    sizes = (*capacity(normalise(declared.attention)), *list_sizes(attention, listing))
     differentiable = has_backward(attention, schedule)
     if listing is not None:
         attention = replace(attention, mask=listing.rest)

@@ -29,8 +29,12 @@ from attnc.verify.check import same_bits
 from attnc.verify.rerun import FinishedRun, Inputs
 from attnc.verify.subject import Subject, subject_of
 
-#: Fields of a config that no bit depends on: how far copies run ahead, and in how much memory.
-_WITHOUT_BITS = frozenset({"STAGES", "num_stages", "shared", "staged", "RAW_TILES"})
+#: Fields of a config that no bit depends on: how far copies run ahead, in how much memory, and how many warps
+#: Hopper's kernels have, whose tiles say how many multiply.
+_WITHOUT_BITS = frozenset({
+    "STAGES", "num_stages", "shared", "staged", "RAW_TILES", "WARPS", "Q_TILES", "O_TILES",
+    "PRODUCER_REGISTERS", "CONSUMER_REGISTERS",
+})  # fmt: skip
 #: By the text of a spec, variant and schedule: a module is compiled once.
 _TWINS: dict[tuple[str, ...], Subject | None] = {}
 

@@ -244,6 +244,14 @@ BEFORE: Mapping[str, Mapping[str, Any]] = {
         "more": ("input lens: i32[B]", "length N = lens[b] + 1"),
         "knobs": f"tile.kv = 64, convert = before, {LAZY}",
     },
+    "before, pages": {"page": 16, "knobs": f"tile.kv = 64, convert = before, {LAZY}", "v": "bf16"},
+    "before, packed queries and pages": {"page": 4, "packed": True, "knobs": "convert = before", "k": "i8"},
+    "before, pages of blocks": {
+        "page": 32,
+        "score": "dot(q, k * ks[table[b, kv_idx // 32], kv_idx % 32, h, d // 8]) / 8",
+        "more": ("input ks: bf16[R, 32, H, 8]",),
+        "mask": "window(90, 0)",
+    },
     "before, dropout": {"scale": "vs[h], dropout = 0.25, seed = seed", "more": ("input seed: i64[]",)},
     "before, blocks of columns": {
         "score": "dot(q, k * ks[b, kv_idx, h, d // 32]) / 8",
@@ -280,7 +288,10 @@ def subject(kind: str) -> Subject:
     return subject_of(module)
 
 
-SIZES_OF_PROMPTS = ({"B": 1, "M": 140, "H": 2, "N": 300}, {"B": 3, "M": 37, "H": 1, "N": 75})
+SIZES_OF_PROMPTS = (
+    {"B": 1, "M": 140, "H": 2, "N": 300, "R": 64},
+    {"B": 3, "M": 37, "H": 1, "N": 75, "R": 64},
+)
 
 
 @pytest.mark.parametrize(
@@ -312,7 +323,7 @@ def test_prompts_of_what_was_converted_before_have_the_bits_of_16(kind: str) -> 
 def case(made: Subject, sizes: tuple[int, int, int, int], **changes: Any) -> Case:
     b, m, g, n = sizes
     heads = {} if made.variant.attention.v.storage.is_part else {"Hkv": 2}
-    return Case(**{"dims": {"B": b, "M": m, "G": g, "N": n, **heads}, "logits": "rising", **changes})
+    return Case(**{"dims": {"B": b, "M": m, "G": g, "N": n, "R": 64, **heads}, "logits": "rising", **changes})
 
 
 @pytest.mark.parametrize(("kind", "sizes"), some_by_day(KINDS, SIZES, of=8))

@@ -50,6 +50,8 @@ def planned(
         (planned("convert = tiles"), []),
         (planned("loops = [kv], split.kv = auto"), []),
         (planned(storage=" via paged(table, page = 16)"), []),
+        (planned("convert = before", storage=" via paged(table, page = 16)"), ["k", "v"]),
+        (planned("convert = before", v="bf16", storage=" via paged(table, page = 16)"), ["k", "v"]),
         (planned(length=True), []),
         (planned("convert = before", length=True), ["k", "v"]),
         (planned(length=True, block="d // 16"), ["k", "v"]),
@@ -68,6 +70,14 @@ def test_the_kernel_is_that_of_16_bits() -> None:
     assert module.converted.variant.attention.k.dtype is DType.BF16
     assert module.variant.attention.k.dtype is DType.E4M3
     assert same.converted is same
+
+
+def test_keys_in_pages_become_rows_that_follow_each_other() -> None:
+    module = planned("convert = before", storage=" via paged(table, page = 16)")
+    assert module.variant.attention.k.storage.is_paged
+    assert module.converted.variant.attention.k.storage.is_plain
+    assert [size.name for size in module.sizes] == ["N"]  # of the table, as callers give it
+    assert module.kernel == planned("convert = before", k="bf16", v="bf16", length=True).kernel
 
 
 def test_rows_behind_a_length_are_left_out() -> None:

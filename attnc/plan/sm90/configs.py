@@ -89,7 +89,7 @@ _REMEDIES: Mapping[str, Sequence[Value]] = {
 def check_sm90(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
     """Yields every reason why the Hopper target cannot compile this variant under this schedule."""
     attention, knobs = variant.attention, schedule.forward
-    yield from check_conversion(attention, schedule)
+    yield from check_conversion(schedule)
     portable = "a schedule for 'cuda.sm_80' runs on this architecture too"
     if attention.q.dtype is DType.F32:
         label = "wgmma multiplies f16 and bf16"

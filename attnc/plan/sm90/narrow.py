@@ -67,14 +67,15 @@ NOTHING_NARROW = Narrow()
 
 def converts_before(attention: Attention, schedule: Schedule) -> bool:
     """Returns whether K and V are converted before the kernel of a prompt. Those of a cache, of which a call
-    uses a part, are only if a schedule says so, or columns have scales; those in pages, which sequences may
-    share, never.
+    uses a part, are only if a schedule says so, or columns have scales and no kernel multiplies them
+    otherwise.
     """
     knob = schedule.forward.get("convert")
     said = "auto" if knob is None else knob.choices[0]
-    if schedule.is_decode or said == "tiles" or attention.k.storage.is_paged:
+    if schedule.is_decode or said == "tiles":
         return False
-    if said == "auto" and "N" in attention.lengths and not attention.column_scales:
+    is_cache = attention.k.storage.is_paged or "N" in attention.lengths
+    if said == "auto" and is_cache and not attention.column_scales:
         return False
     return bool(list_convertible(attention))
 
@@ -85,8 +86,8 @@ def refuse_column_scale(attention: Attention, schedule: Schedule, name: str) -> 
     """
     of_triton = "write a schedule for 'triton'"
     if not schedule.is_decode:
-        instead = "remove 'convert = tiles'" if "convert" in schedule.forward else of_triton
-        return "prompts multiply tiles as they were copied, where nothing is converted before", instead
+        label = "prompts multiply tiles as they were copied, where nothing is converted before"
+        return label, "remove 'convert = tiles'"
     knob = schedule.forward.get("warp_split")
     if knob is not None and "kv" in knob.choices:
         label = "warps with keys of their own multiply what they have copied"
@@ -102,7 +103,7 @@ def refuse_column_scale(attention: Attention, schedule: Schedule, name: str) -> 
     return ()
 
 
-def check_conversion(attention: Attention, schedule: Schedule) -> Iterator[Diagnostic]:
+def check_conversion(schedule: Schedule) -> Iterator[Diagnostic]:
     """Yields why K and V cannot be converted when a schedule says."""
     knob = schedule.forward.get("convert")
     if knob is None:
@@ -112,9 +113,6 @@ def check_conversion(attention: Attention, schedule: Schedule) -> Iterator[Diagn
     elif schedule.is_decode:
         label = "it reads each key once"
         yield unsupported("a decode kernel converts tiles as they come", knob.span, label, "remove it")
-    elif knob.choices[0] == "before" and attention.k.storage.is_paged:
-        label = "a call uses a part of them, which others may share"
-        yield unsupported("keys in pages are not converted before the kernel", knob.span, label, "remove it")
 
 
 def narrow_of(attention: Attention, *, apart: bool = False) -> Narrow:

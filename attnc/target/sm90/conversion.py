@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from attnc.expr.nodes import Dim, Expr, walk
 from attnc.model.dtypes import DType
-from attnc.model.tensors import Role
+from attnc.model.tensors import Paged, Role
 from attnc.plan.conversion import count_alike
 from attnc.plan.ir import Fetch, Module, statement_expressions
 from attnc.plan.ir.kernel import KEY_ROW
@@ -37,7 +37,7 @@ class ConvertedText:
         self.name, self.columns = self._tensor.name, feature(self._tensor)
         self.stored = stored_type(DType(self._tensor.dtype), module.variant)
         self.made = f"_{self.name}"
-        self._sizes = [show_size(bind) for bind in converted.stored.axes[:-1]]
+        self._sizes = [show_size(bind) for bind in converted.made.axes[:-1]]
         self._roles = self._tensor.roles[:-1]
 
     @property
@@ -94,9 +94,22 @@ class ConvertedText:
     @property
     def place(self) -> str:
         """The address of the first of some columns of a row."""
-        indices = zip(map(_INDICES.__getitem__, self._roles), self._letters, strict=True)
-        terms = [f"{index} * args.{self.stride(letter)}" for index, letter in indices]
+        indices = {**_INDICES}
+        if page := self._tensor.storage.rows_of_page:
+            indices |= {Role.BATCH: "page", Role.KEY: f"n % {page}"}
+        places = zip((indices[role] for role in self._roles), self._letters, strict=True)
+        terms = [f"{index} * args.{self.stride(letter)}" for index, letter in places]
         return f"args.stored_{self.name}_ptr + {' + '.join(terms)} + column_lo"
+
+    @property
+    def page(self) -> list[str]:
+        """Statements that look up the page of a row."""
+        match self._tensor.storage:
+            case Paged(block_table=table, page=page):
+                entry = f"args.{table}_ptr[b * args.stride_{table}_0 + n / {page} * args.stride_{table}_1]"
+                return [f"const int page = {entry};"]
+            case _:
+                return []
 
     def stride(self, letter: str) -> str:
         return f"stride_stored_{self.name}{letter}"
