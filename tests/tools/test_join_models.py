@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from attnc.bench.model_cells import model_cells
 from tools.bench.join_models import join_runs
 
 
@@ -63,3 +64,11 @@ def test_what_is_joined_has_the_unit_of_its_cell(unit: str) -> None:
         run(cell("a", unit, attnc=1.0, fa3=2.0), peers=["fa3"]),
     ])  # fmt: skip
     assert joined["cells"][0]["results"]["fa3"][unit] == 300.0
+
+
+def test_cells_have_the_order_of_the_benchmark() -> None:
+    first, second, *_ = (cell.name for cell in model_cells() if cell.job != "training")
+    trained = next(cell.name for cell in model_cells() if cell.job == "training")
+    alone = run(cell(trained, attnc=1.0), cell(second, attnc=1.0), peers=[])
+    runs = [alone, run(cell("own", attnc=1.0), cell(first, attnc=1.0), peers=[])]
+    assert [cell["name"] for cell in join_runs(runs)["cells"]] == [first, second, trained, "own"]

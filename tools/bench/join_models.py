@@ -14,14 +14,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from attnc.bench.model_cells import model_cells
+
 Run: TypeAlias = Mapping[str, Any]
 #: Whom ratios are to, the first that took part in both runs.
 _THROUGH = ("cudnn", "attnc")
 
 
 def join_runs(runs: Sequence[Run]) -> dict[str, Any]:
-    """Returns the runs as one, cells in the order in which they come. What is joined says through whom, and
-    on which device it ran.
+    """Returns the runs as one, cells in the order of the benchmark, those of gradients last, others as they
+    come. What is joined says through whom, and on which device it ran.
     """
     cells: dict[str, dict[str, Any]] = {}
     for run in runs:
@@ -30,7 +32,10 @@ def join_runs(runs: Sequence[Run]) -> dict[str, Any]:
             cells[cell["name"]] = dict(cell) if known is None else _join_cell(known, cell, run["machine"])
     first, *_ = runs
     peers = dict.fromkeys(name for run in runs for name in run["peers"])
-    return {**first, "peers": list(peers), "cells": list(cells.values())}
+    known_cells = sorted(model_cells(), key=lambda cell: cell.job == "training")
+    order = [cell.name for cell in known_cells if cell.name in cells]
+    names = dict.fromkeys((*order, *cells))
+    return {**first, "peers": list(peers), "cells": [cells[name] for name in names]}
 
 
 def _join_cell(known: dict[str, Any], cell: Mapping[str, Any], machine: Mapping[str, Any]) -> dict[str, Any]:
