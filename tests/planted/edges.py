@@ -32,20 +32,16 @@ BUGS: tuple[Bug, ...] = (
         name="an axis without keys",
         attention="full",
         story="a shape with a 0 in it was thought to have empty results",
-        anchor="if evaluate(self.work, sizes) == 0: return _plain(results), (), ()",
-        patch=(
-            'if evaluate(self.work, sizes) * sizes["N"] == 0:\n            return _plain(results), (), ()'
-        ),
+        anchor="if evaluate(self.work, sizes) == 0: return plain(results), (), ()",
+        patch=('if evaluate(self.work, sizes) * sizes["N"] == 0:\n            return plain(results), (), ()'),
     ),
     CudaBug(
         name="an axis without keys",
         attention="full",
         file="host",
         story="a shape with a 0 in it was thought to have empty results",
-        anchor="if evaluate(self.work, sizes) == 0: return _plain(results), (), ()",
-        patch=(
-            'if evaluate(self.work, sizes) * sizes["N"] == 0:\n            return _plain(results), (), ()'
-        ),
+        anchor="if evaluate(self.work, sizes) == 0: return plain(results), (), ()",
+        patch=('if evaluate(self.work, sizes) * sizes["N"] == 0:\n            return plain(results), (), ()'),
     ),
     TritonBug(
         name="sequences without keys attend the first page",

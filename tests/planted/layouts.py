@@ -168,7 +168,7 @@ BUGS: tuple[Bug, ...] = (
         name="a call prepared for another out",
         attention="padding",
         story="outputs were the module's own when the key was written",
-        anchor="key = (key, layout(out) if is_single else tuple(map(layout, out)))",
+        anchor="key = (key, layout(out) if self.is_single else tuple(map(layout, out)))",
         patch='key = (key, "out")',
     ),
     CudaBug(
@@ -176,7 +176,7 @@ BUGS: tuple[Bug, ...] = (
         attention="padding",
         file="host",
         story="outputs were the module's own when the key was written",
-        anchor="key = (key, layout(out) if is_single else tuple(map(layout, out)))",
+        anchor="key = (key, layout(out) if self.is_single else tuple(map(layout, out)))",
         patch='key = (key, "out")',
     ),
     # Alignment
