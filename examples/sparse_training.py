@@ -230,7 +230,7 @@ def compare(model: Model, length: int, device: torch.device) -> float:
     expected, _ = exact(tokens[:, :-1], attend_densely, blocks)
     model.zero_grad()
     torch.autograd.backward([loss_of(logits, tokens), loss_of(expected, tokens)])
-    pairs = [(logits, expected)]
+    pairs = [(logits.detach(), expected.detach())]
     pairs += [(x.grad, y.grad) for x, y in zip(model.parameters(), exact.parameters(), strict=True)]
     return max(float((x.double() - y).abs().max() / y.abs().max().clamp(min=1e-12)) for x, y in pairs)
 
