@@ -1,5 +1,6 @@
 """Attention over ranks on GPUs, in processes of their own: NCCL, streams, and kernels that are compiled."""
 
+import os
 import sys
 import time
 from collections.abc import Mapping
@@ -7,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.multiprocessing.spawn import ProcessExitedException
 
 from attnc.api.compile import compile_family
 from attnc.distributed import ContextParallel
@@ -108,3 +110,29 @@ def test_one_rank_has_the_bits_of_the_kernel(device: torch.device) -> None:
         torch.autograd.grad(o, own, do), torch.autograd.grad(expected[0], leaves, do), strict=True
     ):
         assert torch.equal(found, want)
+
+
+@pytest.mark.parametrize("fault", ["dies", "is slow"])
+def test_nobody_waits_longer_than_the_time_out(fault: str, capfd: pytest.CaptureFixture[str]) -> None:
+    """PyTorch's watchdog ends the rank that waits, and names the collective."""
+    if torch.cuda.device_count() < RANKS:
+        pytest.skip("needs two GPUs")
+    begin = time.monotonic()
+    with pytest.raises(ProcessExitedException, match="process 0 terminated"):
+        on_processes(RANKS, _wait_for_one, fault, seconds=10.0, deadline=120.0)
+    said = capfd.readouterr()
+    assert "ALLTOALL_BASE" in said.err or "ALLGATHER" in said.err, said.err[-2000:]
+    print(f"{fault}: {time.monotonic() - begin:.0f} s, of which 10 are the time-out", file=sys.stderr)
+
+
+def _wait_for_one(rank: int, fault: str) -> None:
+    cp = ContextParallel(WIDE["causal"])
+    shards = cp.shard(*(torch.ones(1, 256, heads, 64, device="cuda").bfloat16() for heads in (2, 1, 1)))
+    with torch.no_grad():
+        cp(*shards)
+        torch.cuda.synchronize()
+        if rank == 1:
+            time.sleep(90.0 * (fault == "is slow"))
+            os._exit(0)
+        cp(*shards)
+        torch.cuda.synchronize()
