@@ -68,6 +68,26 @@ def test_gate_of_packed_rows(target: str) -> None:
     assert_within_bound(made, Case(dims={"B": 3, "M": 21, "N": 21, "H": 2}))
 
 
+#: Without a gradient of q, a kernel of its own reads the attention of rows, those past a length included.
+CUT = (
+    "input q: bf16[B, M, H, 16]",
+    "input k, v: bf16[B, N, H, 16]",
+    "input rows: i32[B]",
+    "length M = rows[b]",
+    "score = dot(q, k)",
+    "normalize = softmax",
+    "output o: bf16[B, M, H, 16] = attention + 0.4",
+    "grad k, v",
+)
+
+
+@pytest.mark.parametrize("target", EACH)
+def test_the_attention_of_rows_past_a_length_is_kept_as_zeros(target: str) -> None:
+    skip_without_compiler(target)
+    made = subject_of_text(spec(CUT, small_tiles(target), target=target))
+    assert_within_bound(made, Case(dims={"B": 2, "M": 45, "N": 3, "H": 1}, seed=3))
+
+
 @needs_gxx
 @pytest.mark.slow
 @pytest.mark.parametrize("lines", [GATE, ALL, PACKED], ids=["gate", "all", "packed"])

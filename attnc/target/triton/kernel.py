@@ -508,11 +508,13 @@ class KernelText(ProgramText):
 
     @property
     def store_attention(self) -> str:
-        tma = self.kernel.tma
+        """The rows that the backward reads: past the end of a sequence these are zeros, as those of o."""
+        tma, is_cut = self.kernel.tma, self.stored != "M"
         at = f"attention_ptr + {self.offset('attention')}"
+        rows = "tl.where((q_idx < M)[:, None], o, 0.0)" if is_cut else "o"
         return (
-            f"_store_rows({at}, {'b, h, ' if tma else ''}q_lo, M, stride_attentionm, "
-            f"o.to({self.o_dtype}), BLOCK_M, {self._width(self.dv)}{', TMA=False' if tma else ''})"
+            f"_store_rows({at}, {'b, h, ' if tma else ''}q_lo, {self.stored}, stride_attentionm, "
+            f"{rows}.to({self.o_dtype}), BLOCK_M, {self._width(self.dv)}{', TMA=False' if tma else ''})"
         )
 
     @property
