@@ -78,3 +78,18 @@ def test_lengths_of_sequences_are_published() -> None:
     assert {"M", "N", "q_first", "q_rows"} <= set(packed.work.published)
     assert packed.work.sizes == ("M", "N")
     assert packed.clears_values
+
+
+def test_each_role_computes_what_it_reads_alone() -> None:
+    """The scheduler finds integers; a consumer also what is not published: floats, and pointers of a head."""
+    work = roles("alibi", "d64").work
+    assert [item.name for item in work.consumed]
+    assert work.produced == ()
+    assert not {item.name for item in work.consumed} & set(work.published)
+    assert roles("causal_gqa", "bf16_d128").work.consumed == ()
+
+
+def test_every_warp_that_reads_a_work_tile_is_counted() -> None:
+    """The producer, a warp that loads values of keys, one that copies pairs, and four that draw."""
+    assert roles("causal_gqa", "bf16_d128").work.readers == 1
+    assert roles("dropout", "d64").work.readers == 5

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import re
+from pathlib import Path
 
 import pytest
 
 from attnc.resources import resource
+from attnc.target import sm90
 from tests.target.test_template_needs import PATHS, attributes, needed
 
 #: What the templates of CUDA name `text`.
@@ -32,3 +35,39 @@ def test_templates_of_hopper_are_text_before_they_are_control() -> None:
         assert found <= 0.30 * len(lines), path.name
         statements, total = statements + found, total + len(lines)
     assert statements <= 0.18 * total
+
+
+# --- C++ in Python
+
+#: What looks like C++ in a string: a statement, an argument, a call, an operator, an index, a namespace.
+_CPP = re.compile(r";|args\.|\w\(.*\)|\w [-+*/<>=&|%?!]+ \w|\[[^\]]*\]|::")
+
+
+def list_cpp_lines(path: Path) -> set[int]:
+    """Lists the lines of a module on which a string begins that looks like C++; docstrings aside."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    left_out: set[int] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.JoinedStr):
+            left_out |= {id(part) for part in ast.walk(node)} - {id(node)}
+        elif isinstance(node, ast.Expr):
+            left_out.add(id(node.value))
+    found = set()
+    for node in ast.walk(tree):
+        if id(node) in left_out:
+            continue
+        if isinstance(node, ast.JoinedStr):
+            parts = (part.value if isinstance(part, ast.Constant) else "x" for part in node.values)
+            text = "".join(map(str, parts))
+        else:
+            text = node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
+        if _CPP.search(text):
+            found.add(node.lineno)  # type: ignore[attr-defined]  # of constants
+    return found
+
+
+def test_cpp_is_in_templates_and_not_in_strings() -> None:
+    """Hopper's texts print expressions of a plan, and names. A declaration holds sizes, which are Python."""
+    folder = Path(sm90.__file__).parent
+    modules = [path for path in folder.glob("*.py") if path.name != "declaration.py"]
+    assert sum(len(list_cpp_lines(path)) for path in modules) <= 99

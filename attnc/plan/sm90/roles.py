@@ -6,10 +6,12 @@ All of it follows from the planned kernel. Templates print it, and decide nothin
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import cast
 
 from attnc.expr.nodes import COLUMN, TRUE, Binary, Call, Dim, Expr, Index, Load, Ref, Search, uses, walk
+from attnc.expr.simplify import substitute
 from attnc.model.attention import Variant
 from attnc.model.dtypes import DType
 from attnc.plan.ir import Fetch, Forward, Let, Statement, statement_expressions
@@ -60,7 +62,8 @@ class WorkTile:
     """The integers that the scheduler publishes of a tile. own: those of them with a value for each consumer;
     sizes: sizes of the call that it replaces by those of a sequence; all_see: the key before which every row
     sees all, None where partial tiles do not end the range; readers: warps that read it besides the
-    consumers.
+    consumers. scheduled, consumed: what the scheduler, and consumers, compute of a tile; produced: what
+    producers do; walked: what tests of key tiles load.
     """
 
     published: tuple[str, ...]
@@ -68,6 +71,10 @@ class WorkTile:
     sizes: tuple[str, ...]
     all_see: Expr | None
     readers: int
+    scheduled: tuple[Statement, ...]
+    consumed: tuple[Statement, ...]
+    produced: tuple[Statement, ...]
+    walked: tuple[Fetch, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +83,7 @@ class ScoreRoles:
     alone; exponent: what p is 2 to the power of, None: a multiplication; near: the same by a polynomial,
     where `cap`, a capped product, is small; ends: of an interval of keys that a row sees, None for another
     mask; vectors: what comes through shared memory with 4 bytes a key; loaded: those of them that are loads;
-    pair: what comes there for each query and key.
+    pair: what comes there for each query and key; of_keys: what is computed of each key.
     """
 
     score: HoistedScore | None
@@ -87,6 +94,7 @@ class ScoreRoles:
     vectors: tuple[Fetch | Let, ...]
     loaded: tuple[Fetch, ...]
     pair: Fetch | None
+    of_keys: tuple[Statement, ...]
 
     @property
     def loads_keys(self) -> bool:
@@ -247,13 +255,40 @@ class _RolePlanner:
         if all_see is not None and kernel.softmax.headroom:
             published.append(ALL_SEE)
         bounds = {item.name for item in kernel.regions.bounds} | ({ALL_SEE} if all_see is not None else set())
+        late, late_bounds = list_unpublished(kernel, self.dtypes), unpublished_bounds(kernel, self.dtypes)
+        of_tests = kernel.regions.tests if guard_of(kernel.regions) is not None else None
+        table = {kernel.rows["k"].table} if "k" in kernel.rows else set()
+        by_producers = table | (set() if of_tests is None else self._read_by(of_tests, late_bounds))
         return WorkTile(
             published=tuple(published),
             own=tuple(name for name in published if name in bounds) if own_ranges else (),
             sizes=self._sizes,
             all_see=all_see,
+            scheduled=tuple(self._list_scheduled(late_bounds)),
+            consumed=tuple(late),
+            produced=tuple(item for item in late if item.name in by_producers),
+            walked=tuple(map(self._from_cluster, late_bounds) if self.layout.clusters else late_bounds),
             readers=1 + softmax.loads_keys + (softmax.pair is not None) + 4 * self.layout.draws,
         )
+
+    def _list_scheduled(self, late_bounds: Sequence[Fetch]) -> Iterator[Statement]:
+        kernel = self.kernel
+        integers = [item for item in kernel.program if is_short_integer(item, self.dtypes)]
+        read = self._read_by((*integers, *kernel.regions.statements), late_bounds)
+        return (item for item in kernel.program if item in integers or item.name in read)
+
+    def _read_by(self, statements: Iterable[Statement], late_bounds: Sequence[Fetch]) -> set[str]:
+        """Returns the names that loops and these statements read, by way of others too."""
+        loops, items = self.kernel.regions.loops, (*self.kernel.program, *late_bounds)
+        read = {name for loop in loops for expr in loop.expressions for name in names_of(expr)}
+        read.update(*map(names_in, statements))
+        return read.union(*map(names_in, needed_for(read, items)))
+
+    def _from_cluster(self, fetch: Fetch) -> Fetch:
+        """Returns a load for the first tile of a cluster."""
+        first: dict[Expr, Expr] = {Index("q_lo"): Ref("cluster_lo", "int", natural=True)}
+        load = cast(Load, substitute(fetch.load, first))
+        return replace(fetch, load=load, guard=substitute(fetch.guard, first))
 
     def _wanted(self) -> frozenset[str]:
         kernel, step, softmax = self.kernel, self.kernel.step, self.kernel.softmax
@@ -300,18 +335,20 @@ class _RolePlanner:
         read = () if score is None else self._along_keys(step.fetches, score.value)
         scale = kernel.softmax.scale
         cap = None if score is None or not layout.capped else cap_of(score.value, scale)
+        vectors: tuple[Fetch | Let, ...] = (
+            *(() if score is None else score.keys),
+            *(fetch for fetch in loaded if fetch in (*read, *of_mask, *of_values)),
+        )
         return ScoreRoles(
             score=score,
             exponent=self._exponent(score),
             near=None if cap is None else exponent(cap.product, None),
             cap=cap,
             ends=None if step.keep is None else row_ends(step.keep),
-            vectors=(
-                *(() if score is None else score.keys),
-                *(fetch for fetch in loaded if fetch in (*read, *of_mask, *of_values)),
-            ),
+            vectors=vectors,
             loaded=loaded,
             pair=self._find_pair(of_score, of_mask),
+            of_keys=tuple(_list_of_keys(vectors, score, (*of_score, *of_mask, *of_values))),
         )
 
     def _hoist(self, loaded: tuple[Fetch, ...]) -> HoistedScore | None:
@@ -343,6 +380,21 @@ class _RolePlanner:
         dtype = self.dtypes[fetch.load.tensor]
         is_short = fetch.load.within is not None or dtype.is_float or dtype in _SHORT
         return fetch.axes == ("kv",) and is_short
+
+
+def _list_of_keys(
+    vectors: Sequence[Fetch | Let], score: HoistedScore | None, asked: Sequence[Fetch]
+) -> Iterator[Statement]:
+    """Yields what is computed of each key. vectors: what comes through shared memory; asked: loads of an
+    element.
+    """
+    loads = [fetch for fetch in dict.fromkeys(asked) if fetch.axes == ("kv",)]
+    lets = [item for item in vectors if isinstance(item, Let)]
+    columns = () if score is None else score.columns
+    values = [*(let.value for let in lets), *(x.of_key for x in columns if x.of_key is not None)]
+    loaded = [Ref(item.name, "float", ("kv",)) for item in vectors if isinstance(item, Fetch)]
+    yield from fetches_for(loads, *loaded, *values)
+    yield from lets
 
 
 # --- what a work tile leaves to its readers

@@ -14,7 +14,6 @@ from attnc.plan.sm90.narrow import CONVERTING_WARPS
 from attnc.target.sm80.kernel import CudaDecodeText
 from attnc.target.sm80.lists import CudaListsText
 from attnc.target.sm80.output_arguments import OutputArguments
-from attnc.target.sm80.printer import scalar
 from attnc.target.sm90.narrow import NarrowTiles
 from attnc.target.sm90.split import Sm90Split
 from attnc.target.sm90.tiles import FRAGMENT, Boxes, WgmmaTiles, list_key_tiles, parts_of
@@ -73,28 +72,11 @@ class Sm90DecodeText(CudaDecodeText):
         self.clears_values = self.unseen_values and not layout.by_warps
 
     @property
-    def sizes(self) -> Iterator[str]:
-        yield from super().sizes
-        if heads := self.pack.alone:
-            rows = f"({heads} + BLOCK_M - 1) / BLOCK_M * BLOCK_M"
-            yield f"const int query_rows = {rows};  // of a query: its heads, and rows that are none"
-
-    @property
     def first_loads(self) -> list[str]:
         """The first lines of `program`, which ask memory and wait for nothing: where rows lie, lengths."""
-        if self.lists is not None:
-            return list(self._find_list(self.lists))
-        found = takewhile(lambda item: not isinstance(item, Let), self.kernel.program)
-        return [self.step.statement(item) for item in found]
-
-    def _find_list(self, lists: CudaListsText) -> Iterator[str]:
-        *others, length = self.kernel.program
-        yield from map(self.step.statement, others)
-        entries = scalar(lists.made.extents[-1])
-        row = f"args._lists_ptr + max(list_line, 0) * (long long)({entries} + 1)"
-        yield f"const int* const list_row = {row} + 1;  // keys behind their number"
-        yield "const int list_length = list_line < 0 ? 0 : list_row[-1];"
-        yield self.step.statement(length)
+        program = self.kernel.program
+        found = takewhile(lambda item: not isinstance(item, Let), program)
+        return list(map(self.step.statement, found if self.lists is None else program[:-1]))
 
     @property
     def program(self) -> Iterator[str]:

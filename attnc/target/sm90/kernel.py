@@ -56,7 +56,7 @@ class Sm90Text(CudaText):
         row = "64 * consumer + 16 * warp + 8 * r + g"
         computed = tuple(item for item in self.thread.computed if item != self.score.pair)
         self.thread = replace(self.thread, row=row, computed=computed)
-        self.keys, self.work = KeyWalk(kernel, self.loop), Work(kernel, self.dtypes, clusters=layout.clusters)
+        self.keys, self.work = KeyWalk(kernel, self.loop), Work(kernel, self.dtypes)
         self.search_lanes = self.keys.search_lanes
         held = min(layout.shape(c).entry_registers for c in kernel.configs)
         parts = parts_of(layout.dv_multiplied, widest_product(held))

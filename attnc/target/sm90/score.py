@@ -7,14 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from attnc.expr.nodes import Ref
 from attnc.model.attention import Variant
 from attnc.model.dtypes import DType
 from attnc.plan.ir import Fetch, Forward, Let, Statement
 from attnc.plan.loads import axes_of
 from attnc.plan.sm90 import roles_of
 from attnc.plan.sm90.layout import Sm90Layout
-from attnc.plan.steps import fetches_for
 from attnc.target.sm80.printer import at_row, local, scalar, statement, stored_type, value_type
 from attnc.target.sm80.step import Step
 
@@ -39,9 +37,8 @@ class Scores:
         self.fetches = step.fetches_along_keys(
             kernel.step.fetches, None if self.parts is None else self.parts.value
         )
-        of_score = step.score_fetches
         self._of_mask, self._of_values = step.mask_fetches, step.value_fetches
-        self._asked = (*of_score, *self._of_mask, *self._of_values)
+        self._of_keys = planned.of_keys
         self._dtypes, self._dims, self._layout, self._variant = dtypes, kernel.dims, layout, variant
         self.loads_keys = planned.loads_keys
 
@@ -91,18 +88,14 @@ class Scores:
 
     @property
     def vector_values(self) -> Iterator[str]:
-        loads = [x for x in dict.fromkeys(self._asked) if x.axes == ("kv",)]
-        of_keys = (column.of_key for column in self.columns)
-        lets = [x for x in self.vectors if isinstance(x, Let)]
-        lets += [Let(name="_", value=value) for value in of_keys if value is not None]
-        loaded = [Ref(x.name, "float", ("kv",)) for x in self.vectors if isinstance(x, Fetch)]
-        items: list[Statement] = [*fetches_for(loads, *loaded, *(let.value for let in lets)), *lets]
-        for item in items:
-            if item.name != "_":
-                yield statement(item, self._dtypes, self._dims)
+        return (statement(item, self._dtypes, self._dims) for item in self._of_keys)
 
-    def as_word(self, vector: Fetch | Let) -> str:
-        """Returns a value of one key as 4 bytes."""
+    @property
+    def words(self) -> Iterator[tuple[int, str]]:
+        """The values of a key that go through shared memory, 4 bytes each, with their numbers."""
+        return enumerate((*map(self._as_word, self.vectors), *(value for _, value in self.key_columns)))
+
+    def _as_word(self, vector: Fetch | Let) -> str:
         return f"(int){vector.name}" if self._vector_type(vector) == "bool" else vector.name
 
     def vector_places(self, *, of_score: bool) -> Iterator[str]:
