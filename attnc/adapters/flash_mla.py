@@ -1,8 +1,9 @@
-"""FlashMLA's functions, with rows of 16 bits: `from attnc.adapters.flash_mla import flash_mla_sparse_fwd`.
+"""FlashMLA's functions: `from attnc.adapters.flash_mla import flash_mla_sparse_fwd`.
 
 Latent attention over the keys that an indexer has selected for each query, in a prompt or from a cache, and
 decoding over all keys of a cache. Arguments, their order and what leaves are those of FlashMLA, which is not
-imported. Here any number of query heads is taken, and a list that names a key twice counts it once.
+imported. Here any number of query heads is taken, and a list that names a key twice counts it once. Rows of
+656 bytes are converted to 16 bits first (`latent_rows`), as many as a call uses.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import TypeAlias
 
 import torch
 
+from attnc.adapters.latent_rows import LATENT, check_rows, unpack_rows
 from attnc.adapters.specs import Kernel, Wanted, dtype_of, kernel, number_of, refuse
 
 Results: TypeAlias = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]
@@ -91,22 +93,29 @@ def flash_mla_with_kvcache(
     indices: i32 or i64 [B, s_q, topk], page * size + row of the keys of each query, -1 for none; topk_length:
     i32[B], how many count. Without: all keys, block_table i32[B, P] and cache_seqlens i32[B], where causal
     aligns the last query with the last key. softmax_scale: 1 / sqrt(d) if None. attn_sink and lse: as in
-    `flash_mla_sparse_fwd`. tile_scheduler_metadata and num_splits are not needed. Caches of 8 bits and a
-    second cache are not supported. Raises TypeError or ValueError with the name of an argument.
+    `flash_mla_sparse_fwd`. tile_scheduler_metadata and num_splits are not needed.
+
+    is_fp8_kvcache: rows have 656 bytes (`latent_rows`), beside q of bf16 and 576 columns. The rows of the
+    lists, or of the pages in block_table, are converted first, to memory of 1152 bytes each. A second cache
+    is not supported. Raises TypeError or ValueError with the name of an argument.
     """
     name = "flash_mla_with_kvcache"
     refuse(
         name,
-        is_fp8_kvcache=is_fp8_kvcache,
         extra_k_cache=extra_k_cache,
         extra_indices_in_kvcache=extra_indices_in_kvcache,
         extra_topk_length=extra_topk_length,
     )
     _check_shapes(name, {"q": (q, 4), "k_cache": (k_cache, 4)})
-    _check_keys(name, "k_cache", k_cache, 2, q)
+    if is_fp8_kvcache:
+        _check_packed(name, q, k_cache)
+    else:
+        _check_keys(name, "k_cache", k_cache, 2, q)
     scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
     if indices is None:
         refuse(name, topk_length=topk_length)
+        if is_fp8_kvcache and block_table is not None:
+            k_cache, block_table = _unpack_pages(k_cache, block_table)
         o, lse = _attend_all(name, q, k_cache, block_table, cache_seqlens, head_dim_v, scale, causal)
     else:
         refuse(name, causal=causal)
@@ -122,7 +131,11 @@ def flash_mla_with_kvcache(
             message = f"expected pages that follow each other in memory, got strides {k_cache.stride()}"
             raise ValueError(f"{name}: k_cache: {message}") from None
         counts = _counts(name, topk_length, (len(q),), indices)[:, None].expand(q.shape[:2])
-        o, lse = _attend(name, q, pool.expand(len(q), -1, -1, -1), indices, counts, scale, head_dim_v)
+        keys, lists = pool.expand(len(q), -1, -1, -1), indices
+        if is_fp8_kvcache:
+            keys, lists = _unpack_listed(pool[0, :, 0], indices, counts)
+            counts = torch.full_like(counts, lists.shape[-1])
+        o, lse = _attend(name, q, keys, lists, counts, scale, head_dim_v)
     return _join_sink(name, o, lse, attn_sink), _of_lonely(lse).mT.contiguous()
 
 
@@ -144,6 +157,43 @@ def _check_keys(function: str, name: str, keys: torch.Tensor, head: int, q: torc
     if keys.shape[head] != 1 or keys.shape[-1] != q.shape[-1]:
         wanted = ["any"] * head + [1, q.shape[-1]]
         raise ValueError(f"{function}: {name}: expected shape {wanted}, got {list(keys.shape)}")
+
+
+def _check_packed(function: str, q: torch.Tensor, cache: torch.Tensor) -> None:
+    check_rows(f"{function}: k_cache", cache)
+    if cache.shape[2] != 1:
+        raise ValueError(f"{function}: k_cache: expected one head, got {list(cache.shape)}")
+    if q.dtype != torch.bfloat16 or q.shape[-1] != LATENT:
+        got = f"{q.dtype} {list(q.shape)}"
+        raise ValueError(
+            f"{function}: q: expected torch.bfloat16 [..., {LATENT}] beside such rows, got {got}"
+        )
+
+
+def _unpack_pages(cache: torch.Tensor, table: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns the pages of a table in 16 bits, sequence after sequence, and the table of these. What stands
+    behind the last page of a sequence may be any number.
+    """
+    found = table.flatten().long()
+    named = torch.where((found >= 0) & (found < len(cache)), found, 0)
+    order = torch.arange(table.numel(), dtype=torch.int32, device=table.device)
+    return unpack_rows(cache.view(torch.uint8)[named]), order.view(table.shape)
+
+
+def _unpack_listed(
+    rows: torch.Tensor, lists: torch.Tensor, counts: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns the rows [R, 656] that lists [B, M, topk] name, in 16 bits, [B, M * topk, 1, 576], and lists of
+    these: each row of a list once, in the order of the cache.
+    """
+    batch, queries, most = lists.shape
+    places = torch.arange(most, device=lists.device)
+    counted = (places < counts[..., None]) & (lists >= 0) & (lists < len(rows))
+    found = torch.where(counted, lists.long(), -1).sort(dim=-1).values
+    again = torch.nn.functional.pad(found[..., 1:] == found[..., :-1], (1, 0))
+    own = torch.arange(queries * most, device=lists.device, dtype=torch.int32).view(1, queries, most)
+    made = unpack_rows(rows.view(torch.uint8)[found.clamp(min=0)]).view(batch, queries * most, 1, LATENT)
+    return made, torch.where((found >= 0) & ~again, own, -1)
 
 
 def _counts(

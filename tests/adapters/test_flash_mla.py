@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from attnc.adapters.flash_mla import flash_mla_sparse_fwd, flash_mla_with_kvcache, get_mla_metadata
+from attnc.adapters.latent_rows import LATENT, pack_rows, unpack_rows
 
 D, DV = 48, 32
 SCALE = 0.2
@@ -122,6 +123,35 @@ def test_all_keys_of_a_cache(causal: bool) -> None:
         assert_like(lse[b].T, of_rows, 1e-4)
 
 
+def packed(pages: int, size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """A cache of rows of 656 bytes, and one of 16 bits of what they stand for."""
+    rows = pack_rows(random(pages, size, 1, LATENT, seed=4))
+    return rows, unpack_rows(rows)
+
+
+@pytest.mark.parametrize("tokens", [1, 2])
+def test_selected_rows_of_656_bytes_are_those_of_16_bits(tokens: int) -> None:
+    q, (cache, wide) = random(2, tokens, 3, LATENT), packed(5, 8)
+    lists = torch.stack([LISTS[2 : 2 + tokens], LISTS[:tokens]])
+    counts = torch.tensor([3, 4], dtype=torch.int32)
+    given: dict[str, Any] = {"softmax_scale": SCALE, "topk_length": counts}
+    found = flash_mla_with_kvcache(q, cache, None, None, 512, is_fp8_kvcache=True, indices=lists, **given)
+    expected = flash_mla_with_kvcache(q, wide, None, None, 512, indices=lists, **given)
+    assert_like(found[0], expected[0].double(), 0.02)
+    assert_like(found[1], expected[1].double(), 1e-4)
+
+
+def test_all_rows_of_656_bytes_are_those_of_16_bits() -> None:
+    q, (cache, wide) = random(2, 2, 3, LATENT), packed(8, 16)
+    table = torch.tensor([[5, 1], [7, 2**31 - 1]], dtype=torch.int32)
+    lengths = torch.tensor([20, 3], dtype=torch.int32)
+    rows = cache.view(torch.float8_e4m3fn)
+    found = flash_mla_with_kvcache(q, rows, table, lengths, 512, None, None, SCALE, True, True)
+    expected = flash_mla_with_kvcache(q, wide, table, lengths, 512, None, None, SCALE, True)
+    for mine, theirs in zip(found, expected, strict=True):
+        assert torch.equal(mine, theirs)
+
+
 Q, KV = random(5, 2, D), random(40, 1, D)
 CACHE = random(5, 8, 1, D)
 
@@ -159,8 +189,13 @@ CACHE = random(5, 8, 1, D)
         ),
         (
             lambda: flash_mla_with_kvcache(Q[None], CACHE, None, None, DV, is_fp8_kvcache=True),
+            TypeError,
+            "k_cache: expected torch.uint8 or torch.float8_e4m3fn",
+        ),
+        (
+            lambda: flash_mla_with_kvcache(Q[None], packed(1, 2)[0], None, None, DV, is_fp8_kvcache=True),
             ValueError,
-            "is_fp8_kvcache",
+            r"q: expected torch.bfloat16 \[..., 576\] beside such rows",
         ),
         (lambda: flash_mla_with_kvcache(Q[None], CACHE, None, None, DV), ValueError, "block_table: expected"),
         (
