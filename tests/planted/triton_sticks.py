@@ -84,8 +84,8 @@ BUGS: tuple[TritonBug, ...] = (
         name="a gradient of what is left that nobody adds",
         attention="stick_breaking",
         story="lse is an output like o",
-        anchor="before = tl.load(dlse_head + q_idx.to(tl.int64) * stride_dlsem, mask=q_idx < M, other=0.0)",
-        patch="before = tl.zeros([BLOCK_M], tl.float32)",
+        anchor="before += tl.load(dlse_head + q_idx.to(tl.int64) * stride_dlsem, mask=q_idx < M, other=0.0)",
+        patch="pass",
         phase="backward",
     ),
     TritonBug(

@@ -194,6 +194,10 @@ class SharedMemory:
         is_f32, outside_in = self._dtype is DType.F32, self.kernel == "forward" and self._inner == "q"
         if outside_in or not self._by_mma:
             yield _buffer("p", (tile_q, tile_kv), size, 1)
+        if self.attention.softmax.form == "stick_breaking":
+            yield _buffer(
+                "sums", (tile_q, tile_kv), 4, 1
+            )  # from threads of a product to those of a running sum
         if self.kernel == "forward" and self.config.persistent:
             # the next tile begins while this one's results are on their way
             yield _buffer("lse", (tile_q, 1), 4, 1)

@@ -158,9 +158,10 @@ class EpilogueText:
                 printer, value, where = scalar, f"tl.sum({term}, 1)", scalar(conj(IN_ROWS, adjoint.guard))
             case _:
                 printer, value = scalar, f"tl.sum(tl.sum({term}, 1), 0)"
-                where = scalar(adjoint.guard)
+                where = "" if adjoint.guard == TRUE else scalar(adjoint.guard)
         at = address(f"{adjoint.name}_ptr", adjoint.name, adjoint.load.indices, printer)
-        return f'tl.atomic_add({at}, {value}, mask={where}, sem="relaxed")'
+        mask = f", mask={where}" if where else ""
+        return f'tl.atomic_add({at}, {value}{mask}, sem="relaxed")'
 
     # -- parameters and arguments
 
