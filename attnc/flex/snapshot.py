@@ -39,8 +39,8 @@ _ATTRIBUTES = frozenset((
     *(name for name in dir(math) if not name.startswith("_")),
 ))  # fmt: skip
 _WRITING = frozenset((
-    "IMPORT_NAME", "IMPORT_FROM", "STORE_GLOBAL", "DELETE_GLOBAL", "STORE_ATTR", "DELETE_ATTR", "STORE_NAME",
-    "LOAD_BUILD_CLASS", "LOAD_NAME",
+    "IMPORT_NAME", "IMPORT_FROM", "STORE_GLOBAL", "DELETE_GLOBAL", "DELETE_DEREF", "STORE_ATTR",
+    "DELETE_ATTR", "STORE_NAME", "LOAD_BUILD_CLASS", "LOAD_NAME",
 ))  # fmt: skip
 #: Functions within functions that are followed.
 _DEEPEST = 8
