@@ -395,7 +395,10 @@ SLOPES = {
 @pytest.mark.parametrize(
     ("slope", "way", "mask"),
     [
-        *((slope, "two_pass", "") for slope in SLOPES),
+        *(
+            pytest.param(slope, "two_pass", "", marks=pytest.mark.nightly if number % 2 else ())
+            for number, slope in enumerate(SLOPES)
+        ),
         ("kink", "two_pass", "causal"),
         ("square", "atomic", ""),
     ],

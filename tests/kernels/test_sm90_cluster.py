@@ -14,6 +14,7 @@ from attnc.target.files import render_files
 from attnc.verify.case import Case
 from attnc.verify.check import check
 from attnc.verify.subject import Subject, subject_of
+from tests.by_day import some_by_day
 from tests.targets import needs_gxx
 from tests.verify.judging import modules_of, spec
 
@@ -89,7 +90,7 @@ KINDS = {
 SIZES = ((300, 200), (130, 300), (1, 1), (513, 40))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", some_by_day(KINDS, of=2))
 def test_blocks_that_share_tiles_are_right(kind: str) -> None:
     made = subject(KINDS[kind])
     for seed, (m, n) in enumerate(SIZES):

@@ -15,6 +15,7 @@ from attnc.target.files import render_files
 from attnc.verify.case import Case
 from attnc.verify.check import check
 from attnc.verify.subject import Subject, subject_of
+from tests.by_day import some_by_day
 from tests.targets import needs_gxx
 from tests.verify.judging import modules_of, spec
 
@@ -99,7 +100,7 @@ def made(kind: str) -> Subject:
     return subject_of(module)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", some_by_day(KINDS, of=2))
 @settings(max_examples=settings().max_examples // 25)
 @given(data=st.data())
 def test_turns_change_no_result_and_end(kind: str, data: st.DataObject) -> None:

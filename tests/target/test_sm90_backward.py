@@ -107,8 +107,7 @@ def test_exponentials_do_not_wait_for_dp(mask: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("d", [136, 144, 192, 256])
-@pytest.mark.parametrize("mask", ["true", CAUSAL])
+@pytest.mark.parametrize(("mask", "d"), some_by_day(["true", CAUSAL], [136, 144, 192, 256], of=2))
 def test_warpgroups_of_wide_heads_have_a_loop_each(mask: str, d: int) -> None:
     """One with the exponentials, one with none; each multiplies twice, d columns deep and 64 queries."""
     cubin = compiled("dkdv", mask, d=d, accumulate="two_pass")
@@ -260,10 +259,10 @@ ENDS = {
     ("ends", "accumulate", "d"),
     [
         ("packed", "two_pass", 32),
-        ("packed", "two_pass", 144),
-        ("shortened", "two_pass", 32),
+        pytest.param("packed", "two_pass", 144, marks=pytest.mark.nightly),
+        pytest.param("shortened", "two_pass", 32, marks=pytest.mark.nightly),
         ("shortened", "two_pass", 144),
-        ("shortened", "atomic", 32),
+        pytest.param("shortened", "atomic", 32, marks=pytest.mark.nightly),
         ("shortened", "ordered", 32),
     ],
 )
