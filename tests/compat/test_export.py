@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 import torch
 
+from attnc.api.compile import compile_family
+from attnc.api.fastest import HOPPER
 from attnc.cli import main
 from attnc.compat import export
 from attnc.compat.exported import module_name
@@ -112,6 +114,16 @@ for fast in (False, True):
         *(triton, triton, "True False HopperAttention"),
         *(triton, triton, "True True HopperAttention"),
     ]
+
+
+def test_fast_gradients_of_hopper_are_those_in_any_order() -> None:
+    files = export.kernel_files(TRAINED)
+    for fast in (False, True):
+        folder = f"kernels/{module_name(TRAINED, HOPPER, fast=fast)}"
+        family = compile_family(TRAINED.text, target=HOPPER, deterministic=not fast, warn=False)
+        kernels = {path: text for path, text in family.files.items() if path.endswith(".cu")}
+        assert kernels
+        assert {path: files[f"{folder}/{path}"] for path in kernels} == kernels
 
 
 def test_metadata_names_the_package(folder: Path) -> None:

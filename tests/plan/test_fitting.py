@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import random
 import re
+from itertools import product
+from operator import ne
 
 import pytest
 
 from attnc.build import plan_program
 from attnc.diagnostics import Diagnostic, DiagnosticError
 from attnc.model.resolve import resolve
+from attnc.plan.fitting import remedy
 from attnc.source import Source
 from attnc.syntax.parser import parse, prelude
+from tests.plans import module_of
 
 
 def spec(width: int, target: str, keys: str, grads: str) -> str:
@@ -54,3 +59,21 @@ def test_hints_lead_to_a_kernel(width: int, target: str, grads: str) -> None:
         kept = [key for key in keys[phase[1] if phase else ""] if key.partition(" =")[0] not in names]
         keys[phase[1] if phase else ""] = [*kept, *new]
     pytest.fail(f"no kernel after five hints: {error}")
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_remedy_changes_as_few_keys_as_possible(seed: int) -> None:
+    chance = random.Random(seed)
+    config = module_of("causal_gqa", "cuda.sm_80").kernel.configs[0]
+    changes = {"tile.kv": (16, 8), "tile.q": (32,), "warps": (2, 1)}
+    own = {key: config.value(key) for key in changes}
+    tried = list(product(*((own[key], *values) for key, values in changes.items())))
+    fits = {values for values in tried if chance.random() < 0.1}
+    found = remedy(config, changes, lambda c: None if tuple(map(c.value, changes)) in fits else "none")
+    if not fits:
+        assert found == ()
+        return
+    (hint,) = found
+    said = dict(pair.split(" = ") for pair in hint.split("'")[1].split(", ") if pair)
+    assert tuple(int(said[key]) if key in said else own[key] for key in changes) in fits
+    assert len(said) == min(sum(map(ne, values, own.values())) for values in fits)
