@@ -223,15 +223,17 @@ def test_cases_that_share_machine_code_follow_each_other(tmp_path: Path) -> None
 
 
 def test_a_compiler_in_any_thread_is_no_call_that_hangs() -> None:
-    def stay(where: str) -> FrameType:
+    def stay(where: str, name: str = "call") -> FrameType:
         scope: dict[str, Any] = {"sys": sys}
-        exec(compile("def frame():\n    return sys._getframe()", where, "exec"), scope)
-        found: FrameType = scope["frame"]()
+        exec(compile(f"def {name}():\n    return sys._getframe()", where, "exec"), scope)
+        found: FrameType = scope[name]()
         return found
 
     waiting, compiling = stay("/torch/autograd/graph.py"), stay("/triton/compiler/compiler.py")
     assert not is_compiling({1: waiting, 2: waiting})
     assert is_compiling({1: waiting, 2: compiling})
+    loading = stay("/triton/compiler/compiler.py", "_init_handles")
+    assert not is_compiling({1: waiting, 2: loading})  # until the kernels that run have ended
 
 
 def test_batches_are_of_one_module() -> None:

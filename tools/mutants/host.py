@@ -46,6 +46,8 @@ _COMPILERS = (
     "/attnc/runtime/nvrtc.py",
     "/attnc/support/binaries.py",
 )
+#: Functions there that load what was compiled, which waits for kernels that run.
+_LOADS = ("_init_handles", "function")
 
 
 def main() -> None:
@@ -232,7 +234,8 @@ def is_compiling(frames: Mapping[int, FrameType]) -> bool:
     return any(map(_compiles, frames.values()))
 
 
-def _compiles(frame: FrameType | None) -> bool:
+def _compiles(innermost: FrameType) -> bool:
+    frame: FrameType | None = innermost if innermost.f_code.co_name not in _LOADS else None
     while frame is not None:
         if any(folder in frame.f_code.co_filename for folder in _COMPILERS):
             return True
