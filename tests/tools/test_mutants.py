@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from attnc.verify.search import AttentionTrial
-from tools.mutants.crew import is_of, judge_draws, list_batches, read_results
+from tools.mutants.crew import BATCH, SECOND_BATCH, is_of, judge_draws, list_batches, read_results
 from tools.mutants.host import is_compiling
 from tools.mutants.judge import Bench
 from tools.mutants.operators import OPERATORS, Mutant, list_mutants
@@ -236,13 +236,15 @@ def test_a_compiler_in_any_thread_is_no_call_that_hangs() -> None:
     assert not is_compiling({1: waiting, 2: loading})  # until the kernels that run have ended
 
 
-def test_batches_are_of_one_module() -> None:
+@pytest.mark.parametrize(("is_second", "most"), [(False, BATCH), (True, SECOND_BATCH)])
+def test_batches_are_of_one_module(is_second: bool, most: int) -> None:
     places = [place for place in list_places(["triton"]) if place.spec in ("causal_gqa", "decode")]
     draws = dict(enumerate(draw_mutants(30, 3, places, together=20)))
-    batches = list(list_batches(draws, is_second=False))
+    batches = list(list_batches(draws, is_second=is_second))
     assert [number for batch in batches for number in batch["numbers"]] == list(range(30))
-    assert all(len(batch["numbers"]) <= 16 for batch in batches)
+    assert max(len(batch["numbers"]) for batch in batches) == most
     for batch in batches:
+        assert batch["is_second"] == is_second
         for number, mutant in zip(batch["numbers"], batch["mutants"], strict=True):
             assert batch["place"] == asdict(draws[number].place)
             assert mutant == asdict(draws[number].mutant)

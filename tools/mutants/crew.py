@@ -26,8 +26,8 @@ from tests.processes import environment_of
 from tools.mutants.sample import Draw
 
 Result: TypeAlias = Mapping[str, Any]
-#: Mutants of one module that one process judges in turn, at most.
-BATCH = 16
+#: Mutants of one module that one process judges in turn, at most; and of those that survived, which take long.
+BATCH, SECOND_BATCH = 16, 3
 #: Seconds that mutants may take which are begun when the time is over.
 _GRACE = 20.0
 
@@ -61,10 +61,11 @@ def list_batches(draws: Mapping[int, Draw], *, is_second: bool) -> Iterator[dict
     """Yields the mutants that follow each other and are of one module and phase, as hosts read them.
     is_second: whether they survived, and are looked at again.
     """
+    most = SECOND_BATCH if is_second else BATCH
     for (place, phase), group in groupby(draws.items(), key=lambda item: (item[1].place, item[1].phase)):
         items = list(group)
-        for first in range(0, len(items), BATCH):
-            part = items[first : first + BATCH]
+        for first in range(0, len(items), most):
+            part = items[first : first + most]
             yield {
                 "is_second": is_second,
                 "place": asdict(place),
