@@ -26,7 +26,7 @@ from tests.processes import environment_of
 from tools.mutants.sample import Draw
 
 Result: TypeAlias = Mapping[str, Any]
-#: Mutants of one module that one process judges in turn, at most; and of those that survived, which take long.
+#: Mutants of one module that one process judges in turn, at most; fewer of those that are looked at again.
 BATCH, SECOND_BATCH = 16, 3
 #: Seconds that mutants may take which are begun when the time is over.
 _GRACE = 20.0
