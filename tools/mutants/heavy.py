@@ -42,6 +42,7 @@ _Bits: TypeAlias = Mapping[str, str] | str
 def examine(bench: Bench, mutant: Mutant) -> Judgment:
     """Compares a mutant that survived with the original."""
     subject, changed, ran = bench.subject(mutant), 0, 0
+    bench.examined = subject
     trial = AttentionTrial(subject)
     for case in _cases(bench):
         ran += 1
@@ -124,10 +125,19 @@ def _run(subject: Subject, case: Case, with_gradients: bool) -> Mapping[str, tor
 
 
 def find_reach(bench: Bench, mutant: Mutant, judgment: Judgment) -> Judgment:
-    """Returns the judgment that no bit changes, unless no case runs the mutant's line. It may end this
-    process, as the line does then.
+    """Returns the judgment that no bit changes, unless no case runs the mutant's line: then that no machine
+    code changes that was launched, or that nothing is known. It may end this process, as the line does then.
     """
-    return judgment if _is_reached(bench, mutant) else replace(judgment, outcome="unreached")
+    if _is_reached(bench, mutant):
+        return judgment
+    subject = bench.examined
+    if (
+        subject is not None
+        and subject.device == "cuda"
+        and bench.is_same_where_launched(subject, mutant.file)
+    ):
+        return replace(judgment, outcome="same code", message="in all that is launched")
+    return replace(judgment, outcome="unreached")
 
 
 def _is_reached(bench: Bench, mutant: Mutant) -> bool:

@@ -10,7 +10,7 @@ import fcntl
 import re
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -82,6 +82,8 @@ class Bench:
 
     def __init__(self, place: Place, phase: Phase, folder: Path) -> None:
         self.place, self.phase, self.folder = place, phase, folder
+        #: The mutant that was run on all cases last.
+        self.examined: Subject | None = None
 
     @cached_property
     def module(self) -> ir.Module:
@@ -147,13 +149,34 @@ class Bench:
         """
         if subject.target == "triton":
             return False
+        kernels = program_of(subject.module).kernels.items()
+        return self._agree(
+            subject,
+            (
+                (name, config, aligned)
+                for aligned in (True, False)
+                for name, kernel in kernels
+                for config in (self._in_order(kernel.configs) if kernel.file == file else ())
+            ),
+        )
+
+    def is_same_where_launched(self, subject: Subject, file: str) -> bool:
+        """Returns whether a file's CUDA kernels have the original's machine code, of those that this process
+        has launched: of tensors that lie anywhere, some kernels get copies.
+        """
+        if subject.target == "triton":
+            return False
+        program = program_of(subject.module)
+        launched = [code[:3] for code in program._functions if program.kernels[code[0]].file == file]
+        return bool(launched) and self._agree(subject, launched)
+
+    def _agree(self, subject: Subject, codes: Iterable[tuple[str, Any, bool]]) -> bool:
+        """Returns whether kernels have the original's machine code, compiled for configs and alignments."""
         mine, own = program_of(subject.module), program_of(self.original.module)
-        for aligned in (True, False):
-            for name, kernel in mine.kernels.items():
-                for config in self._in_order(kernel.configs) if kernel.file == file else ():
-                    codes = [_compile(one, name, config, aligned, subject) for one in (own, mine)]
-                    if codes[0] != codes[1] and list_differences(*codes):
-                        return False
+        for name, config, aligned in codes:
+            one, other = (_compile(program, name, config, aligned, subject) for program in (own, mine))
+            if one != other and list_differences(one, other):
+                return False
         return True
 
     def _in_order(self, configs: Sequence[Any]) -> list[Any]:
