@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 import struct
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -189,6 +189,7 @@ class _Calls:
 
     def compare(self, first: Variation, second: Variation) -> str | None:
         fresh, error = self._record_launches(second)
+        held_then = self._find_held()
         warm, later = self._record_launches(second, after=first)
         if second.refused:
             refused = all(isinstance(failure, TypeError | ValueError) for failure in (error, later))
@@ -198,17 +199,14 @@ class _Calls:
         for event in (*fresh, *warm):
             if (message := _is_wrong(event, second.name)) is not None:
                 return f"{second.name}: {message}"
-        if self._launches_agree(fresh, warm):
+        if launches_agree(fresh, warm, held_then, self._find_held()):
             return None
         return f"{second.name}: after another call it is not launched as at first"
 
-    def _launches_agree(self, fresh: list[Event], warm: list[Event]) -> bool:
+    def _find_held(self) -> set[int]:
+        """Returns addresses of tensors that live as long as the checks."""
         held = (*self.memory.values(), *self.base.values())
-        known = {x.data_ptr() for x in held if isinstance(x, torch.Tensor)}
-        pairs = [(a, b) for x, y in zip(fresh, warm, strict=False) for a, b in zip(x, y, strict=False)]
-        return list(map(len, fresh)) == list(map(len, warm)) and all(
-            a == b or (_is_address(a) and _is_address(b) and not {a, b} & known) for a, b in pairs
-        )
+        return {x.data_ptr() for x in held if isinstance(x, torch.Tensor)}
 
     def _record_launches(
         self, variation: Variation, after: Variation | None = None
@@ -350,6 +348,21 @@ def _plain(x: Any) -> tuple[object, ...]:
         return (x.data_ptr(),)
     base = getattr(x, "base", None)
     return (base.data_ptr(), str(x.shape), str(x.strides)) if base is not None else (x,)
+
+
+def launches_agree(
+    fresh: Sequence[Event], warm: Sequence[Event], held_then: Set[int], held_now: Set[int]
+) -> bool:
+    """Returns whether two calls launch the same, but for addresses of what a call makes for itself.
+
+    held_then, held_now: addresses of tensors that outlive calls, after the first one and after the second. A
+    tensor that has come since may lie where the first call had something of its own.
+    """
+    pairs = [(a, b) for x, y in zip(fresh, warm, strict=False) for a, b in zip(x, y, strict=False)]
+    return list(map(len, fresh)) == list(map(len, warm)) and all(
+        a == b or (_is_address(a) and _is_address(b) and a not in held_then and b not in held_now)
+        for a, b in pairs
+    )
 
 
 def _is_address(x: object) -> TypeGuard[int]:

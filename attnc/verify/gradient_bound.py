@@ -282,11 +282,12 @@ class HeadErrors:
             relative = lse_error[:, 0] + U * (
                 4 * np.abs(row[:, 0]) + 4 * abs(head.sink) + 2 * forward.exp_ulps
             )
-            weight_error = exponential_error(weight, exponent, relative)
+            weight_error = exponential_error(weight, exponent, relative) + FLUSHED
             largest = weight + weight_error
             many = 2 * U * (bound.tile + len(do) + 8)
+            of_rows = largest * delta_error + (weight_error + many * weight) * np.abs(delta)
             sink = (
-                float((largest * delta_error + (weight_error + many * weight) * np.abs(delta)).sum()),
+                float(np.where(open_row[:, 0], np.inf, of_rows).sum()),
                 float((largest * delta_size).sum()),
                 float(((largest * delta_spread) ** 2).sum()),
             )

@@ -7,7 +7,7 @@ import pytest
 from attnc.build import digest
 from attnc.target.files import render_files
 from attnc.target.support import standalone, with_headers
-from attnc.verify.calls import call_violations
+from attnc.verify.calls import call_violations, launches_agree
 from attnc.verify.subject import Subject, subject_of
 from tests.plans import module_of
 from tests.verify.judging import spec, subject_of_text
@@ -88,3 +88,25 @@ def test_torch_may_ask_whether_it_was_given_a_device_while_launches_are_noted() 
 def test_bugs_of_host_code_are_found(target: str, old: str, new: str, said: str) -> None:
     found = list(call_violations(changed(target, old, new)))
     assert any(said in message for message in found), found
+
+
+#: Addresses.
+FIRST, SECOND = (1 << 40) + 64, (1 << 40) + 1024
+
+
+@pytest.mark.parametrize(
+    ("held_then", "held_now", "agree"),
+    [
+        (set(), set(), True),
+        (set(), {FIRST}, True),
+        ({FIRST}, {FIRST}, False),
+        (set(), {SECOND}, False),
+    ],
+)
+def test_what_a_call_makes_for_itself_may_lie_anywhere(
+    held_then: set[int], held_now: set[int], *, agree: bool
+) -> None:
+    """Also where a tensor that is held came to lie since."""
+    fresh, warm = ([("quick", "forward", (1,), 7, address)] for address in (FIRST, SECOND))
+    assert launches_agree(fresh, warm, held_then, held_now) == agree
+    assert not launches_agree(fresh, [*warm, *warm], held_then, held_now)
