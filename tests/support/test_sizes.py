@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import heapq
+
 import pytest
 import torch
+from hypothesis import assume
 from hypothesis import given as drawn_by
 from hypothesis import strategies as st
 
@@ -193,3 +196,50 @@ def test_parts_have_every_tile_of_every_head_once(
 )
 def test_how_many_parts_walks_have(given: tuple[int, ...], parts: int) -> None:
     assert count_parts(*given) == parts
+
+
+#: Of an H200. Of a part of a walk, in tiles of queries: what it takes besides, and to add its sums up.
+MULTIPROCESSORS, BESIDE, JOINED = 132, 0.35, 0.6
+
+
+def model_time(walks: int, heads: int, tiles: int, parts: int, *, causal: bool) -> float:
+    """What gradients of keys take, in tiles of queries: the longest part first, each to the multiprocessor
+    that is free. Of causal walks, each sees two tiles fewer than the one before.
+    """
+    shares = shares_of(parts, heads, tiles)
+    works = []
+    for walk in range(walks):
+        hidden = 2 * (walk % max(1, tiles // 2)) if causal else 0
+        for of_heads, of_tiles in shares:
+            works.append(len(of_heads) * max(0, of_tiles.stop - max(of_tiles.start, hidden)) + BESIDE)
+    free = [0.0] * MULTIPROCESSORS
+    for work in sorted(works, reverse=True):
+        heapq.heapreplace(free, free[0] + work)
+    return max(free) + (JOINED * walks * parts / MULTIPROCESSORS if parts > 1 else 0.0)
+
+
+def chosen_parts(walks: int, heads: int, tiles: int, *, causal: bool) -> int:
+    """As declarations of `plan.sm90.backward` ask for gradients whose sums come in any order."""
+    enough = (6 if heads >= 8 else 3) * MULTIPROCESSORS
+    few = MULTIPROCESSORS if causal else MULTIPROCESSORS // 2
+    return count_parts(walks, heads, tiles, enough, 6 * MULTIPROCESSORS, few)
+
+
+@drawn_by(
+    sequences=st.integers(1, 16),
+    kv_heads=st.sampled_from((1, 2, 4, 8)),
+    heads=st.sampled_from((1, 2, 3, 4, 5, 7, 8, 16, 32)),
+    length=st.integers(1024, 8192),
+    causal=st.booleans(),
+)
+def test_parts_of_like_sizes_are_not_much_faster(
+    sequences: int, kv_heads: int, heads: int, length: int, causal: bool
+) -> None:
+    """The choice has steps, and none of them loses more than a second round of parts takes."""
+    tiles = cdiv(length, 64)
+    walks = cdiv(length, 128) * sequences * kv_heads
+    assume(walks <= 1200)
+    own = model_time(walks, heads, tiles, chosen_parts(walks, heads, tiles, causal=causal), causal=causal)
+    for other in (walks // 2, walks * 3 // 4, walks - 1, walks + 1, walks * 5 // 4, walks * 2):
+        parts = chosen_parts(other, heads, tiles, causal=causal)
+        assert own <= 2 * model_time(walks, heads, tiles, parts, causal=causal)
