@@ -11,6 +11,7 @@ from attnc.plan.ir import Forward
 from attnc.plan.sm90 import layout_of
 from attnc.plan.sm90.layout import (
     FEWEST_REGISTERS,
+    cut_products,
     entry_registers,
     registers_left,
     widest_product,
@@ -76,3 +77,13 @@ def test_o_leaves_through_q_or_v_where_it_has_no_room() -> None:
     assert way("consumers = 3, tile.kv = 64, stages = 4", d=128) == "q"
     assert way("tile.kv = 80", d=256) == "v"
     assert way("tile.kv = 16, stages = 8", d=256) == ""
+
+
+@pytest.mark.parametrize(
+    ("columns", "widest", "products"),
+    [(256, 256, ((0, 256),)), (256, 200, ((0, 192), (192, 64))), (96, 64, ((0, 64), (64, 32)))],
+)
+def test_sums_are_cut_into_products_of_whole_pieces(
+    columns: int, widest: int, products: tuple[tuple[int, int], ...]
+) -> None:
+    assert cut_products(columns, widest) == products

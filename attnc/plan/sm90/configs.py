@@ -345,7 +345,7 @@ def _tiles_of(variant: Variant, knobs: Mapping[str, Knob]) -> Iterator[Tiles]:
 
 def _has_short_loops(variant: Variant) -> bool:
     """Returns whether a row sees a run of keys that ends on both sides, and each warpgroup can walk over a
-    run of its own (`Sm90Text.own_ranges`): nothing is skipped inside it, drawn or copied for all of them
+    run of its own (`Sm90Roles.own_ranges`): nothing is skipped inside it, drawn or copied for all of them
     together.
     """
     attention = normalise(variant.attention)

@@ -31,6 +31,8 @@ Copies: TypeAlias = Literal["boxes", "rows"]
 #: Registers of a thread that copies rows, and how many it asks for at once, by the wider of D and Dv:
 #: accumulators of wide heads leave it few.
 _ROW_COPIES: tuple[tuple[int, int, int], ...] = ((192, 64, 12), (256, 40, 1))
+#: The columns before those of each product of a sum, and its own.
+Products: TypeAlias = tuple[tuple[int, int], ...]
 #: How a tile of o leaves (`Sm90Layout.way_out`).
 WayOut: TypeAlias = Literal["tile", "q", "v", ""]
 #: Columns of q and k, and of v, that one accumulator can have.
@@ -92,6 +94,12 @@ def widest_product(entry: int) -> int:
     """Columns that the result of one wgmma can have where a thread starts with so many registers."""
     most = 2 * (entry - _BESIDE_RESULT)
     return min(most // MMA * MMA, WIDEST)
+
+
+def cut_products(columns: int, widest: int) -> Products:
+    """Cuts a sum into products whose results fit the registers that a thread starts with."""
+    step = columns if columns <= widest else widest // PIECE * PIECE
+    return tuple((first, min(step, columns - first)) for first in range(0, columns, step))
 
 
 def registers_left(consumers: int, registers: int, other_warpgroups: int = 1, blocks: int = 1) -> int:

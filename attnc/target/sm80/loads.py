@@ -16,7 +16,7 @@ from attnc.target.sm80.printer import load, value_type
 class Loads:
     """The loads of one kernel: of its rows, which a thread keeps in an array; of a column, and of an element.
 
-    mode: where the mask is tested, as `CudaBackwardText.mode` says; show, statement: how the kernel prints an
+    mode: where the mask is tested, as `MaskTest.mode` says; show, statement: how the kernel prints an
     expression, and a statement; reads_score: whether a step has a name for the score.
     """
 

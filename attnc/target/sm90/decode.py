@@ -9,14 +9,14 @@ from itertools import islice, takewhile
 
 from attnc.plan.ir import Decode, Let, Module
 from attnc.plan.sm90.decode import Sm90DecodeLayout, knows_first_tile, shows_unseen_values
-from attnc.plan.sm90.layout import widest_product
+from attnc.plan.sm90.layout import cut_products, widest_product
 from attnc.plan.sm90.narrow import CONVERTING_WARPS
 from attnc.target.sm80.kernel import CudaDecodeText
 from attnc.target.sm80.lists import CudaListsText
 from attnc.target.sm80.output_arguments import OutputArguments
 from attnc.target.sm90.narrow import NarrowTiles
 from attnc.target.sm90.split import Sm90Split
-from attnc.target.sm90.tiles import FRAGMENT, Boxes, WgmmaTiles, list_key_tiles, parts_of
+from attnc.target.sm90.tiles import FRAGMENT, Boxes, WgmmaTiles, list_key_tiles
 
 
 class Sm90DecodeText(CudaDecodeText):
@@ -51,7 +51,7 @@ class Sm90DecodeText(CudaDecodeText):
         lane = "consumer == 0 && " if layout.shares_columns else ""
         self.thread = replace(self.thread, row=row, lane=lane)
         widths = dict.fromkeys(map(layout.columns, kernel.configs))
-        parts = [parts_of(columns, widest_product(layout.entry_registers)) for columns in widths]
+        parts = [cut_products(columns, widest_product(layout.entry_registers)) for columns in widths]
         sums = list(dict.fromkeys(columns for part in parts for _, columns in part))
         key_tiles, self.boxes = list_key_tiles(kernel), Boxes(self.view.row_zero, self.rows)
         self.wgmma = WgmmaTiles(

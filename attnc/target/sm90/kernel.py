@@ -8,7 +8,7 @@ from functools import cached_property
 
 from attnc.plan.ir import Forward, Module
 from attnc.plan.sm90 import roles_of
-from attnc.plan.sm90.layout import Sm90Layout, widest_product
+from attnc.plan.sm90.layout import Sm90Layout, cut_products, widest_product
 from attnc.plan.sm90.narrow import CONVERTING_WARPS
 from attnc.target.sm80.kernel import CudaText
 from attnc.target.sm80.lists import CudaListsText
@@ -20,7 +20,7 @@ from attnc.target.sm90.narrow import NarrowTiles
 from attnc.target.sm90.places import Places, lay_out
 from attnc.target.sm90.score import Scores, Sm90Step
 from attnc.target.sm90.stores import Stores
-from attnc.target.sm90.tiles import FRAGMENT, Boxes, WgmmaTiles, list_key_tiles, parts_of
+from attnc.target.sm90.tiles import FRAGMENT, Boxes, WgmmaTiles, list_key_tiles
 from attnc.target.sm90.walk import KeyWalk
 from attnc.target.sm90.work import Work
 
@@ -59,7 +59,7 @@ class Sm90Text(CudaText):
         self.keys, self.work = KeyWalk(kernel, self.loop), Work(kernel, self.dtypes)
         self.search_lanes = self.keys.search_lanes
         held = min(layout.shape(c).entry_registers for c in kernel.configs)
-        parts = parts_of(layout.dv_multiplied, widest_product(held))
+        parts = cut_products(layout.dv_multiplied, widest_product(held))
         key_tiles, self.boxes = list_key_tiles(kernel), Boxes(self.view.row_zero, self.rows)
         self.wgmma = WgmmaTiles(
             layout,

@@ -6,26 +6,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from math import gcd
-from typing import TypeAlias
 
 from attnc.model.tensors import Role
 from attnc.plan.ir import Decode, Forward
 from attnc.plan.signature import RowZero
 from attnc.plan.sm80.layout import MMA, CudaLayout
-from attnc.plan.sm90.layout import PIECE
+from attnc.plan.sm90.layout import PIECE, Products
 from attnc.target.sm80.rows import GlobalRows
 
-#: Columns before those of a product, and its own.
-Parts: TypeAlias = tuple[tuple[int, int], ...]
 
-
-def parts_of(columns: int, widest: int) -> Parts:
-    """Cuts a sum into products whose results fit the registers that a thread starts with."""
-    step = columns if columns <= widest else widest // PIECE * PIECE
-    return tuple((first, min(step, columns - first)) for first in range(0, columns, step))
-
-
-def products(parts: Parts, accumulate: str) -> Iterator[str]:
+def products(parts: Products, accumulate: str) -> Iterator[str]:
     """Yields the body of a loop over n that multiplies p[n] with rows of v, into acc or onto it."""
     if len(parts) == 1:
         yield f"    wgmma(acc, p[n], v + n * 16 * 128 / 16, {accumulate});"
@@ -54,7 +44,7 @@ class WgmmaTiles:
         *,
         key_tiles: Sequence[int],
         sum_columns: Iterable[int],
-        parts: Parts = (),
+        parts: Products = (),
         page: int = 0,
         warps: int = 1,
         more_wgmma: Iterable[str] = (),
