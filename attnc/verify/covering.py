@@ -292,6 +292,7 @@ def thin_cases(space: Space, limits: Limits) -> Iterator[Case]:
                 for seed in range(9, 13):  # of lists in several styles
                     yield Case(dims=dims, seed=seed, config=config, lengths=_full(space))
     yield from _inverted(space, limits, config)
+    yield from _of_many_heads(space, config)
     if any(tensor.is_sorted and len(tensor.shape) > 1 for tensor in space.attention.extras):
         sizes = {"B": 3, "H": 2, "Hkv": 2, "M": 3, "N": 4 * space.configs[config].BLOCK_N + 1}
         dims = {name: sizes.get(name, 1) for name in names}
@@ -325,6 +326,19 @@ def _inverted(space: Space, limits: Limits, config: int) -> Iterator[Case]:
             for seed in (2, 4):
                 yield Case(dims=dims, seed=seed, config=config, lengths=_full(space))
             return
+
+
+def _of_many_heads(space: Space, config: int) -> Iterator[Case]:
+    """Yields a case of more heads than a tile has rows, where tiles have the heads of one query."""
+    names = free_dims(space.attention)
+    heads = next((name for name in ("G", "H") if name in names), None)
+    pack = None if space.plan is None else pack_of(space.plan.kernel)
+    if space.plan is None or pack is None or not pack.alone or heads is None:
+        return
+    tiles = [one.tile_q for kernel in space.plan.kernels.values() for one in kernel.configs]
+    sizes = {"B": 1, "Hkv": 1, "M": 2, "N": 40, heads: max(tiles) + 1}
+    dims = {name: sizes.get(name, 3) for name in names}
+    yield Case(dims=dims, seed=4, config=config, lengths=_full(space))  # whose lists name some keys
 
 
 def _diagonal(space: Space, config: int) -> dict[str, int]:

@@ -165,4 +165,20 @@ BUGS: tuple[TritonBug, ...] = (
         patch="place = tl.arange(0, BLOCK_N)\n        pair",
         phase="backward",
     ),
+    TritonBug(
+        name="heads of the first tile alone",
+        attention="chosen",
+        story="a group was taken to fit a tile",
+        anchor="for head_lo in range(0, G, BLOCK_M):",
+        patch="for head_lo in range(0, BLOCK_M, BLOCK_M):",
+        phase="backward",
+    ),
+    TritonBug(
+        name="keys of the first sequence",
+        attention="chosen",
+        story="queries of a turn were numbered without their sequence",
+        anchor="b = pair_row // Hkv % B",
+        patch="b = pair_row // Hkv % 1",
+        phase="backward",
+    ),
 )
