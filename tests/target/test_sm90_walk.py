@@ -7,10 +7,8 @@ from tests.target.texts import hopper_text_of
 
 def test_partial_tiles_at_the_end_leave_a_key_before_which_all_see() -> None:
     causal = hopper_text_of("causal_gqa", "bf16_d128").keys
-    assert causal.all_see.startswith("const int all_see_hi = ")
     assert causal.all_rows_see == "kv_lo < all_see_hi"
     window = hopper_text_of("window").keys
-    assert window.all_see == ""
     assert window.all_rows_see.startswith("max(kv_lo, ")
 
 

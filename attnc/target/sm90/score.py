@@ -98,24 +98,16 @@ class Scores:
     def _as_word(self, vector: Fetch | Let) -> str:
         return f"(int){vector.name}" if self._vector_type(vector) == "bool" else vector.name
 
-    def vector_places(self, *, of_score: bool) -> Iterator[str]:
-        """Yields where a thread finds those of its first two keys; of_score: without what the mask alone
-        asks.
-        """
-        for i, vector in enumerate(self.vectors):
-            read = self.fetches if of_score else (*self.fetches, *self._of_mask)
-            if isinstance(vector, Let) or vector in read:
-                yield self._place(i, vector)
+    def score_vectors(self, *, with_mask: bool) -> Iterator[tuple[str, int]]:
+        """Yields the names and numbers of what the score reads; with_mask: and the mask."""
+        read = (*self.fetches, *(self._of_mask if with_mask else ()))
+        found = ((x.name, i) for i, x in enumerate(self.vectors) if isinstance(x, Let) or x in read)
+        yield from found
 
     @property
-    def value_places(self) -> Iterator[str]:
-        for i, vector in enumerate(self.vectors):
-            if vector in self._of_values:
-                yield self._place(i, vector)
-
-    def _place(self, i: int, vector: Fetch | Let) -> str:
-        place = f"X_AT + (x.index * VECTORS + {i}) * BLOCK_N * 4"
-        return f"const u32 {vector.name}_at = base + {place} + 8 * t;"
+    def value_vectors(self) -> Iterator[tuple[str, int]]:
+        """The same of what a scale of values reads."""
+        return ((x.name, i) for i, x in enumerate(self.vectors) if x in self._of_values)
 
     def vector_statement(self, vector: Fetch | Let) -> str:
         """In a step, what was loaded of a key is there already: two neighbours at once."""

@@ -35,7 +35,7 @@ class WgmmaTiles:
     box: keys that are copied at once, which lie in one page; box_rows: the same as declarations say it, or
     all keys of a tile, of one of the `warps` that have rows of their own; functions: macros of
     `support/sm90_wgmma.cuh` that define the products; v_at, v_bytes: where tiles of v begin, which may be
-    those of k, and the size of one; rest_steps: steps of q k^T whose columns multiply no values.
+    those of k, and the size of one.
     """
 
     def __init__(
@@ -55,7 +55,6 @@ class WgmmaTiles:
         self._is_padded, self._parts = padded_d or padded_dv, parts
         v = "K" if layout.v_in_k else "V"
         self.v_at, self.v_bytes = f"{v}_AT", f"{v}_BYTES"
-        self.rest_steps = "(D - DV) / 16" if layout.d % PIECE else "4 * REST"
         last, *others = key_tiles
         boxes = [f"BLOCK_N == {tile} ? {gcd(page, tile // warps)} : " for tile in others]
         self.box = f"{''.join(boxes)}{gcd(page, last // warps)}"

@@ -12,8 +12,7 @@ from attnc.target.sm80.printer import scalar
 
 class KeyWalk:
     """Of one kernel. search_lanes: lanes of the scheduler that search together for the bounds of a tile, or
-    of each consumer, "" where none do; all_see: the key before which all rows see every key, as a
-    declaration, "" where partial tiles do not end the range; lo_of_all: the first tile of all consumers.
+    of each consumer, "" where none do; lo_of_all: the first tile of all consumers.
     """
 
     def __init__(self, kernel: Forward, loop: TileLoop) -> None:
@@ -21,7 +20,6 @@ class KeyWalk:
         self._regions, self._loop, self._all_see = kernel.regions, loop, roles.work.all_see
         lanes = "(32 / (BLOCK_M / 64))" if roles.own_ranges else "32"
         self.search_lanes = lanes if roles.searches_together else ""
-        self.all_see = "" if self._all_see is None else f"const int {ALL_SEE} = {scalar(self._all_see)};"
         self.lo_of_all = "work.first_tile" if loop.lo in roles.work.own else loop.lo
 
     @property
