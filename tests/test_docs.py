@@ -97,6 +97,7 @@ REGIONS: Mapping[tuple[str, str], Callable[[str], str]] = {
     ("docs/training.md", "figures"): lambda page: documented_figures.training(),
     ("docs/distributed.md", "ranks"): lambda page: documented_figures.ranks("h200"),
     ("docs/distributed.md", "ranks_sm90a"): lambda page: documented_figures.ranks("h200_sm90a"),
+    ("docs/distributed.md", "ranks_x4"): lambda page: documented_figures.ranks("h200x4_sm90a"),
 }
 SPECS = [block for page in PAGES for block in blocks(page) if block.language == "attn"]
 PROGRAMS = [block for page in PAGES for block in blocks(page) if block.language == "python"]
