@@ -14,6 +14,7 @@ from attnc.verify.subject import Subject, subject_of
 from attnc.verify.trials import across
 from tests.targets import TARGETS, needs_gxx
 from tests.verify.judging import assert_within_bound, modules_of, subject_of_text
+from tests.verify.random_lists import listed_specs
 from tests.verify.random_specs import HOPPER, specs
 
 
@@ -28,6 +29,15 @@ def drawn(data: st.DataObject, made: Subject) -> Case:
 @settings(max_examples=settings().max_examples // 3, suppress_health_check=list(HealthCheck))
 @given(specs(), st.data())
 def test_kernels_agree_with_the_reference(text: str, data: st.DataObject) -> None:
+    note(text)
+    made = subject_of_text(text)
+    assert_within_bound(made, drawn(data, made))
+
+
+@pytest.mark.slow
+@settings(max_examples=max(settings().max_examples // 16, 2), suppress_health_check=list(HealthCheck))
+@given(listed_specs(), st.data())
+def test_listed_keys_agree_with_the_reference(text: str, data: st.DataObject) -> None:
     note(text)
     made = subject_of_text(text)
     assert_within_bound(made, drawn(data, made))
