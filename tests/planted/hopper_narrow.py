@@ -159,4 +159,64 @@ BUGS: tuple[HopperBug, ...] = (
         anchor="s = s > 0.0f ? s * (v_scale_kv) : 0.0f;",
         patch="s = s * (v_scale_kv);",
     ),
+    # Converted before the kernel
+    HopperBug(
+        name="scales of blocks twice as long",
+        attention="hopper_narrow_before",
+        story="formats differ in how many columns have one scale",
+        anchor="(column / 16) * args.stride_k_scale_3",
+        patch="(column / 32) * args.stride_k_scale_3",
+    ),
+    HopperBug(
+        name="one scale for eight columns that have their own",
+        attention="hopper_narrow_before",
+        story="scales were of blocks, until one model had them of columns",
+        anchor="const int column = column_lo + j;",
+        patch="const int column = column_lo;",
+    ),
+    HopperBug(
+        name="pages taken for rows that follow each other",
+        attention="hopper_narrow_before",
+        story="pages of the first sequences lie in order",
+        anchor="args.stored_k_ptr + page * args.stride_stored_kp",
+        patch="args.stored_k_ptr + (b * ((args.N + 15) / 16) + n / 16) * args.stride_stored_kp",
+    ),
+    HopperBug(
+        name="scales kept in 16 bits",
+        attention="hopper_narrow_before",
+        story="what they multiply is rounded to 16 bits anyway",
+        anchor="x[j] *= of_columns;",
+        patch="x[j] *= __builtin_bit_cast(float, __builtin_bit_cast(u32, of_columns) & 0xffff0000u);",
+    ),
+    # Scaled as they are converted
+    HopperBug(
+        name="scales of the first tile for all",
+        attention="hopper_narrow_blocks",
+        story="they are loaded a tile ahead, which the last change of the loop forgot",
+        anchor="load_k_scales(next(kv_lo));",
+        patch="",
+    ),
+    HopperBug(
+        name="scales of the row beside",
+        attention="hopper_narrow_blocks",
+        story="lanes take rows in an order that spares bank conflicts, and scales in their own",
+        anchor="const int key_row = kv_lo + own_row + r + (lane / 8 ^ lane / 4 % 2 * 5), "
+        "column = 64 * panel + lane % 4 * 16; const float v_scale_tile",
+        patch="const int key_row = kv_lo + own_row + r + lane / 8, "
+        "column = 64 * panel + lane % 4 * 16; const float v_scale_tile",
+    ),
+    HopperBug(
+        name="scales of the block before",
+        attention="hopper_narrow_blocks",
+        story="a lane's chunk of 16 bytes was of 8 numbers before",
+        anchor="(lane / 8 ^ lane / 4 % 2 * 5), column = 64 * panel + lane % 4 * 16; const float k_scale_tile",
+        patch="(lane / 8 ^ lane / 4 % 2 * 5), column = 64 * panel + lane % 4 * 8; const float k_scale_tile",
+    ),
+    HopperBug(
+        name="values with the scales of keys",
+        attention="hopper_narrow_blocks",
+        story="there was one scale for both",
+        anchor="v_scales);",
+        patch="k_scales);",
+    ),
 )
