@@ -18,17 +18,32 @@ def scores() -> Mapping[str, Any]:
     return found
 
 
+#: The campaign whose scores are shown by operator too.
+_LARGEST = "kernels on a GPU"
+
+
 def campaigns() -> str:
-    """Returns a table of both campaigns by target and phase or package, and where they ran."""
-    rows: list[tuple[str, ...]] = [("", "mutants", *COLUMNS, "seen"), ("---",) * (len(COLUMNS) + 3)]
+    """Returns a table of the campaigns by target and phase or package, and where they ran; then one of the
+    largest by operator.
+    """
+    rows, by_operator = list[tuple[str, ...]](), list[tuple[str, ...]]()
     for name, campaign in scores().items():
-        operators = set(campaign["operators"])
         for group, counts in campaign["groups"].items():
-            if group not in operators:
-                score = score_of(counts)
-                numbers = (str(counts[kind]) for kind in COLUMNS)
-                seen = "" if score is None else f"{100 * score:.1f} %"
-                title = f"{name}, all" if group == "all" else group.removeprefix("python ")
-                rows.append((title, str(sum(counts.values())), *numbers, seen))
+            title = f"{name}, all" if group == "all" else group.removeprefix("python ")
+            if group not in campaign["operators"]:
+                rows.append(_row(title, counts))
+            elif name == _LARGEST:
+                by_operator.append(_row(title, counts))
     said = (f"{name}: seed {campaign['seed']}, {campaign['where']}" for name, campaign in scores().items())
-    return f"{table(rows)}\n{'; '.join(said)}.\n"
+    operators = f"The {_LARGEST}, by what was changed:\n\n{table([*_head(), *by_operator])}"
+    return f"{table([*_head(), *rows])}\n{'; '.join(said)}.\n\n{operators}"
+
+
+def _head() -> list[tuple[str, ...]]:
+    return [("", "mutants", *COLUMNS, "seen"), ("---",) * (len(COLUMNS) + 3)]
+
+
+def _row(title: str, counts: Mapping[str, int]) -> tuple[str, ...]:
+    score = score_of(counts)
+    seen = "" if score is None else f"{100 * score:.1f} %"
+    return title, str(sum(counts.values())), *(str(counts[kind]) for kind in COLUMNS), seen
