@@ -143,7 +143,9 @@ def _run_child(batch: Mapping[str, Any], at: int, folder: Path) -> Iterator[dict
 def _judge_end(status: int, is_silent: bool, target: str) -> dict[str, Any]:
     """Returns what became of a mutant at which a child ended."""
     outcome, message = "died", f"exit status {status}"
-    if is_silent or status == _HUNG:
+    if is_silent and "--gpu" in sys.argv:  # it may have waited for memory that others have
+        outcome, message = "unknown", "there was no word for minutes, and no call that did not end"
+    elif is_silent or status == _HUNG:
         outcome, message = "hung", "a call did not end"
     elif target == "triton" and status < 0:  # no launch ends a process like this: Triton's compiler has
         outcome = "invalid"

@@ -80,7 +80,7 @@ def join_results(
         if outcome == "equal" and operator in UNSURE:
             told, kind = (third or {}).get(number, {"outcome": "unknown"}), "survivor"
             if told["outcome"] in ("survived", "same code"):
-                kind, message = "equivalent", f"{message}, and right in the simulator"
+                kind, message = "equivalent", f"{message}, and {told.get('cases')} are right in the simulator"
             elif KINDS.get(told["outcome"]) == "killed":
                 outcome, message = "wrong", f"in the simulator: {told['message']}"
         found.append(Outcome(kind=kind, outcome=outcome, message=message, result=result))
