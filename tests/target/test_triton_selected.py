@@ -49,6 +49,17 @@ def test_places_are_of_single_keys(keys: int, places: int) -> None:
     assert turn_sizes(sum_text(keys))["list_places"] == places
 
 
+@pytest.mark.parametrize("empty", [{"N": 0}, {"S": 0}])
+def test_there_is_memory_where_there_are_no_keys_or_entries(empty: dict[str, int]) -> None:
+    """A tensor without elements is passed as None, which compilers take no address of."""
+    text = sum_text()
+    names = {**SIZES, **empty, "list_places": empty.get("S", 10), "turn_queries": 5, "turns": 1}
+    for made in text.list_allocations():
+        name, shape = made.values[0], str((made.fields or {})["type"])
+        floats = evaluate(shape.strip('"').removeprefix("f32[").removesuffix("]"), names)
+        assert floats > 0 or name == '"_sums"', "kernels ask whether there are sums of earlier turns"
+
+
 def test_both_kernels_repeat_as_often() -> None:
     module = planned()
     texts = {name: text_of(module, kernel) for name, kernel in module.backward_kernels.items()}

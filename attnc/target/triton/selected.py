@@ -281,7 +281,8 @@ class SumText:
         }
 
     def list_allocations(self) -> Iterator[CallText]:
+        """Yields the memory of a turn, which is never none: kernels run without keys and entries, too."""
         rows = f"turn_queries * B * {self.kv_heads}"
-        yield declare_allocation("_pairs", f"f32[{rows} * list_places * {self.columns}]")
-        yield declare_allocation("_places", f"f32[{rows} * N]")
+        yield declare_allocation("_pairs", f"f32[max({rows} * list_places * {self.columns}, 1)]")
+        yield declare_allocation("_places", f"f32[max({rows} * N, 1)]")
         yield declare_allocation("_sums", f"f32[(turns > 1) * B * {self.kv_heads} * N * {self.columns}]")

@@ -480,8 +480,8 @@ CALL = TritonAttention(
             Made("lse2", type="f32[B, H, M_padded]"),
             Made("delta", type="f32[B, H, M_padded]"),
             Made("_lists", type="f32[max((B) * (M) * (S + 1), 1)]"),
-            Made("_pairs", type="f32[turn_queries * B * 1 * list_places * 576]"),
-            Made("_places", type="f32[turn_queries * B * 1 * N]"),
+            Made("_pairs", type="f32[max(turn_queries * B * 1 * list_places * 576, 1)]"),
+            Made("_places", type="f32[max(turn_queries * B * 1 * N, 1)]"),
             Made("_sums", type="f32[(turns > 1) * B * 1 * N * 576]"),
         ),
         launches=(

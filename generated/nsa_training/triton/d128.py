@@ -527,8 +527,8 @@ CALL = TritonAttention(
             Made("lse2", type="f32[B, H, M_padded]"),
             Made("delta", type="f32[B, H, M_padded]"),
             Made("_lists", type="f32[max((B) * (M) * (Hkv) * (S + 1), 1)]"),
-            Made("_pairs", type="f32[turn_queries * B * Hkv * list_places * 256]"),
-            Made("_places", type="f32[turn_queries * B * Hkv * N]"),
+            Made("_pairs", type="f32[max(turn_queries * B * Hkv * list_places * 256, 1)]"),
+            Made("_places", type="f32[max(turn_queries * B * Hkv * N, 1)]"),
             Made("_sums", type="f32[(turns > 1) * B * Hkv * N * 256]"),
         ),
         launches=(
