@@ -16,6 +16,7 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import chain
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeAlias, TypeGuard
 from unittest.mock import patch
@@ -366,7 +367,20 @@ def launches_agree(
 
 
 def _is_address(x: object) -> TypeGuard[int]:
-    return type(x) is int and x > 1 << 32
+    """Returns whether a number is an address: no size or stride of the checks is as large. Pythons at a fixed
+    place, as those of Debian and Ubuntu, have a heap below 4 GiB.
+    """
+    return type(x) is int and (x > 1 << 32 or x in find_heap())
+
+
+def find_heap() -> range:
+    """Returns the addresses of the heap that grows behind the program; none where the system does not say."""
+    try:
+        lines = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return range(0)
+    spans = (line.split()[0].split("-") for line in lines if line.endswith("[heap]"))
+    return next((range(int(lo, 16), int(hi, 16)) for lo, hi in spans), range(0))
 
 
 def _is_wrong(event: Event, what: str) -> str | None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
 from attnc.build import digest
 from attnc.target.files import render_files
 from attnc.target.support import standalone, with_headers
-from attnc.verify.calls import call_violations, launches_agree
+from attnc.verify.calls import call_violations, find_heap, launches_agree
 from attnc.verify.subject import Subject, subject_of
 from tests.plans import module_of
 from tests.verify.judging import spec, subject_of_text
@@ -110,3 +113,17 @@ def test_what_a_call_makes_for_itself_may_lie_anywhere(
     fresh, warm = ([("quick", "forward", (1,), 7, address)] for address in (FIRST, SECOND))
     assert launches_agree(fresh, warm, held_then, held_now) == agree
     assert not launches_agree(fresh, [*warm, *warm], held_then, held_now)
+
+
+def test_a_heap_below_4_gib_has_addresses_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a Python at a fixed place; numbers outside of it are sizes and strides."""
+    monkeypatch.setattr("attnc.verify.calls.find_heap", lambda: range(1 << 29, 1 << 30))
+    fresh, warm = ([("quick", "forward", (1,), 7, (1 << 29) + offset)] for offset in (64, 1024))
+    assert launches_agree(fresh, warm, set(), set())
+    assert not launches_agree([("quick", 64)], [("quick", 128)], set(), set())
+
+
+def test_a_heap_is_found_where_the_system_says_it() -> None:
+    at = re.search(r"^(\w+)-\w+ .*\[heap\]$", Path("/proc/self/maps").read_text(), re.MULTILINE)
+    assert at is not None
+    assert find_heap().start == int(at[1], 16)
