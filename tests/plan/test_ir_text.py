@@ -48,6 +48,8 @@ TOLD = (
     ("stick_breaking", "d64", "triton"),  # sums of keys behind and before a tile, from kernel to kernel
     ("stick_breaking_decode", "d64", "triton"),  # an ordered scan over split keys
     ("mla_training", "d576_dv512", "triton"),  # one gradient of keys and of values that are columns of them
+    ("listed_blocks", "d128", "triton"),  # a walk over lists, and over inverted ones
+    ("selected_training", "d128", "triton"),  # queries with lists of their own, and the keys of one
 )
 
 
