@@ -1,10 +1,47 @@
-"""Bugs planted in epilogues, and in weights without a softmax, of CUDA kernels."""
+"""Bugs planted in epilogues, and in other forms than softmax, of CUDA kernels."""
 
 from __future__ import annotations
 
 from tests.planted.bug import Bug, CudaBug, HopperBug
 
 BUGS: tuple[Bug, ...] = (
+    CudaBug(
+        name="what is below 0 left out of the denominator",
+        attention="softpick",
+        story="the rectified weights were divided by their own sum",
+        anchor="sum += fabsf(excess);",
+        patch="sum += fmaxf(excess, 0.0f);",
+    ),
+    CudaBug(
+        name="weights of a softmax in dv",
+        attention="softpick",
+        story="p of the backward was taken for the weight",
+        anchor="s = picked;",
+        patch="s = p;",
+        file="backward_dkdv",
+    ),
+    HopperBug(
+        name="1 that does not shrink with the maximum",
+        attention="softpick",
+        story="exp(s) was shifted by the maximum, and the 1 subtracted from it was not",
+        anchor="const float one = exp2_(-m[r]);",
+        patch="const float one = 1.0f;",
+    ),
+    HopperBug(
+        name="sums of a row under another maximum",
+        attention="softpick",
+        story="m had moved before alpha was computed from it",
+        anchor="alpha[r] = exp2_(m[r] - top[r]); m[r] = top[r];",
+        patch="m[r] = top[r]; alpha[r] = exp2_(m[r] - top[r]);",
+    ),
+    HopperBug(
+        name="no gradient below 0",
+        attention="softpick",
+        story="what a rectifier cuts off was thought to have no gradient, but the denominator has it",
+        anchor="s > 0.0f ? dp - delta : s < 0.0f ? delta : 0.0f",
+        patch="s > 0.0f ? dp - delta : 0.0f",
+        file="backward_dkdv",
+    ),
     CudaBug(
         name="gate of another head",
         attention="gated",
