@@ -306,6 +306,7 @@ def _weighed_rows(head: Head, bound: ErrorBound) -> dict[str, Expected]:
 
     |o - r| <= sum_j (e_ij + |w_ij| (sums + u_p)) |v_j|, with e of the running error of the weights w, which
     are rounded to P's type. Nothing is promised of a row with a weight that leaves that type or float32.
+    Weights may be larger than 1, and so may what is lost where a subnormal value is flushed.
     """
     with np.errstate(all="ignore"):
         size, dot = dot_products(head, bound)
@@ -327,7 +328,8 @@ def _weighed_rows(head: Head, bound: ErrorBound) -> dict[str, Expected]:
         special = ~np.isfinite(head.v)
         tiny = ~visible | (w <= error + 4 * lost)  # 0 * inf decides
         unsure = np.asarray(tiny.astype(np.float64) @ special > 0) | (w @ v_size + b > DType.F32.largest)
-        rows = _RawRows(o, b, np.zeros(()), row_open | unsure)
+        flushed = (w + error) @ np.minimum(v_size, FLUSHED)
+        rows = _RawRows(o, b, flushed, row_open | unsure)
         eager = _eager(head, DType(bound.input_dtype))
     return {
         "o": _leave(head, bound, _finish(head, bound, rows), eager),

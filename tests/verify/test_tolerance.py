@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from attnc.expr.nodes import Binary, Call, Const, Dot, Expr, Neg
-from attnc.model.attention import Attention
+from attnc.model.attention import Attention, Softmax
 from attnc.model.dtypes import DType
 from attnc.reference import Head, empty_outputs, heads, to_arrays
 from attnc.verify.data import LOGITS, SPECIALS, VALUES, DenseSizes, draw_qkv, generator
@@ -253,6 +253,17 @@ def test_scores_that_may_be_no_number_are_open_not_exact() -> None:
     assert judge(spec, expected, outputs).ok
     outputs["o"][0, 0] = np.nan
     assert not judge(spec, expected, outputs).ok
+
+
+def test_weights_above_1_multiply_what_is_flushed() -> None:
+    """Hardware may read a subnormal value as 0; nothing divides by the sum of the weights afterwards."""
+    spec = attention(Dot(), softmax=Softmax(form="none"), dtype=DType.F32)
+    spec = replace(spec, outputs=(spec.o,))
+    tensors = {name: np.ones((1, 1, 1, 8)) for name in "qk"} | {"v": np.full((1, 1, 1, 8), 2.0**-127)}
+    expected = expect(spec, tensors, error_bound(DType.F32, 8, 16))
+    assert expected["o"].value.max() == 8 * 2.0**-127
+    assert judge(spec, expected, {"o": np.zeros((1, 1, 1, 8))}).ok
+    assert not judge(spec, expected, {"o": np.full((1, 1, 1, 8), -(2.0**-122))}).ok
 
 
 def test_rows_of_an_infinite_sink_are_open() -> None:
