@@ -8,17 +8,18 @@ as declared.
 
 from __future__ import annotations
 
+import ctypes
 import re
 import struct
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, TypeAlias, TypeGuard
+from typing import Any, TypeAlias, TypeGuard, cast
 from unittest.mock import patch
 
 import torch
@@ -375,12 +376,25 @@ def _is_address(x: object) -> TypeGuard[int]:
 
 def find_heap() -> range:
     """Returns the addresses of the heap that grows behind the program; none where the system does not say."""
+    start = _heap_start()
+    return range(start, _sbrk()(0)) if start else range(0)
+
+
+@cache
+def _heap_start() -> int:
+    """Where the heap of this process begins, which does not move; 0 where the system does not say."""
     try:
         lines = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
     except OSError:
-        return range(0)
-    spans = (line.split()[0].split("-") for line in lines if line.endswith("[heap]"))
-    return next((range(int(lo, 16), int(hi, 16)) for lo, hi in spans), range(0))
+        return 0
+    return next((int(line.split("-")[0], 16) for line in lines if line.endswith("[heap]")), 0)
+
+
+@cache
+def _sbrk() -> Callable[[int], int]:
+    found = ctypes.CDLL(None).sbrk
+    found.argtypes, found.restype = [ctypes.c_ssize_t], ctypes.c_size_t
+    return cast("Callable[[int], int]", found)
 
 
 def _is_wrong(event: Event, what: str) -> str | None:

@@ -124,6 +124,13 @@ def test_a_heap_below_4_gib_has_addresses_too(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_heap_is_found_where_the_system_says_it() -> None:
-    at = re.search(r"^(\w+)-\w+ .*\[heap\]$", Path("/proc/self/maps").read_text(), re.MULTILINE)
+    at = re.search(r"^(\w+)-(\w+) .*\[heap\]$", Path("/proc/self/maps").read_text(), re.MULTILINE)
     assert at is not None
-    assert find_heap().start == int(at[1], 16)
+    assert find_heap() == range(int(at[1], 16), int(at[2], 16))
+
+
+def test_the_heap_is_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The list of what lies in memory is long, and every number of every launch is asked for."""
+    find_heap()
+    monkeypatch.setattr(Path, "read_text", None)
+    assert find_heap()
