@@ -40,7 +40,6 @@ TESTED_ELSEWHERE = {
     "target/triton/backward": "kernels/test_backward",
     "target/triton/kernel": "plan/test_access",
     "target/triton/parameters": "kernels/test_packed_gradients",
-    "target/triton/sticks": "kernels/test_stick_breaking",
 }
 MODULES = sorted(
     str(path.relative_to(ROOT / "attnc").with_suffix(""))

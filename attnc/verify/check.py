@@ -158,12 +158,13 @@ def check(subject: Subject, case: Case, *, fills: Iterable[str] = ("nan",)) -> V
 
 def _judge_lack(subject: Subject, case: Case, error: Exception) -> Verdict:
     """Returns the verdict on a case that ended for want of memory: one of gigabytes is left out, any other
-    has asked for too much. Raises the error where others have the memory of the GPU.
+    has asked for too much. Raises the error where others have the memory of the GPU, and where the host has
+    none for the case's own tensors.
     """
     if case.is_far:
         what = f"takes more memory than there is: {describe_lack(error)}"
         return Verdict(ok=True, message=what, is_left_out=True)
-    if is_crowded(subject.device):
+    if isinstance(error, MemoryError) or is_crowded(subject.device):
         raise error
     return report_broken(f"{type(error).__name__}: {error}")
 
