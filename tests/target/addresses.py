@@ -126,10 +126,9 @@ class _Scope:
                     self._assign(target, value)
                 case ast.AugAssign(target=ast.Name(id=name), op=op, value=value):
                     self.values[name] = self._combined(op, self._named(name), self.of(value), statement)
-                case ast.For(target=ast.Name(id=name), iter=ast.Call(args=args), body=inner):
-                    for arg in args:
-                        self.of(arg)
-                    self.values[name] = Value(bound=_BOUNDS.get(name, LIMIT - 1))
+                case ast.For(target=ast.Name(id=name), iter=ast.Call(func=of, args=args), body=inner):
+                    ends = [self.of(arg) for arg in args][:2]
+                    self.values[name] = _known(name, _between(ends) if _is_range(of) else Value())
                     self.run(inner)
                 case ast.If(test=test, body=then, orelse=other):
                     self.of(test)
@@ -181,6 +180,10 @@ class _Scope:
                 return self.of(value)
             case ast.UnaryOp(operand=operand):
                 return self.of(operand)
+            case ast.BinOp(op=ast.Sub(), right=right) if floor := _remainder(node):
+                self.of(right)  # gives the function of its call what it is called with
+                x, size = map(self.of, floor)
+                return Value(x.wide or size.wide, LIMIT - 1, x.lost | size.lost)
             case ast.BinOp(left=left, op=op, right=right):
                 return self._combined(op, self.of(left), self.of(right), node)
             case ast.IfExp(test=test, body=then, orelse=other):
@@ -221,6 +224,10 @@ class _Scope:
                 return Value(False, LIMIT >> 2, lost)
             if isinstance(node, ast.BinOp) and (rounded := _rounded(node)) is not None:
                 return Value(False, min(self.of(rounded).bound, LIMIT >> 2), lost)
+            if floor := _floored(node):
+                x, size = map(self.of, floor)
+                if x.bound + size.bound <= LIMIT:
+                    return Value(False, max(x.bound, x.bound + size.bound - 1), lost)
             lost |= {(getattr(node, "lineno", 0), text)}
         return Value(False, LIMIT - 1, lost)
 
@@ -317,6 +324,41 @@ def _rounded(node: ast.BinOp) -> ast.expr | None:
             return number
         case _:
             return None
+
+
+#: Functions of kernels that divide x by a size and round down. That times size lies less than a size from x.
+_FLOORS = frozenset({"_floor_div", "_floor_div_by_any"})
+
+
+def _floored(node: ast.AST) -> tuple[ast.expr, ast.expr] | None:
+    """x and size, of `_floor_div(x, size) * size`."""
+    match node:
+        case ast.BinOp(
+            left=ast.Call(func=ast.Name(id=name), args=[x, size], keywords=[]), op=ast.Mult(), right=right
+        ) if name in _FLOORS and ast.dump(size) == ast.dump(right):
+            return x, size
+        case _:
+            return None
+
+
+def _remainder(node: ast.BinOp) -> tuple[ast.expr, ast.expr] | None:
+    """x and size, of `x - _floor_div(x, size) * size`, which is exact also where the product wraps."""
+    floor = _floored(node.right)
+    return floor if floor and ast.dump(floor[0]) == ast.dump(node.left) else None
+
+
+def _is_range(function: ast.expr) -> bool:
+    return ast.unparse(function) in ("range", "tl.range", "tl.static_range")
+
+
+def _between(ends: Iterable[Value]) -> Value:
+    """The counter of a loop: no larger than the ends of its range, whatever its step. An end that may have
+    overflowed says nothing.
+    """
+    several = tuple(ends)
+    if any(end.lost for end in several):
+        return Value()
+    return Value(bound=min(max(end.bound for end in several), LIMIT - 1))
 
 
 #: An entry of a list is the number of a block. Times the size of blocks, it is the position of the first key

@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from hypothesis import Phase, given, settings
+from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
 from attnc.target.files import render_files
@@ -19,6 +19,7 @@ from tests.target.addresses import Finding, findings
 from tests.target.cuda_addresses import cuda_findings
 from tests.targets import TARGETS
 from tests.verify.judging import modules_of
+from tests.verify.judging import spec as spec_of
 from tests.verify.random_specs import specs
 
 pytestmark = pytest.mark.slow
@@ -183,9 +184,72 @@ def test_a_finding_names_its_line() -> None:
     assert [str(one) for one in cuda_findings(text)] == ["line 3: i * stride has 32 bits"]
 
 
+def reads(at: str, before: str = "if True:") -> tuple[str, ...]:
+    """What is found where a kernel reads at an offset."""
+    return tuple(one.text for one in findings(_READS.format(before=before, at=at)))
+
+
+_READS = """
+@triton.jit
+def _floor_div(x, size):
+    return tl.where(x >= 0, x // size, -1 - (-1 - x) // size)
+
+@triton.jit
+def _floor_mod(x, size):
+    return x - _floor_div(x, size) * size
+
+@triton.jit
+def f(X, SPLITS, M, K, T):
+    {before}
+        tl.load(X + ({at}))
+"""
+
+
+@pytest.mark.parametrize("of", ["0, {}", "{}", "0, {}, K", "{}, -1, -1"])
+def test_the_counter_of_a_loop_is_bounded_by_its_ends(of: str) -> None:
+    def found(end: str, at: str) -> tuple[str, ...]:
+        return reads(at, f"for done in range({of.format(end)}):")
+
+    at = "(tl.cdiv(SPLITS, 16) - 1 - done) * 16"
+    assert not found("tl.cdiv(SPLITS, 16)", at)
+    assert found("K", at) == (at,)
+    assert found("tl.load(X)", at) == (at,)
+    assert found("SPLITS * K", at) == (at,)  # may have overflowed
+    assert found("SPLITS", "done * K") == ("done * K",)
+
+
+def test_a_size_times_the_quotient_by_it_is_bounded_by_what_is_divided() -> None:
+    at = "_floor_div(M, K // 2) * (K // 2)"
+    assert not reads(at)
+    for wrong in ("_floor_div(M, K // 2) * K", "_floor_div(M, 2) * K", "_floor_div(K, T) * T"):
+        assert reads(wrong) == (wrong,)
+    assert reads(f"{at} * 64") == (f"{at} * 64",)  # it is no smaller, either
+
+
+def test_a_remainder_is_exact_whatever_its_quotient() -> None:
+    assert not reads("_floor_mod(M, K)")
+    assert not reads("K - _floor_div(K, T) * T")
+    assert reads("_floor_mod(M, K) * T") == ("_floor_mod(M, K) * T",)
+    assert reads("M - _floor_div(K, T) * T") == ("_floor_div(K, T) * T",)
+    assert reads("_floor_mod(K * T, T)") == ("K * T",)
+
+
+#: The first key that is kept follows from a remainder of 32 bits.
+_REMAINDER = (
+    "param K in {3}",
+    "input q: f16[B, M, H, 64]",
+    "input k, v: f16[B, N, H, 64]",
+    "score = dot(q, k) / sqrt(64)",
+    "mask = kv_idx != ((K + 7) - (q_idx % M))",
+    "normalize = softmax",
+    "output o: f16[B, M, H, 64]",
+)
+
+
 @settings(
     max_examples=8, deadline=None, phases=[Phase.explicit, Phase.generate]
 )  # texts are too long to shrink
+@example(spec_of(_REMAINDER))
 @given(st.booleans().flatmap(lambda on_cuda: specs(targets=TARGETS if on_cuda else ("triton",))))
 def test_addresses_of_random_specs_are_proved(text: str) -> None:
     for module in modules_of(text):
