@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from attnc.api import repeats
 from attnc.compat import call, sdpa
 from attnc.verify.memory import MemoryFault
 from tests.compat import torch_grid
@@ -18,11 +19,15 @@ from tests.replacing import replaced
 
 @pytest.fixture
 def forgotten(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Forms are made anew, by the text that has the mistake."""
+    """Forms are made anew, by the text that has the mistake, and so are plans of calls that other tests made;
+    what it made is left to no test after it.
+    """
     monkeypatch.setattr(call, "_PREPARED", {})
+    repeats.forget()
     handle = sdpa.activate("CPU")
     yield
     handle.remove()
+    repeats.forget()
 
 
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name.replace(" ", "-"))

@@ -31,7 +31,7 @@ from tests.planted.bug import Bug, plant
 from tests.planted.registry import module_of, projection_of
 
 AnySubject: TypeAlias = Subject | ProjectionSubject
-By: TypeAlias = Literal["bound", "rules", "calls"]
+By: TypeAlias = Literal["bound", "gradients", "rules", "calls"]
 #: Launches, each with its warps in another order, in which a race has to show.
 _ORDERS = 12
 #: Cases that a search may draw, by target: threads on a CPU are slow, and most bugs show in the first ten.
@@ -80,8 +80,8 @@ def shows(bug: Bug, case: Case, by: By, rule: str = "") -> bool:
     """Whether the case shows the bug. What depends on which warp comes first is given some orders. rule: the
     name of the one that it breaks.
     """
-    subject, tries = planted(bug), _ORDERS if bug.target.startswith("cuda.") and by == "bound" else 1
-    return any(not _judge(bug, subject, case, by, rule).ok for _ in range(tries))
+    subject, has_orders = planted(bug), bug.target.startswith("cuda.") and by in ("bound", "gradients")
+    return any(not _judge(bug, subject, case, by, rule).ok for _ in range(_ORDERS if has_orders else 1))
 
 
 def judge_clean(bug: Bug, case: Case, by: By, rule: str = "") -> Verdict:
@@ -91,7 +91,7 @@ def judge_clean(bug: Bug, case: Case, by: By, rule: str = "") -> Verdict:
 
 def _judge(bug: Bug, subject: AnySubject, case: Case, by: By, rule: str) -> Verdict:
     """By the error bound, by the rules besides or one of them, or of the module's calls. By the bound,
-    gradients are left out for a bug in the forward.
+    gradients are left out for a bug in the forward, unless it shows in them alone: "gradients".
     """
     if by == "calls" and isinstance(subject, Subject):
         message = next(iter(call_violations(subject)), "")
@@ -100,7 +100,7 @@ def _judge(bug: Bug, subject: AnySubject, case: Case, by: By, rule: str) -> Verd
         return keeps(subject, case, partial(violations, only=rule), Verdict(ok=True, message=""))
     if isinstance(subject, ProjectionSubject):
         return check_projection(subject, case)
-    if bug.phase == "forward" and bug.file in ("", "host"):
+    if by == "bound" and bug.phase == "forward" and bug.file in ("", "host"):
         subject = replace(subject, gradients=None)
     return check(subject, case)
 

@@ -23,6 +23,7 @@ from typing import Any, TypeAlias
 
 from attnc.verify.case import Case
 from attnc.verify.interpreter import ensure_interpreter
+from attnc.verify.properties import rule_names
 from tests.planted.bug import Bug
 from tests.planted.hunting import By, Catch, hunt, judge_clean, shows, verify
 from tests.planted.registry import BUGS, PARTS
@@ -104,7 +105,10 @@ def _sign(catch: Catch) -> str:
 
 
 def _way(catch: Catch) -> By:
-    return "calls" if catch.message.startswith("calls: ") else "rules"
+    rule = catch.message.partition(":")[0]
+    if rule not in rule_names():
+        return "gradients"
+    return "calls" if rule == "calls" else "rules"
 
 
 def _smallest(bug: Bug, case: Case, by: By, rule: str) -> Case:

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from attnc.verify.case import Case
+from attnc.verify.properties import rule_names
 from attnc.verify.simt import available
 from tests.planted.bug import plant
 from tests.planted.hunting import files_with, hunt, judge_clean, large_case, shows, verify
@@ -50,6 +51,11 @@ def _rule(name: str) -> str:
     """The rule that the bug breaks, by its name in what was said of it."""
     found: str = FOUND_BY[name]["sign"]
     return found.partition(":")[0] if KEPT[name]["by"] == "rules" else ""
+
+
+def test_kept_cases_break_rules_that_there_are() -> None:
+    """What is judged by another name breaks nothing, whatever the bug."""
+    assert {_rule(name) for name, line in KEPT.items() if line["by"] == "rules"} <= rule_names()
 
 
 def first_of_each_kernel() -> set[str]:
