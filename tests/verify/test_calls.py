@@ -126,7 +126,8 @@ def test_a_heap_below_4_gib_has_addresses_too(monkeypatch: pytest.MonkeyPatch) -
 def test_a_heap_is_found_where_the_system_says_it() -> None:
     at = re.search(r"^(\w+)-(\w+) .*\[heap\]$", Path("/proc/self/maps").read_text(), re.MULTILINE)
     assert at is not None
-    assert find_heap() == range(int(at[1], 16), int(at[2], 16))
+    found = find_heap()  # which may have grown since
+    assert (found.start, found.stop >= int(at[2], 16)) == (int(at[1], 16), True)
 
 
 def test_the_heap_is_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
