@@ -148,5 +148,5 @@ def _note(kind: Any, plan: Plan, tensors: Sequence[Any]) -> None:
     if latest is None:
         if len(_LATEST) >= _MOST_PLANS:
             _LATEST.clear()
-        latest = _LATEST[kind] = Repeated(lambda plan, tensors: plan.settle(tensors), gradients=True)
+        latest = _LATEST[kind] = Repeated(Plan.settle, gradients=True)
     latest.note(plan, tensors)
