@@ -31,7 +31,6 @@ TESTED_ELSEWHERE = {
     "target/sm80/kernel": "kernels/test_cuda_storage",
     "target/sm80/render": "runtime/test_nvrtc",
     "target/sm90/decode": "kernels/test_sm90_decode",
-    "target/sm90/places": "kernels/test_sm90",
     "target/sm90/render": "runtime/test_nvrtc",
     "target/sm90/score": "kernels/test_sm90",
     "target/sm90/stores": "kernels/test_sm90_widths",

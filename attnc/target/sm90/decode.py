@@ -66,8 +66,7 @@ class Sm90DecodeText(CudaDecodeText):
                 *(f"WGMMA_RS_COLUMNS({keys})" for keys in key_tiles if layout.keeps_rest),
             ],
         )
-        first = "0" if layout.by_warps else "TILES_END"
-        self.narrow = NarrowTiles(self, layout.narrow, first) if layout.narrow else None
+        self.narrow = NarrowTiles(self, layout.narrow) if layout.narrow else None
         self.unseen_values = shows_unseen_values(kernel, layout)
         self.clears_values = self.unseen_values and not layout.by_warps
 

@@ -17,7 +17,6 @@ from attnc.target.sm80.printer import CudaWalk
 from attnc.target.sm90.conversion import ConversionText
 from attnc.target.sm90.finish import Sm90Finish
 from attnc.target.sm90.narrow import NarrowTiles
-from attnc.target.sm90.places import Places, lay_out
 from attnc.target.sm90.score import Scores, Sm90Step
 from attnc.target.sm90.stores import Stores
 from attnc.target.sm90.tiles import FRAGMENT, Boxes, WgmmaTiles, list_key_tiles
@@ -28,7 +27,7 @@ from attnc.target.sm90.work import Work
 class Sm90Text(CudaText):
     """What `templates/sm90/*.jinja` print besides what `cuda.sm_80` has. roles: as they are planned; work,
     score, keys, stores: what roles compute of a work tile and of scores, how they walk over keys, and how o
-    is stored; memory, barriers: where optional parts of shared memory begin, and their barriers.
+    is stored.
     """
 
     kernel: Forward
@@ -41,8 +40,6 @@ class Sm90Text(CudaText):
     keys: KeyWalk
     stores: Stores
     work: Work
-    memory: Places
-    barriers: Places
     body, frame = "forward_q_kv", "module"
     _fragment = FRAGMENT
 
@@ -73,28 +70,7 @@ class Sm90Text(CudaText):
         self.finish = Sm90Finish(self.module, kernel, self.dtypes, kept_columns=self.wgmma.dv_stored)
         self.lists = None if module.lists is None else CudaListsText(module, module.lists, self.dtypes)
         self.conversion = None if module.conversion is None else ConversionText(module, self.dtypes)
-        pairs, vectors, draws = self.score.pair is not None, self.score.vectors, layout.draws
-        self.memory = lay_out(
-            "O_AT + O_BYTES",
-            (
-                ("raw", "RAW_END", bool(layout.narrow)),
-                ("pairs", "PAIR_AT + PAIR_STAGES * PAIR_BYTES", pairs),
-                ("vectors", "X_AT + X_BYTES", vectors),
-                ("kept", "KEPT_AT + STAGES * KEPT_BYTES", draws),
-            ),
-        )
-        self.narrow = NarrowTiles(self, layout.narrow, self.memory.at["raw"]) if layout.narrow else None
-        self.barriers = lay_out(
-            "V_EMPTY + STAGES",
-            (
-                ("o", "O_EMPTY + 1", self.stores.through_v),
-                ("vectors", "X_EMPTY + STAGES", vectors),
-                ("kept", "KEPT_EMPTY + STAGES", draws),
-                ("pairs", "PAIR_EMPTY + PAIR_STAGES", pairs),
-                ("message", "MESSAGE_FULL + 1", layout.clusters),
-                ("raw", "RAW_FULL + RAW_TILES * RAW_PARTS * PRODUCERS", bool(layout.narrow)),
-            ),
-        )
+        self.narrow = NarrowTiles(self, layout.narrow) if layout.narrow else None
 
     @cached_property
     def walk(self) -> CudaWalk:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from attnc.model.attention import Attention
@@ -41,11 +40,10 @@ class NarrowPart:
 
 class NarrowTiles:
     """Tiles of 8 bits of a kernel. parts: the tensors that are converted; wide: the one of k and v that comes
-    in 16 bits beside the other, or ""; places: where the tiles begin in shared memory, and end, as
-    declarations.
+    in 16 bits beside the other, or "".
     """
 
-    def __init__(self, text: CudaText, tensors: Narrow, first: str) -> None:
+    def __init__(self, text: CudaText, tensors: Narrow) -> None:
         self._text = text
         plain = narrow_parts(tensors, text.layout, text.module.variant.attention)
         self.parts = tuple(_with_scale(part, text) for part in plain)
@@ -53,7 +51,6 @@ class NarrowTiles:
         converted = [part.name for part in self.parts]
         self.wide = "" if text.layout.v_in_k or len(converted) != 1 else "k" if converted == ["v"] else "v"
         self.converts = any(part.is_converted for part in self.parts)
-        self.places = _list_places(self.parts, first)
 
     def byte_pool(self, name: str) -> str:
         """Returns where rows of K or V of the head at hand lie, in bytes."""
@@ -69,15 +66,6 @@ def _with_scale(part: NarrowPart, text: CudaText) -> NarrowPart:
         return part
     values = (statement(fetch, text.dtypes, text.kernel.dims, scalar) for fetch in found.fetches)
     return replace(part, scale=scalar(found.value), scale_values=tuple(values))
-
-
-def _list_places(parts: Iterable[NarrowPart], at: str) -> str:
-    places = []
-    for part in parts:
-        name = f"RAW_{part.letter}"
-        places.append(f"{name}_BYTES = {part.panels} * BLOCK_N * 128, {name}_AT = {at}")
-        at = f"{name}_AT + RAW_TILES * {name}_BYTES"
-    return ", ".join([*places, f"RAW_END = {at}"])
 
 
 def narrow_parts(narrow: Narrow, layout: CudaLayout, attention: Attention) -> tuple[NarrowPart, ...]:
