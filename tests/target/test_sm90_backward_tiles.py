@@ -45,3 +45,17 @@ def test_each_kernel_has_its_template() -> None:
 def test_tiles_ascend_over_queries_or_from_the_last_turn() -> None:
     texts = texts_of(planned(accumulate="two_pass"))
     assert {kind: text.loop.ascends for kind, text in texts.items()} == {"dq": True, "dkdv": False}
+
+
+@pytest.mark.parametrize(
+    ("d", "stored", "sum_of_dq"), [(72, "72", "(const float (&)[72 / 8][4])dq"), (64, "D", "dq")]
+)
+def test_padded_columns_are_not_stored(d: int, stored: str, sum_of_dq: str) -> None:
+    module = planned(d=d, accumulate="two_pass")
+    assert texts_of(module)["dkdv"].wgmma.stored_columns("dk") == stored
+    text = render_files(module, path="a.attn", sha256="")["default_backward_dq.cu"]
+    assert f"store_row(to, row < args.M, {sum_of_dq}, r, " in text
+
+
+def test_dq_is_never_added_to_in_memory_as_it_leaves() -> None:
+    assert "dq" not in texts_of(planned(accumulate="two_pass"))["dq"].sums_kept

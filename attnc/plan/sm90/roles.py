@@ -10,7 +10,22 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
-from attnc.expr.nodes import COLUMN, TRUE, Binary, Call, Dim, Expr, Index, Load, Ref, Search, uses, walk
+from attnc.expr.nodes import (
+    COLUMN,
+    TRUE,
+    Binary,
+    Call,
+    Compare,
+    Dim,
+    Expr,
+    Index,
+    Load,
+    Or,
+    Ref,
+    Search,
+    uses,
+    walk,
+)
 from attnc.expr.simplify import substitute
 from attnc.model.attention import Variant
 from attnc.model.dtypes import DType
@@ -27,7 +42,7 @@ from attnc.plan.sm90.hoisting import (
     row_ends,
     shared_score,
 )
-from attnc.plan.sm90.layout import WGMMA_ROWS, Sm90Layout
+from attnc.plan.sm90.layout import WGMMA_ROWS, Sm90Layout, WayOut
 from attnc.plan.sm90.scores import is_pair
 from attnc.plan.sm90.softcap import Cap, cap_of
 from attnc.plan.steps import fetches_for, is_short_integer, names_in, names_of, needed_for
@@ -61,7 +76,8 @@ class Claims:
 class WorkTile:
     """The integers that the scheduler publishes of a tile. own: those of them with a value for each consumer;
     sizes: sizes of the call that it replaces by those of a sequence; all_see: the key before which every row
-    sees all, None where partial tiles do not end the range; readers: warps that read it besides the
+    sees all, None where partial tiles do not end the range; seen: where a range begins and ends whose keys
+    every row sees, None where one end alone may be partial; readers: warps that read it besides the
     consumers. scheduled, consumed: what the scheduler, and consumers, compute of a tile; produced: what
     producers do; walked: what tests of key tiles load.
     """
@@ -70,6 +86,7 @@ class WorkTile:
     own: tuple[str, ...]
     sizes: tuple[str, ...]
     all_see: Expr | None
+    seen: tuple[Expr, Expr] | None
     readers: int
     scheduled: tuple[Statement, ...]
     consumed: tuple[Statement, ...]
@@ -111,7 +128,7 @@ class Sm90Roles(Roles):
     partial_tiles_end_the_range: they are the last ones; lazy_may_be_partial: tiles without a maximum of their
     own may be partial; values_come_late: v is waited for where it is multiplied, and not before: what comes
     of pairs holds it up. boxes: tensors that TMA copies; boxes_alone: those of them that nothing else reads;
-    paired: rows that the epilogue loads two columns at a time.
+    paired: rows that the epilogue loads two columns at a time; ways_out: how its configs store o.
     """
 
     claims: Claims
@@ -126,6 +143,7 @@ class Sm90Roles(Roles):
     boxes: tuple[str, ...]
     boxes_alone: tuple[str, ...]
     paired: tuple[Fetch, ...]
+    ways_out: tuple[WayOut, ...]
 
 
 def plan_roles(kernel: Forward, layout: Sm90Layout, variant: Variant) -> Sm90Roles:
@@ -169,6 +187,7 @@ class _RolePlanner:
             boxes=boxes,
             boxes_alone=tuple(name for name in boxes if not self._is_read_elsewhere(name, softmax)),
             paired=self._list_paired(),
+            ways_out=tuple(dict.fromkeys(map(self.layout.way_out, kernel.configs))),
         )
 
     # -- what TMA copies -------------------------------------------------------------------------------------
@@ -264,6 +283,7 @@ class _RolePlanner:
             own=tuple(name for name in published if name in bounds) if own_ranges else (),
             sizes=self._sizes,
             all_see=all_see,
+            seen=find_keys_that_all_see(kernel),
             scheduled=tuple(self._list_scheduled(late_bounds)),
             consumed=tuple(late),
             produced=tuple(item for item in late if item.name in by_producers),
@@ -430,6 +450,17 @@ def find_key_that_all_see(kernel: Forward) -> Expr | None:
         case Ref(name=name) if partial_tiles_end_the_range(kernel):
             lets = {x.name: x.value for x in kernel.regions.bounds if isinstance(x, Let)}
             return drop_alignment(lets.get(name))
+    return None
+
+
+def find_keys_that_all_see(kernel: Forward) -> tuple[Expr, Expr] | None:
+    """Returns where a range begins and ends whose keys every row sees, where tiles at both ends may be
+    partial; None where one end alone may be, or nothing is known of it.
+    """
+    match kernel.regions.loops:
+        case (loop,) if isinstance(loop.masked, Or):
+            ends = [side.right for side in loop.masked.operands if isinstance(side, Compare)]
+            return (ends[0], ends[1]) if len(ends) == 2 else None
     return None
 
 

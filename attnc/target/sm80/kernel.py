@@ -4,13 +4,13 @@ in shared memory, the loop over keys, what a step does, and in the end; of a dec
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 
 from attnc.expr.nodes import Dim, walk
 from attnc.model.dtypes import DType
-from attnc.plan.ir import Arg, Decode, Forward, Let, Module, unified_of
+from attnc.plan.ir import Arg, Decode, Forward, Let, Module, Statement, unified_of
 from attnc.plan.sm80.layout import CudaLayout
 from attnc.target.kernel_view import OutputView, sizes_of_kernel
 from attnc.target.sm80.dropout import Drawing
@@ -132,8 +132,12 @@ class CudaText:
 
     @property
     def program(self) -> Iterator[str]:
+        return self.declare(self.kernel.program)
+
+    def declare(self, items: Iterable[Statement]) -> Iterator[str]:
+        """Yields statements in front of the loops: a length is declared first, and assigned from then on."""
         declared = {*self.kernel.dims, *(["M"] if self.kernel.grid.sequences is not None else [])}
-        for item in self.kernel.program:
+        for item in items:
             if isinstance(item, Let) and item.name in _LENGTHS and item.name not in declared:
                 declared.add(item.name)
                 yield f"int {item.name} = {scalar(item.value)};"

@@ -13,7 +13,6 @@ from attnc.target.sm80.arguments import ArgumentText
 from attnc.target.sm80.backward import BackwardSizes, CudaBackwardText
 from attnc.target.sm80.backward_step import Factors, WarpShare
 from attnc.target.sm80.printer import CudaWalk
-from attnc.target.sm90.gradients import GradientStores
 from attnc.target.sm90.shared_loads import SharedLoads
 from attnc.target.sm90.tiles import FRAGMENT, Boxes, WgmmaTiles
 
@@ -79,7 +78,8 @@ class Sm90BackwardText(CudaBackwardText):
             more = ["WGMMA_SS_ROWS(64)"]
         tiles = [roles.key_tile]
         self.wgmma = WgmmaTiles(self.layout, key_tiles=tiles, sum_columns=columns, more_wgmma=more)
-        self.boxes, self.gradients = Boxes(self.rows.zero), GradientStores(arguments, self.wgmma)
+        self.boxes = Boxes(self.rows.zero)
+        self.sums_kept = {"dk", "dv"}.difference(arguments.as_elements)
         bounds = {"lo": self.loop.lo, "hi": self.loop.hi} if roles.cuts_walks else {}
         self.whole_walk = {
             name: f"work.{name}" if bound == name and name in roles.work.published else bound

@@ -14,8 +14,8 @@ from attnc.plan.sm90.narrow import CONVERTING_WARPS
 from attnc.target.sm80.kernel import CudaDecodeText
 from attnc.target.sm80.lists import CudaListsText
 from attnc.target.sm80.output_arguments import OutputArguments
+from attnc.target.sm80.split import Split
 from attnc.target.sm90.narrow import NarrowTiles
-from attnc.target.sm90.split import Sm90Split
 from attnc.target.sm90.tiles import FRAGMENT, Boxes, WgmmaTiles, list_key_tiles
 
 
@@ -29,7 +29,6 @@ class Sm90DecodeText(CudaDecodeText):
 
     kernel: Decode
     layout: Sm90DecodeLayout
-    split: Sm90Split | None
     boxes: Boxes
     wgmma: WgmmaTiles
     search_lanes = ""
@@ -43,9 +42,7 @@ class Sm90DecodeText(CudaDecodeText):
         self.rows = replace(self.rows, page=layout.page, by_entry=self.lists is not None)
         self.starts_early = knows_first_tile(kernel) and self.lists is None
         if self.split is not None:
-            columns, stored = layout.dv_multiplied, self.rows.stored
-            early = self.starts_early
-            self.split = Sm90Split(module, kernel, columns=columns, stored=stored, starts_early=early)
+            self.split = Split(module, kernel, columns=layout.dv_multiplied, stored=self.rows.stored)
             self.loop = replace(self.loop, step="split_step")
         row = "8 * r + g" if layout.by_warps else "16 * warp + 8 * r + g"
         lane = "consumer == 0 && " if layout.shares_columns else ""

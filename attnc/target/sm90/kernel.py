@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from functools import cached_property
 
@@ -13,15 +13,12 @@ from attnc.plan.sm90.narrow import CONVERTING_WARPS
 from attnc.target.sm80.kernel import CudaText
 from attnc.target.sm80.lists import CudaListsText
 from attnc.target.sm80.output_arguments import OutputArguments
-from attnc.target.sm80.printer import CudaWalk
+from attnc.target.sm80.printer import CudaWalk, sizes_of_call
 from attnc.target.sm90.conversion import ConversionText
 from attnc.target.sm90.finish import Sm90Finish
 from attnc.target.sm90.narrow import NarrowTiles
 from attnc.target.sm90.score import Scores, Sm90Step
-from attnc.target.sm90.stores import Stores
 from attnc.target.sm90.tiles import FRAGMENT, Boxes, WgmmaTiles, list_key_tiles
-from attnc.target.sm90.walk import KeyWalk
-from attnc.target.sm90.work import Work
 
 
 class Sm90Text(CudaText):
@@ -37,9 +34,6 @@ class Sm90Text(CudaText):
     boxes: Boxes
     wgmma: WgmmaTiles
     score: Scores
-    keys: KeyWalk
-    stores: Stores
-    work: Work
     body, frame = "forward_q_kv", "module"
     _fragment = FRAGMENT
 
@@ -47,14 +41,13 @@ class Sm90Text(CudaText):
         super().__init__(module.converted, kernel, layout)
         self.roles, self.shape = roles_of(kernel), layout.shape(self.default)
         self.loop = replace(self.loop, end=self.loop.hi)
-        self.stores = Stores(kernel, layout, self.rows.stored)
         self.score = Scores(kernel, layout, self.step, self.dtypes, self.module.variant)
         self.step = Sm90Step(kernel, self.dtypes, self.score)
         row = "64 * consumer + 16 * warp + 8 * r + g"
         computed = tuple(item for item in self.thread.computed if item != self.score.pair)
         self.thread = replace(self.thread, row=row, computed=computed)
-        self.keys, self.work = KeyWalk(kernel, self.loop), Work(kernel, self.dtypes)
-        self.search_lanes = self.keys.search_lanes
+        lanes = "(32 / (BLOCK_M / 64))" if self.roles.own_ranges else "32"
+        self.search_lanes = lanes if self.roles.searches_together else ""
         held = min(layout.shape(c).entry_registers for c in kernel.configs)
         parts = cut_products(layout.dv_multiplied, widest_product(held))
         key_tiles, self.boxes = list_key_tiles(kernel), Boxes(self.view.row_zero, self.rows)
@@ -92,11 +85,20 @@ class Sm90Text(CudaText):
         return self._pass_arguments(
             sizes=list(dict.fromkeys((*self.kernel.dims, *(made.dims if made else ())))),
             workspaces=[*lists, *(made.pointers if made else ()), "int* counter_ptr;"],
-            maps=(*self.roles.boxes, *(["o"] if self.stores.by_tma else [])),
+            maps=(*self.roles.boxes, *(["o"] if any(self.roles.ways_out) else [])),
             boxes=self.roles.boxes_alone,
             more_strides=made.strides if made else (),
         )
 
     @property
     def sizes(self) -> Iterator[str]:
-        yield from self.work.scheduler_sizes
+        """Those of the call that the scheduler reads: others are of a sequence, which it finds."""
+        return self._sizes_without({"N"} & {*self.roles.work.sizes})
+
+    @property
+    def other_sizes(self) -> Iterator[str]:
+        """The same of the other roles."""
+        return self._sizes_without({*self.roles.work.sizes})
+
+    def _sizes_without(self, found: Collection[str]) -> Iterator[str]:
+        return sizes_of_call(name for name in self.kernel.dims if name not in found)

@@ -66,6 +66,10 @@ class WgmmaTiles:
             *more_wgmma,
         ]
 
+    def stored_columns(self, gradient: str) -> str:
+        """Returns the columns of rows of a gradient in memory."""
+        return self.dv_stored if gradient == "dv" else self.d_stored
+
     @property
     def copied_columns(self) -> str:
         return f"(COLUMNS + {MMA - 1}) / {MMA} * {MMA}" if self._is_padded else "COLUMNS"
