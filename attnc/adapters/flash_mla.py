@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 import torch
 
-from attnc.adapters.latent_rows import LATENT, check_rows, unpack_rows
+from attnc.adapters.latent_rows import BLOCK, LATENT, NARROW, ROW_BYTES, check_rows
 from attnc.adapters.specs import Kernel, Wanted, dtype_of, kernel, number_of, refuse
 
 Results: TypeAlias = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]
@@ -174,10 +174,18 @@ def _unpack_pages(cache: torch.Tensor, table: torch.Tensor) -> tuple[torch.Tenso
     """Returns the pages of a table in 16 bits, sequence after sequence, and the table of these. What stands
     behind the last page of a sequence may be any number.
     """
+    from attnc.runtime.packed_rows import unpack_listed  # brings Triton
+
+    pages, page = cache.shape[:2]
     found = table.flatten().long()
-    named = torch.where((found >= 0) & (found < len(cache)), found, 0)
+    named = torch.where((found >= 0) & (found < pages), found, 0)
+    held = cache.view(torch.uint8)
+    if not held.is_contiguous():
+        held, named = held[named], torch.arange(len(named), device=table.device)
+    rows = named[:, None] * page + torch.arange(page, device=table.device)
+    made, _ = unpack_listed(held.view(-1, ROW_BYTES), rows.view(1, 1, -1), NARROW, BLOCK, once=False)
     order = torch.arange(table.numel(), dtype=torch.int32, device=table.device)
-    return unpack_rows(cache.view(torch.uint8)[named]), order.view(table.shape)
+    return made.view(table.numel(), page, 1, LATENT), order.view(table.shape)
 
 
 def _unpack_listed(
@@ -186,14 +194,14 @@ def _unpack_listed(
     """Returns the rows [R, 656] that lists [B, M, topk] name, in 16 bits, [B, M * topk, 1, 576], and lists of
     these: each row of a list once, in the order of the cache.
     """
+    from attnc.runtime.packed_rows import unpack_listed  # brings Triton
+
     batch, queries, most = lists.shape
     places = torch.arange(most, device=lists.device)
     counted = (places < counts[..., None]) & (lists >= 0) & (lists < len(rows))
-    found = torch.where(counted, lists.long(), -1).sort(dim=-1).values
-    again = torch.nn.functional.pad(found[..., 1:] == found[..., :-1], (1, 0))
-    own = torch.arange(queries * most, device=lists.device, dtype=torch.int32).view(1, queries, most)
-    made = unpack_rows(rows.view(torch.uint8)[found.clamp(min=0)]).view(batch, queries * most, 1, LATENT)
-    return made, torch.where((found >= 0) & ~again, own, -1)
+    found = torch.where(counted, lists, -1).sort(dim=-1).values
+    made, own = unpack_listed(rows.view(torch.uint8), found, NARROW, BLOCK)
+    return made.view(batch, queries * most, 1, LATENT), own
 
 
 def _counts(

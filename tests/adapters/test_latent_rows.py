@@ -12,6 +12,7 @@ from attnc.verify.interpreter import ensure_interpreter
 ensure_interpreter()
 
 from attnc.adapters.latent_rows import pack_rows, store_rows, unpack_rows  # noqa: E402  # Triton's interpreter has to be chosen first
+from attnc.runtime.packed_rows import unpack_listed  # noqa: E402  # as above
 
 
 def latents(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -81,3 +82,20 @@ def test_other_rows_are_refused_by_name() -> None:
         unpack_rows(torch.zeros(656))
     with pytest.raises(ValueError, match="cache: expected rows of 656 bytes"):
         store_rows(latents(1), torch.zeros(1, 1, 1, 584, dtype=torch.uint8), torch.zeros(1).int())
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_entries_of_lists_become_rows_of_their_own_and_equal_ones_the_first(dtype: torch.dtype) -> None:
+    rows = pack_rows(latents(20))
+    codes = torch.arange(256, dtype=torch.int16).to(torch.uint8)
+    rows[3, :256], rows[4, :256] = codes, codes.flip(0)
+    rows[5, 512:516] = torch.tensor([torch.inf]).view(torch.uint8)
+    lists = [[[-1, -1, 3, 4, 4, 5], [0, 0, 0, 1, 18, 19]], [[-1] * 6, [2, 3, 4, 5, 6, 7]]]
+    listed = torch.tensor(lists, dtype=dtype)
+    made, own = unpack_listed(rows, listed, 512, 128)
+    assert own[0].tolist() == [[-1, -1, 2, 3, -1, 5], [6, -1, -1, 9, 10, 11]]
+    assert own[1].tolist() == [[-1] * 6, [6, 7, 8, 9, 10, 11]]
+    counts = own >= 0
+    expected = unpack_rows(rows[listed[counts].long()])
+    assert expected.isnan().any()
+    torch.testing.assert_close(made[counts], expected, rtol=0, atol=0, equal_nan=True)
