@@ -21,6 +21,7 @@ from attnc.adapters.specs import (
     kernel,
     kernel_name,
     plan_of,
+    suits_conversion,
 )
 from attnc.api.repeats import keep, repeat, without_gradients
 from attnc.paging.trees import WORDS
@@ -29,8 +30,8 @@ from attnc.paging.trees import WORDS
 class _PageForm(NamedTuple):
     """What a kernel of pages depends on. latent: values are columns of the keys; tree: the type of what says
     which new tokens see which; biased_apart: new tokens of each sequence have a bias of their own; split: a
-    number of tokens of every sequence is known; rows: of a tile of queries where keys are split; order: keys
-    of a segment, 0 for none.
+    number of tokens of every sequence is known; rows: of a tile of queries where keys are split; converts:
+    the cache becomes 16 bits before the kernel; order: keys of a segment, 0 for none.
     """
 
     dtype: torch.dtype
@@ -48,6 +49,7 @@ class _PageForm(NamedTuple):
     biased_apart: bool
     split: bool
     rows: int
+    converts: bool
     order: int
 
 
@@ -138,6 +140,7 @@ def attend(
             biased_apart=qq_bias is not None and qq_bias.dim() > 2,
             split=tokens > 0,
             rows=0 if order else _rows(tokens * (q.shape[1] // max(heads, 1))),
+            converts=_converts(q, k, v, block_table) if cache is not None and not tokens else False,
             order=order,
         )
     )
@@ -147,6 +150,13 @@ def attend(
     plan = plan_of(find_function(name, q, k, v), [n for n, x in given.items() if x is not None], changes)
     plan.run([x for x in given.values() if x is not None])
     keep(key, plan)
+
+
+def _converts(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor | None, table: torch.Tensor) -> bool:
+    if v is None:
+        return False
+    heads, columns = (q.shape[1], k.shape[2]), (q.shape[2], v.shape[3])
+    return suits_conversion(q.shape[0], heads, len(table), table.numel() * k.shape[1], columns)
 
 
 def _expand(name: str, x: torch.Tensor | float, shape: tuple[int, int]) -> Change:
@@ -235,6 +245,7 @@ def _kernel_name(form: _PageForm) -> str:
             rows=form.rows,
             order=form.order,
             cache=form.cache,
+            converts=form.converts,
             k_scale="k_descale" if "k_descale" in form.inputs else "",
             v_scale="v_descale" if "v_descale" in form.inputs else "",
         )

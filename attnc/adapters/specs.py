@@ -41,6 +41,9 @@ _WIDE_DECODE_TILES = {2: (64, 32, 16), 4: (16,)}
 #: Of all kernels under an order of sums, whose products then have one shape.
 _ORDERED = {2: "tile.kv = 64, stages in {3, 2, 1}", 4: "tile.kv = 32, stages in {2, 1}"}
 _ORDERED_WIDE, _ORDERED_COLUMNS = "tile.kv = 32, stages in {2, 1}", 128
+#: Query rows that a key of 8 bits is multiplied by from which a prompt is faster, on an H200, on keys and
+#: values that were converted before its kernel than on tiles that it converts; and bytes that they may take.
+ROWS_TO_CONVERT, MOST_CONVERTED = 1024, 1 << 30
 #: Keys of a segment where an engine asks for rows that do not depend on the batch.
 SEGMENT = 2048
 _BACKWARD = {
@@ -68,6 +71,7 @@ class Wanted:
     split: by the device and shapes; split_size: instead, this many keys for each, a multiple of 16
     cache: dtype of k and v where they have 8 bits, else None; k_scale, v_scale: names of f32[B, Hkv] inputs
     that they are multiplied by, "" for none
+    converts: keys and values of 8 bits become 16 before Hopper's kernel (`suits_conversion`), not in it
     order: keys of a segment, so that rows have the same bits in every call; 0: sums come in any order
     """
 
@@ -96,6 +100,7 @@ class Wanted:
     cache: torch.dtype | None = None
     k_scale: str = ""
     v_scale: str = ""
+    converts: bool = False
     order: int = 0
 
     @property
@@ -105,9 +110,13 @@ class Wanted:
     @property
     def hopper_text(self) -> str:
         """The spec for Hopper's own kernels: with no schedule, which follows from the shapes, but for few
-        queries of keys of their own, which programs share; those of 8 bits are for warps that have keys of
-        their own.
+        queries of keys of their own, which programs share, those of 8 bits among warps that have keys of
+        their own; and for prompts whose keys are converted before.
         """
+        if self.converts and not self.decode:
+            order = ", order = longest_first" if self.mask else ""
+            knobs = f"softmax = online(maximum = lazy(20)){order}\n  convert = before"
+            return f"{self.attention}\nschedule {self.name} for {HOPPER} {{\n  {knobs}\n}}\n"
         if not self.decode or self.value:
             return self.attention
         split = f"fixed({self.split_size})" if self.split_size else "auto" if self.split else "1"
@@ -207,6 +216,19 @@ class Wanted:
         given = [f"sink = {self.sink}[h]"] if self.sink else []
         given += [f"v_scale = {self.v_scale}[b, h // G]"] if self.v_scale else []
         return f"({', '.join(given)})" if given else ""
+
+
+def suits_conversion(
+    queries: int, heads: tuple[int, int], sequences: int, keys: int, columns: tuple[int, int]
+) -> bool:
+    """Returns whether a prompt's keys and values of 8 bits are converted before its kernel: where a key meets
+    enough rows, and memory holds them. It follows from shapes, so a captured graph keeps it.
+
+    queries: of all sequences; heads: of q, and of keys; keys: that tables have room for; columns: D and Dv.
+    """
+    rows = queries * heads[0] // max(heads[1] * sequences, 1)
+    size = keys * heads[1] * sum(columns) * 2
+    return rows >= ROWS_TO_CONVERT and size <= MOST_CONVERTED and max(columns) <= _WIDE
 
 
 def kernel(wanted: Wanted) -> Kernel:

@@ -10,7 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attnc.adapters import pages as pages_module
+from attnc.adapters import specs
 from attnc.adapters.pages import attend, attend_packed, uniform
+from attnc.adapters.specs import Wanted, kernel_name
 from attnc.paging.trees import WORDS, pack_bits
 from tests.adapters import oracle
 
@@ -278,3 +280,35 @@ def test_under_an_order_a_token_has_the_same_bits_in_every_call() -> None:
     assert torch.equal(run(4, 8, 0), expected)
     assert torch.equal(run(1, 8, 1, packed=True), expected)
     assert torch.equal(run(chunk, 16, 1, packed=True), expected)
+
+
+@pytest.mark.parametrize(("most", "converts"), [(8, True), (9, False)])
+def test_prompts_on_caches_of_8_bits_are_converted_by_their_rows(
+    most: int, converts: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(specs, "ROWS_TO_CONVERT", most)
+    wanted: list[Wanted] = []
+
+    def note(made: Wanted) -> str:
+        wanted.append(made)
+        return kernel_name(made)
+
+    monkeypatch.setattr(pages_module, "kernel_name", note)
+    pages_module._kernel_name.cache_clear()
+    k, v, table, _, _ = oracle.pages([9, 12], 8, 2, 16)
+    q = torch.randn(8, 4, 16, dtype=torch.bfloat16)
+    attend(
+        q,
+        k.to(torch.float8_e4m3fn),
+        v.to(torch.float8_e4m3fn),
+        torch.empty_like(q),
+        cu_seqlens_q=torch.tensor([0, 3, 8], dtype=torch.int32),
+        seqused_k=torch.tensor([9, 12], dtype=torch.int32),
+        block_table=table,
+        scale=0.1 * most,  # so that no call is a repeated one
+        left=-1,
+        softcap=0.0,
+        by_head={},
+        tokens=0,
+    )
+    assert [x.converts for x in wanted] == [converts]

@@ -11,11 +11,12 @@ import pytest
 import torch
 
 from attnc.adapters import specs
-from attnc.adapters.specs import Wanted, kernel
+from attnc.adapters.specs import Wanted, kernel, suits_conversion
 from attnc.api.compile import SpecError
 from attnc.diagnostics import error
 from attnc.source import Source
 from tests.gpus import fake_gpu
+from tests.verify.judging import modules_of
 
 PLAIN = Wanted(
     name="plain",
@@ -93,6 +94,21 @@ def test_few_rows_of_caches_of_8_bits_are_read_by_warps_of_hopper(ran: list[str]
     kernel(replace(narrow, rows=32))(x[:, :1], k, k)
     kernel(replace(narrow, split_size=192))(x[:, :1], k, k)
     assert ran == ["cuda.sm_90a"] * 3 + ["triton"] * 2
+
+
+def test_prompts_on_8_bits_convert_them_before_where_that_pays_and_fits() -> None:
+    prompt = {"heads": (32, 8), "columns": (128, 128)}
+    assert suits_conversion(1024, sequences=4, keys=4 * 8192, **prompt)
+    assert not suits_conversion(1000, sequences=4, keys=4 * 8192, **prompt)  # 1000 rows meet a key
+    assert not suits_conversion(0, sequences=0, keys=0, **prompt)
+    assert suits_conversion(1024, sequences=1, keys=2**18, **prompt)
+    assert not suits_conversion(1024, sequences=1, keys=2**18 + 16, **prompt)  # more than 1 GiB
+    assert not suits_conversion(1024, (8, 8), 1, 64, (512, 512))
+    narrow = replace(PLAIN, cache=torch.float8_e4m3fn)
+    assert narrow.hopper_text == narrow.attention
+    (module,) = modules_of(replace(narrow, converts=True).hopper_text)
+    assert module.conversion is not None
+    assert "convert" not in replace(narrow, converts=True, decode=True).hopper_text
 
 
 def test_drafts_and_narrow_pages_are_decoded_by_wgmma(ran: list[str]) -> None:

@@ -31,7 +31,7 @@ from attnc.adapters.flashinfer.ragged import (
 )
 from attnc.adapters.flashinfer.single import attend_alone
 from attnc.adapters.flashinfer.wrapper import Result, count_uniform, read_starts
-from attnc.adapters.specs import Wanted, number_of, refuse
+from attnc.adapters.specs import Wanted, number_of, refuse, suits_conversion
 
 
 class BatchPrefillWithPagedKVCacheWrapper(PagedWrapper):
@@ -174,6 +174,14 @@ class BatchPrefillWithPagedKVCacheWrapper(PagedWrapper):
             split=not disable_split_kv,
             split_size=check_split_size(fixed_split_size, page) if tokens else 0,
             cache=cache,
+            converts=cache is not None
+            and suits_conversion(
+                starts[-1],
+                heads,
+                requests,
+                tables["block_table"].numel() * page,
+                (head_dim_qk, value_dim or head_dim_qk),
+            ),
         )
         self._keep(
             wanted,
