@@ -19,6 +19,7 @@ from attnc.target.support import with_headers
 from attnc.verify import narrow
 from attnc.verify.case import Case
 from attnc.verify.check import check
+from attnc.verify.problem import build
 from attnc.verify.properties import violations
 from attnc.verify.subject import Subject, subject_of
 from tests.by_day import some_by_day
@@ -118,6 +119,12 @@ KINDS_OF_BLOCKS: Mapping[str, Mapping[str, Any]] = {
         "more": ("input ks: f32[R, 16, Hkv, 2]", "input es: u8[B, Hkv, 4]"),
         "knobs": "tile.kv = 64, stages in {2, 1}",
     },
+    "blocks in small pages": {
+        "page": 2,
+        "product": "dot(q, k * ks[table[b, kv_idx // 2], kv_idx % 2, h // G, d // 32])",
+        "scale": "ks[table[b, kv_idx // 2], kv_idx % 2, h // G, d // 64]",
+        "more": ("input ks: f32[R, 2, Hkv, 2]",),
+    },
     "blocks, dense": {
         "product": "dot(q, k * ks[b, kv_idx, h // G, d // 48])",
         "more": ("input ks: bf16[B, N, Hkv, 3]",),
@@ -133,6 +140,40 @@ KINDS_OF_BLOCKS: Mapping[str, Mapping[str, Any]] = {
         "mask": "window(40, 0)",
         "page": 4,
         "v": "e5m2",
+    },
+    "warps, blocks in pages": {
+        **WARPS,
+        "page": 16,
+        "product": "dot(q, k * ks[table[b, kv_idx // 16], kv_idx % 16, h // G, d // 32])",
+        "scale": "ks[table[b, kv_idx // 16], kv_idx % 16, h // G, d // 64]",
+        "more": ("input ks: f32[R, 16, Hkv, 4]",),
+    },
+    "warps, blocks of bytes, odd rows": {
+        **WARPS,
+        "d": 72,
+        "dv": 40,
+        "page": 2,
+        "q": "f16",
+        "k": "i8",
+        "product": "dot(q, k * ks[b, kv_idx, h // G, d // 16])",
+        "scale": "exp2(fs[kv_idx, d // 16] + gs[b] - 127)",
+        "more": ("input ks: f16[B, N, Hkv, 5]", "input fs: u8[N, 3]", "input gs: i32[B]"),
+    },
+    "warps, blocks of keys, documents": {
+        **WARPS,
+        "product": "dot(q, k * ks[b, kv_idx, h // G, d // 128])",
+        "mask": "causal and q_pos // 64 == kv_idx // 64",
+        "more": ("input ks: bf16[B, N, Hkv, 1]",),
+        "v": "bf16",
+    },
+    "warps, blocks of values, window": {
+        **WARPS,
+        "scale": "ws[kv_idx, d // 32]",
+        "more": ("input ws: f32[N, 4]",),
+        "mask": "window(40, 0) and kv_idx % 7 != 3",
+        "v": "e5m2",
+        "k": "f16",
+        "q": "f16",
     },
     "latent blocks": {
         **LATENT,
@@ -391,6 +432,28 @@ def test_every_code_becomes_its_number(dtype: DType, q: str) -> None:
     found = outputs["o"].flatten()
     assert torch.equal(found.isnan(), expected.isnan())
     assert torch.equal(found[~found.isnan()], expected[~expected.isnan()])
+
+
+@pytest.mark.parametrize("kind", ["blocks in small pages", "warps, blocks in pages"])
+def test_scales_behind_the_last_key_may_be_nan(kind: str) -> None:
+    """Numbers there are 0 or become it, and 0 * NaN is NaN."""
+    made = subject(kind)
+    dims = {"B": 2, "M": 1, "G": 4, "N": 170, "Hkv": 2, "R": 200}
+    inputs = build(made.variant.attention, Case(dims=dims, lengths="drawn", seed=2)).inputs
+    results = []
+    for junk in (0.5, torch.nan):
+        given = {name: x.clone() for name, x in inputs.items() if isinstance(x, torch.Tensor)}
+        seen = torch.zeros(given["ks"].shape[:2], dtype=torch.bool)
+        for b, length in enumerate(given["lens"].tolist()):
+            keys = torch.arange(length)
+            seen[given["table"][b, keys // seen.shape[1]].long(), keys % seen.shape[1]] = True
+        assert not seen.all()
+        given["ks"][~seen] = junk
+        outputs = made.blank(given)
+        made.run(given, outputs)
+        results.append(outputs["o"])
+    assert results[0].isfinite().all()
+    assert torch.equal(*results)
 
 
 def test_lengths_that_end_before_the_first_tile_and_junk_behind_them() -> None:

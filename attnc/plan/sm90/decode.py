@@ -79,6 +79,8 @@ _ROW, _BARRIER = 128, 8
 _FEWEST_KEYS = 8
 #: What a schedule gets for the keys that it does not mention: the first that fits.
 _TILES = (Tiles(tile_kv=64, stages=2), Tiles(tile_kv=32, stages=2))
+#: The same before these where columns have scales, beside which two blocks have room for no second stage.
+_SCALED_TILES = (Tiles(tile_kv=64, stages=1),)
 #: The same before these where rows have up to 64 columns of 16 bits: as many bytes are asked for at once.
 _NARROW_TILES = (Tiles(tile_kv=128, stages=2),)
 _REMEDIES: Mapping[str, Sequence[Value]] = {
@@ -219,6 +221,7 @@ class Sm90DecodeLayout(CudaLayout):
             "k": stages * tile_kv * self.qk_panels * _ROW,
             "v": 0 if self.v_in_k else stages * tile_kv * self.v_panels * _ROW,
             "8 bits": ahead * self.narrow.tile_bytes(tile_kv),
+            "scales": self.narrow.scale_bytes(tile_kv),
             "p": WGMMA_ROWS * _ROW if self.consumers == 2 else 0,
             "statistics": 4 * WGMMA_ROWS * 4 if self.consumers == 2 else 0,
             "barriers": _BARRIER * sum(self._barriers(config, ahead).values()),
@@ -359,7 +362,7 @@ def sm90_decode_configs(variant: Variant, schedule: Schedule) -> tuple[HopperCon
             for config in found
             for completed in _complete(tiles.without(knobs).of(config), knobs, layout)
         ]
-        for tiles in (*(_NARROW_TILES if _is_narrow(layout) else ()), *_TILES)
+        for tiles in (*_first_tiles(layout), *_TILES)
     ]
     fitting = next((g for g in groups if any(_misfit(config, layout) is None for config in g)), groups[0])
     candidates = tuple(dict.fromkeys(fitting))
@@ -371,8 +374,12 @@ def sm90_decode_configs(variant: Variant, schedule: Schedule) -> tuple[HopperCon
     return kept
 
 
-def _is_narrow(layout: Sm90DecodeLayout) -> bool:
-    return max(layout.d, layout.dv) <= PIECE and layout.consumers == 1 and not layout.narrow
+def _first_tiles(layout: Sm90DecodeLayout) -> tuple[Tiles, ...]:
+    if layout.consumers != 1:
+        return ()
+    if layout.narrow.scales:
+        return _SCALED_TILES
+    return _NARROW_TILES if max(layout.d, layout.dv) <= PIECE and not layout.narrow else ()
 
 
 def _complete(
@@ -466,6 +473,7 @@ def sm90_decode_estimate(layout: Sm90DecodeLayout, config: TileConfig) -> Estima
         "v": f"{stages} x {tile_kv}x{layout.v.width}",
         "8 bits": f"{layout.ahead(config) if layout.narrow else 0} x"
         f" {tile_kv}x{layout.narrow.panels * PIECE_OF_BYTES}",
+        "scales": f"{tile_kv}x{layout.narrow.scales}",
         "p": f"{WGMMA_ROWS}x{tile_kv}",
         "statistics": f"2 x 2x{WGMMA_ROWS}",
         "barriers": str(sum(layout.barriers(config).values())),

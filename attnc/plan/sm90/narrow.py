@@ -9,7 +9,7 @@ that they may be overwritten.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from attnc.diagnostics import Diagnostic
@@ -28,6 +28,8 @@ CONVERTING_WARPS, PIECE_OF_BYTES = 4, 128
 COLUMNS_OF_A_LANE = 16
 #: Fewest and most tiles of 8 bits in shared memory: one is converted while others come.
 FEWEST_AHEAD, _MOST_AHEAD = 2, 4
+#: What the bytes of scales are a multiple of, as the place of a swizzled tile behind them has to be.
+SCALE_GRANULE = 1024
 #: Fewest registers of a thread that converts.
 CONVERTING_REGISTERS = 48
 #: Rows that the swizzle repeats after, of which a warp has whole runs; and rows that its lanes look up.
@@ -36,10 +38,13 @@ _PERIOD, _MOST_ROWS = 8, 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Narrow:
-    """What is converted. tensors: "k", "v" or both; panels: pieces of a tile of all of them."""
+    """What is converted. tensors: "k", "v" or both; panels: pieces of a tile of all of them; scales: of a row
+    of all of them, each of a block of its columns.
+    """
 
     tensors: tuple[str, ...] = ()
     panels: int = 0
+    scales: int = 0
 
     def __bool__(self) -> bool:
         return bool(self.tensors)
@@ -51,6 +56,10 @@ class Narrow:
     def tile_bytes(self, tile_kv: int) -> int:
         """Returns bytes of a tile of 8 bits of so many keys, of all tensors."""
         return tile_kv * self.panels * PIECE_OF_BYTES
+
+    def scale_bytes(self, tile_kv: int) -> int:
+        """Returns bytes of the scales of a tile of so many keys, in whole runs of the swizzle."""
+        return -(-4 * tile_kv * self.scales // SCALE_GRANULE) * SCALE_GRANULE
 
     def count_ahead(self, tile_kv: int, rooms: Iterable[int]) -> int:
         """Returns how many tiles of 8 bits a block has: as many as the first of these rooms that has bytes
@@ -88,16 +97,11 @@ def refuse_column_scale(attention: Attention, schedule: Schedule, name: str) -> 
     if not schedule.is_decode:
         label = "prompts multiply tiles as they were copied, where nothing is converted before"
         return label, "remove 'convert = tiles'"
-    knob = schedule.forward.get("warp_split")
-    if knob is not None and "kv" in knob.choices:
-        label = "warps with keys of their own multiply what they have copied"
-        return label, "remove 'warp_split = kv'"
     tensor = attention.k if name == "k" or attention.v.storage.is_part else attention.v
     if not DType(tensor.dtype).is_narrow:
         return f"tiles of {tensor.dtype} are multiplied as they were copied", of_triton
-    normal, columns = normalise(attention), COLUMNS_OF_A_LANE
-    scales = {scale.tensor: scale for scale in plan_column_scales(normal, LoadNames.of(normal), packs=True)}
-    if count_alike(scales[name]) % columns:
+    columns = COLUMNS_OF_A_LANE
+    if _columns_alike(attention)[name] % columns:
         label = f"a lane converts {columns} columns at a time, by one scale"
         return label, f"give {columns} columns one scale, as by 'd // {columns}'", of_triton
     return ()
@@ -121,10 +125,32 @@ def narrow_of(attention: Attention, *, apart: bool = False) -> Narrow:
     """
     stored = [tensor for tensor in (attention.k, attention.v) if apart or not tensor.storage.is_part]
     found = [tensor for tensor in stored if DType(tensor.dtype).is_narrow]
+    tensors = tuple("k" if tensor is attention.k else "v" for tensor in found)
     return Narrow(
-        tensors=tuple("k" if tensor is attention.k else "v" for tensor in found),
+        tensors=tensors,
         panels=sum(pieces_of_bytes(feature(tensor)) for tensor in found),
+        scales=sum(cut_columns(attention, name)[1] for name in tensors),
     )
+
+
+def cut_columns(attention: Attention, name: str) -> tuple[int, int]:
+    """Returns how many neighbouring columns of k or v have one scale, and how many scales a row has: none
+    where columns have no scales of their own.
+    """
+    columns, alike = feature(attention.k if name == "k" else attention.v), _columns_alike(attention)
+    if name not in alike:
+        return 0, 0
+    block = min(alike[name] or columns, columns)
+    return block, -(-columns // block)
+
+
+def _columns_alike(attention: Attention) -> Mapping[str, int]:
+    """Returns how many neighbouring columns surely have one scale, of k and v as far as columns have one."""
+    if not attention.column_scales:
+        return {}
+    normal = normalise(attention)
+    scales = plan_column_scales(normal, LoadNames.of(normal), packs=True)
+    return {scale.tensor: count_alike(scale) for scale in scales}
 
 
 def pieces_of_bytes(columns: int) -> int:

@@ -29,7 +29,7 @@ from attnc.plan.signature import feature
 from attnc.plan.sm80.layout import GRANULE, MMA, UNALIGNED_ROWS
 from attnc.plan.sm90.decode import Sm90DecodeLayout, check_decode_knobs, sm90_decode_layout
 from attnc.plan.sm90.layout import FREE_REGISTERS, beyond_shared_memory, hopper
-from attnc.plan.sm90.narrow import CONVERTING_WARPS, Narrow, pieces_of_bytes
+from attnc.plan.sm90.narrow import CONVERTING_WARPS, Narrow, cut_columns, pieces_of_bytes
 
 #: Rows of a tile, keys of a warp, blocks on a multiprocessor, columns that a thread has registers for.
 ROWS, WARP_KEYS, BLOCKS, MOST_COLUMNS = 16, 32, 3, 128
@@ -80,8 +80,9 @@ class Sm90WarpsLayout(Sm90DecodeLayout):
 
     def _buffers(self, config: TileConfig, ahead: int) -> dict[str, int]:
         parts = CONVERTING_WARPS * config.tile_q * (self.dv_multiplied + _PADDING + 2) * 4
+        tiles = ahead * self.narrow.tile_bytes(config.tile_kv) + self.narrow.scale_bytes(config.tile_kv)
         return {
-            "tiles": max(ahead * self.narrow.tile_bytes(config.tile_kv), parts),
+            "tiles": max(tiles, parts),
             "barriers": _BARRIER * sum(self._barriers(config, ahead).values()),
         }
 
@@ -100,6 +101,7 @@ def read_as_stored(attention: Attention) -> Narrow:
     return Narrow(
         tensors=("k", "v"),
         panels=sum(pieces_of_bytes(feature(x) * DType(x.dtype).bytes) for x in tensors),
+        scales=sum(cut_columns(attention, name)[1] for name in ("k", "v")),
     )
 
 
@@ -179,9 +181,10 @@ def warps_registers(layout: Sm90WarpsLayout, config: TileConfig) -> dict[str, in
 
 def warps_estimate(layout: Sm90WarpsLayout, config: TileConfig) -> Estimate:
     """Returns what a block takes: shared memory exactly, registers as far as the plan knows."""
-    sizes = layout.shared_memory(config)
+    sizes, narrow = layout.shared_memory(config), layout.narrow
+    scales = f", {config.tile_kv}x{narrow.scales} scales" if narrow.scales else ""
     shapes = {
-        "tiles": f"{config.stages} x {config.tile_kv}x{layout.narrow.panels * 128} bytes",
+        "tiles": f"{config.stages} x {config.tile_kv}x{layout.narrow.panels * 128} bytes{scales}",
         "barriers": str(sum(layout.barriers(config).values())),
     }
     return Estimate(

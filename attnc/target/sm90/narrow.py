@@ -3,21 +3,33 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from attnc.model.attention import Attention
 from attnc.model.dtypes import DType
+from attnc.plan.ir import Fetch
+from attnc.plan.ir.kernel import KEY_ROW
 from attnc.plan.sm80.layout import CudaLayout
-from attnc.plan.sm90.narrow import PIECE_OF_BYTES, Narrow, pieces_of_bytes
+from attnc.plan.sm90.narrow import PIECE_OF_BYTES, Narrow, cut_columns, pieces_of_bytes
 from attnc.target.sm80.kernel import CudaText
-from attnc.target.sm80.printer import scalar, statement
+from attnc.target.sm80.printer import scalar, statement, value_type
+
+
+class Loaded(NamedTuple):
+    """A value that is loaded. type: in C++; statement: its declaration."""
+
+    name: str
+    type: str
+    statement: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NarrowPart:
     """A tensor that is copied as it lies in memory. name: "k" or "v"; stored: its type, as
     `sm90_convert.cuh` calls it; number: among those that are; panels: of 128 bytes of a row of a tile; width:
-    columns of one; bytes: of a row in memory. scale: of some columns of a row, "" where they have none;
-    scale_values: statements that load what it is made of.
+    columns of one; bytes: of a row in memory. scale: of a block of columns of a row, "" where there is none;
+    of_row, of_block: what it is made of, loaded for a row, such as its page, and for a block; block, scales:
+    columns of a block, blocks of a row.
     """
 
     name: str
@@ -27,11 +39,19 @@ class NarrowPart:
     width: int
     bytes: int
     scale: str = ""
-    scale_values: tuple[str, ...] = ()
+    of_row: tuple[Loaded, ...] = ()
+    of_block: tuple[Loaded, ...] = ()
+    block: int = 0
+    scales: int = 0
 
     @property
     def letter(self) -> str:
         return self.name.upper()
+
+    @property
+    def kept(self) -> tuple[Loaded, ...]:
+        """What lanes keep of a scale until it is computed."""
+        return self.of_block or self.of_row
 
     @property
     def is_converted(self) -> bool:
@@ -39,15 +59,15 @@ class NarrowPart:
 
 
 class NarrowTiles:
-    """Tiles of 8 bits of a kernel. parts: the tensors that are converted; wide: the one of k and v that comes
-    in 16 bits beside the other, or "".
+    """Tiles of 8 bits of a kernel. parts: the tensors that are converted; scaled: those whose columns have
+    scales; wide: the one of k and v that comes in 16 bits beside the other, or "".
     """
 
     def __init__(self, text: CudaText, tensors: Narrow) -> None:
         self._text = text
         plain = narrow_parts(tensors, text.layout, text.module.variant.attention)
         self.parts = tuple(_with_scale(part, text) for part in plain)
-        self.scales = any(part.scale for part in self.parts)
+        self.scaled = [part for part in self.parts if part.scale]
         converted = [part.name for part in self.parts]
         self.wide = "" if text.layout.v_in_k or len(converted) != 1 else "k" if converted == ["v"] else "v"
         self.converts = any(part.is_converted for part in self.parts)
@@ -64,8 +84,26 @@ def _with_scale(part: NarrowPart, text: CudaText) -> NarrowPart:
     found = next((scale for scale in text.kernel.step.scales if scale.tensor == part.name), None)
     if found is None:
         return part
-    values = (statement(fetch, text.dtypes, text.kernel.dims, scalar) for fetch in found.fetches)
-    return replace(part, scale=scalar(found.value), scale_values=tuple(values))
+    of_row: list[Loaded] = []
+    of_block: list[Loaded] = []
+    for fetch in found.fetches:
+        made = _load(fetch, text)
+        (of_row if fetch.axes == KEY_ROW.axes and made.type == "int" else of_block).append(made)
+    block, scales = cut_columns(text.module.variant.attention, part.name)
+    return replace(
+        part,
+        scale=scalar(found.value),
+        of_row=tuple(of_row),
+        of_block=tuple(of_block),
+        block=block,
+        scales=scales,
+    )
+
+
+def _load(fetch: Fetch, text: CudaText) -> Loaded:
+    dtypes, dims = text.dtypes, text.kernel.dims
+    kind = value_type(fetch, dtypes[fetch.load.tensor])
+    return Loaded(name=fetch.name, type=kind, statement=statement(fetch, dtypes, dims, scalar))
 
 
 def narrow_parts(narrow: Narrow, layout: CudaLayout, attention: Attention) -> tuple[NarrowPart, ...]:

@@ -11,14 +11,15 @@ from attnc.expr.construct import ZERO
 from attnc.expr.nodes import COLUMN, Binary, Index, Load, Ref, walk
 from attnc.model.dtypes import DType
 from attnc.plan.ir import Arg, Decode, Fetch, Forward, Kernel, Loop, Module
-from attnc.plan.ir.kernel import KEY_ROW, TILE_COLUMN, DotPart, Segments
+from attnc.plan.ir.kernel import DotPart, Segments
 from attnc.plan.ir.lists import ListWalk
 from attnc.plan.regions import within
 from attnc.plan.signature import block, feature
 from attnc.plan.triton.resources import FEWEST_FROM_SHARED
 from attnc.target.declaration import CallText, Table, Value, Words, in_words, quote_word
 from attnc.target.kernel_view import OutputView, parts_of, sizes_of_kernel
-from attnc.target.triton.printer import TL_DTYPES, load, offset, scalar, tiled, transposed, widening
+from attnc.target.triton.columns import scale_tile
+from attnc.target.triton.printer import TL_DTYPES, offset, scalar, tiled, transposed, widening
 
 
 def triton_kernel(
@@ -259,14 +260,7 @@ class KernelText(ProgramText):
         if scale is None or (name == "v" and self._shares_v):  # v is k then, which has been multiplied
             return []
         first, width = (self._columns[part].first, self._columns[part].width) if name == "k" else (0, self.dv)
-        columns = f"tl.arange(0, {block(width)})"
-        dtype = TL_DTYPES[self.module.variant.attention.element]
-        return [
-            f"{KEY_ROW.name} = kv_lo + tl.arange(0, BLOCK_N)",
-            f"{TILE_COLUMN.name} = {f'{first} + ' if first else ''}{columns}",
-            *(f"{fetch.name} = {load(fetch)}" for fetch in scale.fetches),
-            f"{tile} = ({tile}.to(tl.float32) * {tiled(scale.value)}).to({dtype})",
-        ]
+        return scale_tile(tile, scale, first, block(width))
 
     @property
     def _shares_v(self) -> bool:

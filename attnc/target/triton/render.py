@@ -196,6 +196,8 @@ def device_functions(module: Module) -> frozenset[str]:
     called.update(*map(_moves_rows, kernels))
     attention = module.variant.attention
     called.update(widening(DType(tensor.dtype), attention.element) for tensor in (attention.k, attention.v))
+    if attention.column_scales:
+        called.add("_scale_columns")
     if any(kernel.grid.sequences is not None for kernel in kernels):
         called.add("_find_sequence")
     in_rows = () if backward is None else [planned for planned in backward.kernels if planned.pack is None]
