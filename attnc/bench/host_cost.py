@@ -3,24 +3,26 @@ nothing.
 
 All calls take turns in one process, in bursts, and the fastest burst of each counts: what makes others slower
 is the machine. Beside them is PyTorch's attention, of the same shapes, and what autograd takes for a function
-that does nothing.
+that does nothing. PyTorch's attention on attnc follows by itself, as registering it changes every call.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from attnc.bench.host_functions import draw_trained, served_functions, trained_functions
 from attnc.bench.report import Page, document, ran_on, table
 from attnc.bench.run import Benchmark, Job, Report
 from attnc.build import front, plan_program
+from attnc.compat.sdpa import activate
 from attnc.plan import ir
 from attnc.runtime.loader import load_module
 from attnc.runtime.timing import Launch, Which, host_ms, take_turns
@@ -99,16 +101,35 @@ def functions() -> dict[HostCall, Launch]:
 
 def peers() -> dict[HostCall, Launch]:
     """Returns PyTorch's attention of such shapes, and an autograd function that does nothing."""
+    inputs = [x.clone().requires_grad_() for x in _draw_heads()]
+    nothing = _make_backward_calls("a function that does nothing", _PEER, _Nothing.apply, inputs)
+    return _calls_of_torch(_PEER) | nothing
+
+
+@contextmanager
+def replaced() -> Iterator[dict[HostCall, Launch]]:
+    """Yields the calls of PyTorch's attention where attnc is registered in place of its flash backend."""
+    handle = activate("CUDA")
+    try:
+        with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+            yield _calls_of_torch(_OURS)
+    finally:
+        handle.remove()
+
+
+def _calls_of_torch(whose: str) -> dict[HostCall, Launch]:
     from torch.nn.functional import scaled_dot_product_attention
 
-    q, k, v = torch.randn(3, SIZES["B"], SIZES["H"], SIZES["N"], 64, device="cuda", dtype=torch.bfloat16)
+    q, k, v = _draw_heads()
     inputs = [x.clone().requires_grad_() for x in (q, k, v)]
-    attention = partial(scaled_dot_product_attention, is_causal=True)
-    return {
-        HostCall("scaled_dot_product_attention", _PEER): lambda: attention(q, k, v),
-        **_make_backward_calls("scaled_dot_product_attention", _PEER, attention, inputs),
-        **_make_backward_calls("a function that does nothing", _PEER, _Nothing.apply, inputs),
-    }
+    name, attention = "scaled_dot_product_attention", partial(scaled_dot_product_attention, is_causal=True)
+    call = {HostCall(name, whose): lambda: attention(q, k, v)}
+    return call | _make_backward_calls(name, whose, attention, inputs)
+
+
+def _draw_heads() -> Sequence[torch.Tensor]:
+    shape = SIZES["B"], SIZES["H"], SIZES["N"], 64
+    return torch.randn(3, *shape, device="cuda", dtype=torch.bfloat16).unbind()
 
 
 class _Nothing(torch.autograd.Function):
@@ -171,7 +192,9 @@ class HostBenchmark(Benchmark[HostCell, Mapping[HostCall, float]]):
 
     def measure(self, cells: Sequence[HostCell], rounds: int, report: Report) -> dict[HostCall, float]:
         calls = {call: launch for cell in cells for call, launch in calls_of(cell.module).items()}
-        return measure_calls(calls | functions() | peers(), rounds, report)
+        found = measure_calls(calls | functions() | peers(), rounds, report)
+        with replaced() as ours:
+            return found | measure_calls(ours, rounds, lambda _: None)
 
     def page(self, results: Mapping[HostCall, float], machine: Mapping[str, str]) -> Page:
         rows: dict[str, dict[str, float]] = {}

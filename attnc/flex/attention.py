@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from operator import is_
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,7 @@ from attnc.api.repeats import Plan, keep, repeat
 from attnc.flex.arguments import Auxiliary, check_tensors, mask_of
 from attnc.flex.blocks import Blocks, restrict
 from attnc.flex.dense import max_scores
-from attnc.flex.layouts import as_logical, laid_out, order_like, written_order
+from attnc.flex.layouts import as_logical, laid_out, logical_axes, order_like, written_order
 from attnc.flex.programs import FlexKernel, convert_tensor, kernel_of, read_options, targets_of
 from attnc.flex.snapshot import Snapshot, find_token, keep_token, snapshot
 from attnc.flex.spec import DTYPES, NARROW, CallLayout
@@ -66,8 +66,10 @@ def flex_attention(
         taken = snapshot((score_mod, mask_mod), block_mask)
         token = None if taken is None else find_token(taken)
     if taken is not None and token is not None:
-        asked = [getattr(return_aux, name, None) for name in ("lse", "max_scores")]
-        facts = ("flex_attention", token, scale, enable_gqa, return_aux is None, *asked, target)
+        asked = None
+        if return_aux is not None:
+            asked = return_aux.lse, getattr(return_aux, "max_scores", None)
+        facts = ("flex_attention", token, scale, enable_gqa, asked, target)
         repeated, found = repeat(facts, (query, key, value, *taken.tensors))
         if found is not None:
             return found[0]
@@ -172,18 +174,29 @@ def _remember(
     numbers = [tape.numbers[at] for at in kernel.numbers]
 
     def arrange(given: Sequence[Any]) -> tuple[Sequence[Any], Any]:
-        captured = (convert_tensor(given[x] if isinstance(x, int) else x) for x in places)
+        captured = [convert_tensor(given[x] if isinstance(x, int) else x) for x in places]
         return (*given[:3], *captured, *numbers), None
 
-    def finish(found: Any, given: Sequence[Any]) -> Any:
-        o, lse = found if wanted.lse else (found, None)
-        return wanted.arrange_results(laid_out(as_logical(o, order), order), lse, None)
+    takes = arrange if places or numbers else _take_three
+    call = kernel.family.module.default.CALL
+    keep(repeated, Plan(kernel.function, call, takes, _finishing(wanted, order)))
 
-    is_plain = order == "BHMD" and not wanted.lse and not wanted.is_named
-    keep(
-        repeated,
-        Plan(kernel.function, kernel.family.module.default.CALL, arrange, None if is_plain else finish),
-    )
+
+def _take_three(given: Sequence[Any]) -> tuple[Sequence[Any], Any]:
+    return given[:3], None
+
+
+def _finishing(wanted: Auxiliary, order: str) -> Callable[[Any, Sequence[Any]], Any] | None:
+    """Returns what makes the results of a call of those of its kernel; None where they are the same."""
+    if wanted.lse or wanted.is_named or not order.endswith("D"):
+
+        def finish(found: Any, given: Sequence[Any]) -> Any:
+            o, lse = found if wanted.lse else (found, None)
+            return wanted.arrange_results(laid_out(as_logical(o, order), order), lse, None)
+
+        return finish
+    axes = logical_axes(order)
+    return None if axes is None else lambda o, given: o.permute(axes)
 
 
 def _is_double(*tensors: torch.Tensor) -> bool:

@@ -57,8 +57,14 @@ def laid_out(o: torch.Tensor, order: str) -> torch.Tensor:
 
 def as_logical(o: torch.Tensor, order: str) -> torch.Tensor:
     """Returns what a kernel wrote, whose axes are those of `written_order`, as [B, H, M, D]."""
+    axes = logical_axes(order)
+    return o if axes is None else o.permute(axes)
+
+
+def logical_axes(order: str) -> list[int] | None:
+    """Returns where the axes [B, H, M, D] are of what a kernel wrote; None where they are in that order."""
     written = written_order(order)
-    return o if written == "BHM" else o.permute([*(written.index(axis) for axis in "BHM"), 3])
+    return None if written == "BHM" else [*(written.index(axis) for axis in "BHM"), 3]
 
 
 def as_written(o: torch.Tensor, order: str) -> torch.Tensor:

@@ -77,6 +77,11 @@ class Plan:
         """What a call depends on besides its tensors."""
         return self.made, self.mask, self.window_left, self.heads, self.sequences, self.tokens, self.rows
 
+    @cached_property
+    def inputs(self) -> dict[str, torch.Tensor]:
+        """The tables that the kernel reads, which stay where they are."""
+        return {name: x for name, x in self.tables.items() if name in self.read}
+
     def variant(self, window_left: int, scales: Mapping[str, Any], sinks: bool) -> str:
         """Returns the name of the kernel of a call: compiled once for each form that calls have."""
         changed: dict[str, Any] = {name: name for name in scales} | ({"sink": "sinks"} if sinks else {})
@@ -207,7 +212,7 @@ def launch(
 
     tensors: q: [T, Hq, D], k and v as the kernel takes them, by name; check: holds them to the plan
     """
-    named = {**{name: x for name, x in plan.tables.items() if name in plan.read}, **tensors}
+    named = plan.inputs | tensors
     key = None
     if plan.wanted.cache is None and are_left_out(q_scale, k_scale, v_scale, sinks):
         key, found = repeat(("FlashInfer", plan.facts, window_left, return_lse), (*named.values(), out, lse))
