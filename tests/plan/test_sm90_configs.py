@@ -6,6 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given as drawn_by
+from hypothesis import settings
+from hypothesis import strategies as st
 
 from attnc.diagnostics import DiagnosticError
 from attnc.plan.ir import Module
@@ -30,6 +33,37 @@ def test_rows_narrower_than_products_get_the_tiles_of_whole_ones(d: int) -> None
     assert replace(few, tile_d=many.tile_d) == many
     assert layout_of(narrow).shared_memory(few) == layout_of(whole).shared_memory(many)
     assert layout_of(narrow).registers(few) == layout_of(whole).registers(many)
+
+
+#: What may take shared memory or registers besides rows of q, k and v.
+FEATURES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "causal": {"mask": "causal"},
+    "window": {"mask": "window(511, 0)"},
+    "dropout": {"softmax": "softmax(dropout = p, seed = seed)", "inputs": ("p: f32[]", "seed: i64[]")},
+    "pairs": {"score": "dot(q, k) + x[b, h, q_idx, kv_idx]", "inputs": ("x: bf16[B, H, M, N]",)},
+    "wide pairs": {"score": "dot(q, k) + x[b, h, q_idx, kv_idx]", "inputs": ("x: f32[B, H, M, N]",)},
+    "cap": {"score": "30.0 * tanh(dot(q, k) * 0.01)"},
+    "keys": {"score": "dot(q, k) + x[b, kv_idx]", "inputs": ("x: f32[B, N]",)},
+}
+
+
+def tile_areas(d: int, feature: str) -> dict[str, int]:
+    """Rows times keys of the tiles of kernels that no schedule chose, by their names."""
+    module = planned("softmax = online(maximum = lazy(20))", d=d, grads="q, k, v", **FEATURES[feature])
+    assert module.backward is not None
+    kernels = {"forward": module.kernel} | {kernel.name: kernel for kernel in module.backward.kernels}
+    found = {name: kernel.configs[0] for name, kernel in kernels.items()}
+    return {name: config.tile_q * config.tile_kv for name, config in found.items()}
+
+
+@settings(max_examples=15)
+@drawn_by(d=st.integers(1, 31).map(lambda n: 8 * n), feature=st.sampled_from(sorted(FEATURES)))
+def test_wider_heads_never_get_larger_tiles_and_none_jump(d: int, feature: str) -> None:
+    """Gradients of more than 128 columns have other kernels than those of fewer."""
+    narrow, wide = tile_areas(d, feature), tile_areas(d + 8, feature)
+    for name in narrow if d != 128 else ["forward"]:
+        assert narrow[name] >= wide[name] >= 0.5 * narrow[name], name
 
 
 @pytest.mark.parametrize("d", [8, 16, 64, 72, 80, 96, 128, 136, 192, 256])
