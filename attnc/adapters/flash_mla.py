@@ -3,7 +3,7 @@
 Latent attention over the keys that an indexer has selected for each query, in a prompt or from a cache, and
 decoding over all keys of a cache. Arguments, their order and what leaves are those of FlashMLA, which is not
 imported. Here any number of query heads is taken, and a list that names a key twice counts it once. Rows of
-656 bytes are converted to 16 bits first (`latent_rows`), as many as a call uses.
+several types (`latent_rows`) are converted to 16 bits first, as many as a call uses.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 import torch
 
-from attnc.adapters.latent_rows import BLOCK, LATENT, NARROW, ROW_BYTES, check_rows
+from attnc.adapters.latent_rows import RowFormat, check_pages, format_of
 from attnc.adapters.specs import Kernel, Wanted, dtype_of, kernel, number_of, refuse
 
 Results: TypeAlias = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]
@@ -59,11 +59,12 @@ def flash_mla_sparse_fwd(
     """
     name = "flash_mla_sparse_fwd"
     refuse(name, indexer_topk=indexer_topk)
-    _check_shapes(name, {"q": (q, 3), "kv": (kv, 3), "indices": (indices, 3)})
+    _check_shapes(name, {"q": (q, 3), "kv": (kv, 3)})
+    _check_entries(name, "indices", indices)
     _check_keys(name, "kv", kv, 1, q)
     if tuple(indices.shape[:2]) != (len(q), 1):
         raise ValueError(f"{name}: indices: expected shape [{len(q)}, 1, topk], got {list(indices.shape)}")
-    lists, counts = indices[None, :, 0], _counts(name, topk_length, (len(q),), indices)[None]
+    lists, counts = indices[None, :, 0], _counts(name, "topk_length", topk_length, (len(q),), indices)[None]
     o, lse = _attend(name, q[None], kv[None], lists, counts, sm_scale, d_v)
     largest = _max_logits(q, kv[:, 0], lists[0], counts[0], sm_scale) if wants_max_logits else None
     return _join_sink(name, o, lse, attn_sink)[0], largest, _of_lonely(lse)[0]
@@ -95,46 +96,43 @@ def flash_mla_with_kvcache(
     aligns the last query with the last key. softmax_scale: 1 / sqrt(d) if None. attn_sink and lse: as in
     `flash_mla_sparse_fwd`. tile_scheduler_metadata and num_splits are not needed.
 
-    is_fp8_kvcache: rows have 656 bytes (`latent_rows`), beside q of bf16 and 576 columns. The rows of the
-    lists, or of the pages in block_table, are converted first, to memory of 1152 bytes each. A second cache
-    is not supported. Raises TypeError or ValueError with the name of an argument.
+    is_fp8_kvcache: rows hold several types (`latent_rows`), beside q of bf16 and as many columns. The rows of
+    the lists, or of the pages in block_table, are converted first, to two bytes for each column.
+    extra_k_cache, beside indices alone: a second cache of the same format, in pages of any size, with lists
+    and counts of its own, extra_indices_in_kvcache [B, s_q, extra] and extra_topk_length i32[B]; a query sees
+    the keys of both. Raises TypeError or ValueError with the name of an argument.
     """
     name = "flash_mla_with_kvcache"
-    refuse(
-        name,
-        extra_k_cache=extra_k_cache,
-        extra_indices_in_kvcache=extra_indices_in_kvcache,
-        extra_topk_length=extra_topk_length,
-    )
+    extra = {
+        "extra_k_cache": extra_k_cache,
+        "extra_indices_in_kvcache": extra_indices_in_kvcache,
+        "extra_topk_length": extra_topk_length,
+    }
+    if not is_fp8_kvcache or indices is None or extra_k_cache is None:
+        refuse(name, **extra)
     _check_shapes(name, {"q": (q, 4), "k_cache": (k_cache, 4)})
-    if is_fp8_kvcache:
-        _check_packed(name, q, k_cache)
-    else:
+    form = _check_packed(name, "k_cache", q, k_cache) if is_fp8_kvcache else None
+    if form is None:
         _check_keys(name, "k_cache", k_cache, 2, q)
     scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
     if indices is None:
         refuse(name, topk_length=topk_length)
-        if is_fp8_kvcache and block_table is not None:
-            k_cache, block_table = _unpack_pages(k_cache, block_table)
+        if form is not None and block_table is not None:
+            k_cache, block_table = _unpack_pages(k_cache, form, block_table)
         o, lse = _attend_all(name, q, k_cache, block_table, cache_seqlens, head_dim_v, scale, causal)
     else:
         refuse(name, causal=causal)
-        _check_shapes(name, {"indices": (indices, 3)})
-        if indices.shape[:2] != q.shape[:2]:
-            raise ValueError(
-                f"{name}: indices: expected shape {[*q.shape[:2], 'topk']}, got {list(indices.shape)}"
-            )
-        pages, page, _, width = k_cache.shape
-        try:
-            pool = k_cache.view(1, pages * page, 1, width)
-        except RuntimeError:
-            message = f"expected pages that follow each other in memory, got strides {k_cache.stride()}"
-            raise ValueError(f"{name}: k_cache: {message}") from None
-        counts = _counts(name, topk_length, (len(q),), indices)[:, None].expand(q.shape[:2])
-        keys, lists = pool.expand(len(q), -1, -1, -1), indices
-        if is_fp8_kvcache:
-            keys, lists = _unpack_listed(pool[0, :, 0], indices, counts)
+        _check_lists(name, "indices", indices, q)
+        counts = _counts(name, "topk_length", topk_length, (len(q),), indices)[:, None].expand(q.shape[:2])
+        if form is not None:
+            named = [(k_cache, indices, counts)]
+            if extra_k_cache is not None:
+                beside = (extra_indices_in_kvcache, extra_topk_length)
+                named.append(_read_extra(name, q, form, extra_k_cache, *beside))
+            keys, lists = _unpack_listed(form, named)
             counts = torch.full_like(counts, lists.shape[-1])
+        else:
+            keys, lists = _pool(name, k_cache).expand(len(q), -1, -1, -1), indices
         o, lse = _attend(name, q, keys, lists, counts, scale, head_dim_v)
     return _join_sink(name, o, lse, attn_sink), _of_lonely(lse).mT.contiguous()
 
@@ -159,18 +157,73 @@ def _check_keys(function: str, name: str, keys: torch.Tensor, head: int, q: torc
         raise ValueError(f"{function}: {name}: expected shape {wanted}, got {list(keys.shape)}")
 
 
-def _check_packed(function: str, q: torch.Tensor, cache: torch.Tensor) -> None:
-    check_rows(f"{function}: k_cache", cache)
+def _check_entries(function: str, name: str, lists: torch.Tensor) -> None:
+    _check_shapes(function, {name: (lists, 3)})
+    if lists.dtype not in (torch.int32, torch.int64):
+        raise TypeError(f"{function}: {name}: expected dtype torch.int32, got {lists.dtype}")
+
+
+def _check_lists(function: str, name: str, lists: torch.Tensor, q: torch.Tensor) -> None:
+    _check_entries(function, name, lists)
+    if lists.shape[:2] != q.shape[:2]:
+        expected = f"[{q.shape[0]}, {q.shape[1]}, topk]"
+        raise ValueError(f"{function}: {name}: expected shape {expected}, got {list(lists.shape)}")
+
+
+def _check_packed(function: str, name: str, q: torch.Tensor, cache: torch.Tensor) -> RowFormat:
+    """Returns the format of a cache's rows, which lie one behind the other in a page."""
+    form = format_of(f"{function}: {name}", cache)
     if cache.shape[2] != 1:
-        raise ValueError(f"{function}: k_cache: expected one head, got {list(cache.shape)}")
-    if q.dtype != torch.bfloat16 or q.shape[-1] != LATENT:
+        raise ValueError(f"{function}: {name}: expected one head, got {list(cache.shape)}")
+    check_pages(f"{function}: {name}", cache, form)
+    if q.dtype != torch.bfloat16 or q.shape[-1] != form.columns:
         got = f"{q.dtype} {list(q.shape)}"
         raise ValueError(
-            f"{function}: q: expected torch.bfloat16 [..., {LATENT}] beside such rows, got {got}"
+            f"{function}: q: expected torch.bfloat16 [..., {form.columns}] beside such rows, got {got}"
         )
+    return form
 
 
-def _unpack_pages(cache: torch.Tensor, table: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _pool(function: str, cache: torch.Tensor) -> torch.Tensor:
+    """Returns the rows of all pages as those of one sequence."""
+    pages, page, _, width = cache.shape
+    try:
+        return cache.view(1, pages * page, 1, width)
+    except RuntimeError:
+        message = f"expected pages that follow each other in memory, got strides {cache.stride()}"
+        raise ValueError(f"{function}: k_cache: {message}") from None
+
+
+# --- rows of several types
+
+#: A cache, lists of its rows [B, M, n], and how many of each count [B, M].
+Named: TypeAlias = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+def _read_extra(
+    function: str,
+    q: torch.Tensor,
+    form: RowFormat,
+    cache: torch.Tensor,
+    lists: torch.Tensor | None,
+    lengths: torch.Tensor | None,
+) -> Named:
+    """Returns a second cache with its lists, once they have been looked at."""
+    _check_shapes(function, {"extra_k_cache": (cache, 4)})
+    if _check_packed(function, "extra_k_cache", q, cache) is not form:
+        got = f"got shape {list(cache.shape)}"
+        raise ValueError(f"{function}: extra_k_cache: expected rows of {form.bytes} bytes, {got}")
+    name = "extra_indices_in_kvcache"
+    if lists is None:
+        raise ValueError(f"{function}: {name}: expected a tensor beside extra_k_cache, got None")
+    _check_lists(function, name, lists, q)
+    counts = _counts(function, "extra_topk_length", lengths, (len(q),), lists)
+    return cache, lists, counts[:, None].expand(q.shape[:2])
+
+
+def _unpack_pages(
+    cache: torch.Tensor, form: RowFormat, table: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns the pages of a table in 16 bits, sequence after sequence, and the table of these. What stands
     behind the last page of a sequence may be any number.
     """
@@ -179,42 +232,42 @@ def _unpack_pages(cache: torch.Tensor, table: torch.Tensor) -> tuple[torch.Tenso
     pages, page = cache.shape[:2]
     found = table.flatten().long()
     named = torch.where((found >= 0) & (found < pages), found, 0)
-    held = cache.view(torch.uint8)
-    if not held.is_contiguous():
-        held, named = held[named], torch.arange(len(named), device=table.device)
     rows = named[:, None] * page + torch.arange(page, device=table.device)
-    made, _ = unpack_listed(held.view(-1, ROW_BYTES), rows.view(1, 1, -1), NARROW, BLOCK, once=False)
+    made = cache.new_empty((1, rows.numel(), form.columns), dtype=torch.bfloat16)
+    unpack_listed(cache.view(torch.uint8), form.packing, rows.view(1, 1, -1), made, once=False)
     order = torch.arange(table.numel(), dtype=torch.int32, device=table.device)
-    return made.view(table.numel(), page, 1, LATENT), order.view(table.shape)
+    return made.view(table.numel(), page, 1, form.columns), order.view(table.shape)
 
 
-def _unpack_listed(
-    rows: torch.Tensor, lists: torch.Tensor, counts: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns the rows [R, 656] that lists [B, M, topk] name, in 16 bits, [B, M * topk, 1, 576], and lists of
-    these: each row of a list once, in the order of the cache.
+def _unpack_listed(form: RowFormat, named: list[Named]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns the rows that lists name, in 16 bits, [B, R, 1, columns], and lists of these [B, M, n]: each
+    row of a list once, those of the first cache before those of the second, in their order there.
     """
     from attnc.runtime.packed_rows import unpack_listed  # brings Triton
 
-    batch, queries, most = lists.shape
-    places = torch.arange(most, device=lists.device)
-    counted = (places < counts[..., None]) & (lists >= 0) & (lists < len(rows))
-    found = torch.where(counted, lists, -1).sort(dim=-1).values
-    made, own = unpack_listed(rows.view(torch.uint8), found, NARROW, BLOCK)
-    return made.view(batch, queries * most, 1, LATENT), own
+    sizes = [lists.shape[1] * lists.shape[2] for _, lists, _ in named]
+    cache, given, _ = named[0]
+    made = cache.new_empty((len(given), sum(sizes), form.columns), dtype=torch.bfloat16)
+    found, first = [], 0
+    for (cache, lists, counts), size in zip(named, sizes, strict=True):
+        places = torch.arange(lists.shape[2], device=lists.device)
+        rows = cache.shape[0] * cache.shape[1]
+        counted = (places < counts[..., None]) & (lists >= 0) & (lists < rows)
+        ordered = torch.where(counted, lists, -1).sort(dim=-1).values
+        found.append(unpack_listed(cache.view(torch.uint8), form.packing, ordered, made, first=first))
+        first += size
+    return made[:, :, None], found[0] if len(found) == 1 else torch.cat(found, -1)
 
 
 def _counts(
-    function: str, given: torch.Tensor | None, shape: tuple[int, ...], indices: torch.Tensor
+    function: str, name: str, given: torch.Tensor | None, shape: tuple[int, ...], indices: torch.Tensor
 ) -> torch.Tensor:
     """Returns how many entries of each list count: all of them, where nothing is given."""
-    if indices.dtype not in (torch.int32, torch.int64):
-        raise TypeError(f"{function}: indices: expected dtype torch.int32, got {indices.dtype}")
     if given is None:
         return torch.full(shape, indices.shape[-1], dtype=torch.int32, device=indices.device)
     if tuple(given.shape) != shape or given.dtype != torch.int32:
         got = f"{given.dtype} {list(given.shape)}"
-        raise ValueError(f"{function}: topk_length: expected torch.int32 {list(shape)}, got {got}")
+        raise ValueError(f"{function}: {name}: expected torch.int32 {list(shape)}, got {got}")
     return given
 
 

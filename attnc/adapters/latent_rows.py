@@ -1,21 +1,68 @@
-"""Rows of latent attention that hold several types, as caches of DeepSeek-V3.2 and FlashMLA keep them.
+"""Rows of latent attention that hold several types, as caches of DeepSeek's models and FlashMLA keep them.
 
-A row has 656 bytes: 512 numbers of e4m3, four scales of f32, each of 128 of these numbers, and 64 numbers of
-bf16, the rotary part. What a row stands for is 576 numbers of bf16: `float32(number) * scale`, rounded once,
-and the rotary part as it is. Kernels take those.
+A row stands for numbers of bf16: those of e4m3 times the scale of their block, in float32, rounded once; and
+the rotary part, of bf16, as it is. What bytes it has follows from their number (`FORMATS`):
+
+bytes | numbers of e4m3 | of each scale | of bf16 | scales
+656   | 512             | 128           | 64      | four of f32 between the two (DeepSeek-V3.2)
+584   | 448             | 64            | 64      | seven exponents of two, and a byte that says nothing (V4)
+528   | 512             | 32            | 0       | sixteen exponents of two (V4.1)
+
+Exponents of two are bytes of `torch.float8_e8m0fnu`. Those of a page lie together behind the numbers of all
+its rows, so of them a page is more than its rows, and what follows it in memory begins at its stride.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+
 import torch
 
-#: Bytes of a row; its numbers of 8 bits, of each scale, and of 16 bits.
-ROW_BYTES = 656
-NARROW, BLOCK, ROTARY = 512, 128, 64
-LATENT = NARROW + ROTARY
-_SCALES = NARROW // BLOCK
-_SCALES_END = NARROW + 4 * _SCALES
 _MOST = torch.finfo(torch.float8_e4m3fn).max
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowFormat:
+    """What a row holds. bytes: of it; narrow: numbers of e4m3; block: how many share a scale; rotary: numbers
+    of bf16; scales_pages: scales are exponents of two behind the rows of a page, not f32 in the row.
+    """
+
+    bytes: int
+    narrow: int
+    block: int
+    rotary: int
+    scales_pages: bool
+
+    @property
+    def columns(self) -> int:
+        return self.narrow + self.rotary
+
+    @property
+    def scales(self) -> int:
+        return self.narrow // self.block
+
+    @property
+    def pitch(self) -> int:
+        """Bytes from row to row of a page."""
+        return self.narrow + 2 * self.rotary if self.scales_pages else self.bytes
+
+    @property
+    def packing(self) -> tuple[int, int, int, int, int]:
+        """The same as `runtime.packed_rows` takes it."""
+        return self.narrow, self.block, self.rotary, self.pitch, self.bytes - self.pitch
+
+
+_OF_F32 = RowFormat(bytes=656, narrow=512, block=128, rotary=64, scales_pages=False)
+#: Formats by the bytes of a row.
+FORMATS: Mapping[int, RowFormat] = {
+    form.bytes: form
+    for form in (
+        _OF_F32,
+        RowFormat(bytes=584, narrow=448, block=64, rotary=64, scales_pages=True),
+        RowFormat(bytes=528, narrow=512, block=32, rotary=0, scales_pages=True),
+    )
+}
 
 
 def pack_rows(latents: torch.Tensor) -> torch.Tensor:
@@ -25,49 +72,124 @@ def pack_rows(latents: torch.Tensor) -> torch.Tensor:
     float32 and rounded to nearest. A block with an infinity or NaN becomes NaN. The rotary part is rounded to
     bf16. Raises TypeError or ValueError for other latents.
     """
-    if not latents.is_floating_point():
-        raise TypeError(f"latents: expected floats, got {latents.dtype}")
-    if not latents.dim() or latents.shape[-1] != LATENT:
-        raise ValueError(f"latents: expected shape [..., {LATENT}], got {list(latents.shape)}")
-    blocks = latents[..., :NARROW].float().reshape(*latents.shape[:-1], _SCALES, BLOCK)
-    scales = blocks.abs().amax(-1) / _MOST
-    scales = torch.where(scales == 0, 1.0, scales)
-    scales = torch.where(scales.isfinite(), scales, torch.nan)
-    narrow = (blocks / scales[..., None]).clamp(-_MOST, _MOST).to(torch.float8_e4m3fn).flatten(-2)
-    rotary = latents[..., NARROW:].to(torch.bfloat16).contiguous()
-    return torch.cat([x.contiguous().view(torch.uint8) for x in (narrow, scales, rotary)], -1)
+    narrow, scales, rotary = _pack(latents, _OF_F32)
+    return torch.cat([narrow, scales, rotary], -1)
 
 
 def unpack_rows(rows: torch.Tensor) -> torch.Tensor:
     """Returns the latents bf16[..., 576] that rows [..., 656] of u8 or e4m3 stand for. Raises TypeError or
     ValueError for other rows.
     """
-    check_rows("rows", rows)
-    held = rows.contiguous().view(torch.uint8)
-    narrow = held[..., :NARROW].view(torch.float8_e4m3fn).float().view(*rows.shape[:-1], _SCALES, BLOCK)
-    scales = held[..., NARROW:_SCALES_END].contiguous().view(torch.float32)
-    rotary = held[..., _SCALES_END:].contiguous().view(torch.bfloat16)
-    return torch.cat([(narrow * scales[..., None]).flatten(-2).to(torch.bfloat16), rotary], -1)
+    if format_of("rows", rows) is not _OF_F32:
+        raise ValueError(f"rows: expected shape [..., {_OF_F32.bytes}], got {list(rows.shape)}")
+    held, end = rows.contiguous().view(torch.uint8), _OF_F32.narrow + 4 * _OF_F32.scales
+    return _unpack(held[..., : _OF_F32.narrow], held[..., _OF_F32.narrow : end], held[..., end:], _OF_F32)
+
+
+def unpack_cache(cache: torch.Tensor) -> torch.Tensor:
+    """Returns the latents bf16[pages, page, 1, columns] that a cache [pages, page, 1, bytes] of u8 or e4m3
+    stands for. Raises TypeError or ValueError for other caches.
+    """
+    form = _format_of_cache("cache", cache)
+    if not form.scales_pages:
+        return unpack_rows(cache)
+    data, scales = _regions(cache, form)
+    return _unpack(data[..., : form.narrow], scales[..., : form.scales], data[..., form.narrow :], form)
 
 
 def store_rows(latents: torch.Tensor, cache: torch.Tensor, slots: torch.Tensor) -> None:
-    """Packs latents [T, 576] and writes token t to row slots[t] % page of page slots[t] // page of a cache
-    u8[pages, page, 1, 656].
+    """Packs latents [T, columns] and writes token t to row slots[t] % page of page slots[t] // page of a
+    cache [pages, page, 1, bytes] of u8 or e4m3, in the format of so many bytes.
 
-    slots: i32 or i64 [at most T], negative for tokens that go nowhere. Nothing waits for the device. Raises
-    TypeError or ValueError with the name of an argument.
+    slots: i32 or i64 [at most T], negative for tokens that go nowhere. Scales that are exponents of two are
+    the least that leave no number above 448; others are as `pack_rows` says. Nothing waits for the device.
+    Raises TypeError or ValueError with the name of an argument.
     """
     from attnc.runtime.slots import store  # brings Triton, which reading rows needs not
 
-    check_rows("cache", cache)
-    held = cache.view(torch.uint8)
-    rows = pack_rows(latents)[:, None]
-    store(rows[..., :NARROW], rows[..., NARROW:], held[..., :NARROW], held[..., NARROW:], slots)
+    form = _format_of_cache("cache", cache)
+    narrow, scales, rotary = _pack(latents, form)
+    if form.scales_pages:
+        scales = torch.nn.functional.pad(scales, (0, form.bytes - form.pitch - form.scales))
+        rows, rest = torch.cat([narrow, rotary], -1), scales
+        to, beside = _regions(cache, form)
+    else:
+        held = cache.view(torch.uint8)
+        rows, rest = narrow, torch.cat([scales, rotary], -1)
+        to, beside = held[..., : form.narrow], held[..., form.narrow :]
+    store(rows[:, None], rest[:, None], to, beside, slots)
 
 
-def check_rows(name: str, rows: torch.Tensor) -> None:
-    """Raises TypeError or ValueError for what has no rows of 656 bytes."""
+def format_of(name: str, rows: torch.Tensor) -> RowFormat:
+    """Returns the format of rows. Raises TypeError or ValueError for what has none."""
     if rows.dtype not in (torch.uint8, torch.float8_e4m3fn):
         raise TypeError(f"{name}: expected torch.uint8 or torch.float8_e4m3fn, got {rows.dtype}")
-    if not rows.dim() or rows.shape[-1] != ROW_BYTES:
-        raise ValueError(f"{name}: expected rows of {ROW_BYTES} bytes, got shape {list(rows.shape)}")
+    if not rows.dim() or rows.shape[-1] not in FORMATS:
+        sizes = ", ".join(map(str, FORMATS))
+        raise ValueError(f"{name}: expected rows of {sizes} bytes, got shape {list(rows.shape)}")
+    return FORMATS[rows.shape[-1]]
+
+
+def _format_of_cache(name: str, cache: torch.Tensor) -> RowFormat:
+    form = format_of(name, cache)
+    if cache.dim() != 4 or cache.shape[2] != 1:
+        raise ValueError(f"{name}: expected shape [pages, page, 1, {form.bytes}], got {list(cache.shape)}")
+    if form.scales_pages:
+        check_pages(name, cache, form)
+    return form
+
+
+def check_pages(name: str, cache: torch.Tensor, form: RowFormat) -> None:
+    """Raises ValueError for a cache whose pages do not hold rows one behind the other."""
+    if cache.stride(1) != form.bytes or cache.stride(3) != 1 or cache.stride(0) % 4:
+        message = f"expected rows that follow each other in memory, got strides {cache.stride()}"
+        raise ValueError(f"{name}: {message}")
+
+
+def _regions(cache: torch.Tensor, form: RowFormat) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns views of a cache: the numbers of its rows [pages, page, 1, pitch], and their scales."""
+    held = cache.view(torch.uint8)
+    pages, page, step = held.shape[0], held.shape[1], held.stride(0)
+    size, first = form.bytes - form.pitch, held.storage_offset()
+    data = held.as_strided((pages, page, 1, form.pitch), (step, form.pitch, form.pitch, 1), first)
+    at = first + page * form.pitch
+    return data, held.as_strided((pages, page, 1, size), (step, size, size, 1), at)
+
+
+def _pack(latents: torch.Tensor, form: RowFormat) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Returns the bytes of the numbers of e4m3, of their scales and of the rotary part."""
+    if not latents.is_floating_point():
+        raise TypeError(f"latents: expected floats, got {latents.dtype}")
+    if not latents.dim() or latents.shape[-1] != form.columns:
+        raise ValueError(f"latents: expected shape [..., {form.columns}], got {list(latents.shape)}")
+    blocks = latents[..., : form.narrow].float().reshape(*latents.shape[:-1], form.scales, form.block)
+    least = blocks.abs().amax(-1) / _MOST
+    if form.scales_pages:
+        size, exponent = torch.frexp(least)
+        exponent = (exponent - (size == 0.5).int()).clamp(-126, 127)
+        exponent = torch.where(least == 0, 0, exponent) + 127
+        stored = torch.where(least.isfinite(), exponent, 255).to(torch.uint8)
+        scales = _of_exponents(stored)
+    else:
+        scales = torch.where(least == 0, 1.0, least)
+        stored = scales = torch.where(scales.isfinite(), scales, torch.nan)
+    narrow = (blocks / scales[..., None]).clamp(-_MOST, _MOST).to(torch.float8_e4m3fn).flatten(-2)
+    rotary = latents[..., form.narrow :].to(torch.bfloat16).contiguous()
+    return narrow.view(torch.uint8), stored.contiguous().view(torch.uint8), rotary.view(torch.uint8)
+
+
+def _unpack(
+    narrow: torch.Tensor, scales: torch.Tensor, rotary: torch.Tensor, form: RowFormat
+) -> torch.Tensor:
+    numbers = narrow.contiguous().view(torch.float8_e4m3fn).float()
+    held = scales.contiguous()
+    factors = _of_exponents(held) if form.scales_pages else held.view(torch.float32)
+    blocks = numbers.view(*narrow.shape[:-1], form.scales, form.block)
+    made = (blocks * factors[..., None]).flatten(-2).to(torch.bfloat16)
+    return torch.cat([made, rotary.contiguous().view(torch.bfloat16)], -1)
+
+
+def _of_exponents(stored: torch.Tensor) -> torch.Tensor:
+    """Returns the powers of two f32 that bytes of e8m0 stand for: 255 is NaN."""
+    bits = torch.where(stored == 0, 1 << 22, stored.int() << 23)  # 2^-127 is a subnormal number
+    return torch.where(stored == 255, torch.nan, bits.view(torch.float32))

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from attnc.adapters.flash_mla import flash_mla_sparse_fwd, flash_mla_with_kvcache, get_mla_metadata
-from attnc.adapters.latent_rows import LATENT, pack_rows, unpack_rows
+from attnc.adapters.latent_rows import FORMATS, store_rows, unpack_cache
 
 D, DV = 48, 32
 SCALE = 0.2
@@ -123,26 +123,72 @@ def test_all_keys_of_a_cache(causal: bool) -> None:
         assert_like(lse[b].T, of_rows, 1e-4)
 
 
-def packed(pages: int, size: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """A cache of rows of 656 bytes, and one of 16 bits of what they stand for."""
-    rows = pack_rows(random(pages, size, 1, LATENT, seed=4))
-    return rows, unpack_rows(rows)
+SIZES = list(FORMATS)
 
 
+def packed(pages: int, page: int, size: int = 656, *, seed: int = 4) -> tuple[torch.Tensor, torch.Tensor]:
+    """A cache of rows of so many bytes, in pages with a gap between them, and one of 16 bits of the same."""
+    memory = torch.zeros(pages, page * size + 64, dtype=torch.uint8)
+    cache = memory[:, : page * size].view(pages, page, 1, size)
+    store_rows(random(pages * page, FORMATS[size].columns, seed=seed), cache, torch.arange(pages * page))
+    return cache, unpack_cache(cache)
+
+
+@pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("tokens", [1, 2])
-def test_selected_rows_of_656_bytes_are_those_of_16_bits(tokens: int) -> None:
-    q, (cache, wide) = random(2, tokens, 3, LATENT), packed(5, 8)
+def test_selected_rows_of_several_types_are_those_of_16_bits(tokens: int, size: int) -> None:
+    q, (cache, wide) = random(2, tokens, 3, FORMATS[size].columns), packed(5, 8, size)
     lists = torch.stack([LISTS[2 : 2 + tokens], LISTS[:tokens]])
     counts = torch.tensor([3, 4], dtype=torch.int32)
     given: dict[str, Any] = {"softmax_scale": SCALE, "topk_length": counts}
     found = flash_mla_with_kvcache(q, cache, None, None, 512, is_fp8_kvcache=True, indices=lists, **given)
     expected = flash_mla_with_kvcache(q, wide, None, None, 512, indices=lists, **given)
-    assert_like(found[0], expected[0].double(), 0.02)
-    assert_like(found[1], expected[1].double(), 1e-4)
+    for mine, theirs in zip(found, expected, strict=True):
+        assert torch.equal(mine, theirs)
 
 
-def test_all_rows_of_656_bytes_are_those_of_16_bits() -> None:
-    q, (cache, wide) = random(2, 2, 3, LATENT), packed(8, 16)
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("counted", [False, True])
+def test_a_second_cache_adds_its_keys(counted: bool, size: int) -> None:
+    """As those of one cache that holds the pages of both."""
+    q = random(2, 2, 3, FORMATS[size].columns)
+    (window, first), (compressed, second) = packed(5, 8, size), packed(3, 4, size, seed=9)
+    lists = torch.stack([LISTS[:2], LISTS[3:5]])
+    others = torch.tensor([[[11, 3, -1], [0, 0, 12]], [[-1] * 3, [5, 3, 4]]], dtype=torch.int64)
+    counts = (torch.tensor([3, 2], dtype=torch.int32), torch.tensor([1, 2], dtype=torch.int32))
+    lengths: dict[str, Any] = {}
+    if counted:
+        lengths = {"topk_length": counts[0], "extra_topk_length": counts[1]}
+    found = flash_mla_with_kvcache(
+        q,
+        window,
+        None,
+        None,
+        512,
+        softmax_scale=SCALE,
+        is_fp8_kvcache=True,
+        indices=lists,
+        extra_k_cache=compressed,
+        extra_indices_in_kvcache=others,
+        **lengths,
+    )
+    counted_of = [
+        torch.where(torch.arange(x.shape[-1]) < count[:, None, None], x, -1) if counted else x
+        for x, count in zip((lists, others), counts, strict=True)
+    ]
+    inside = [(x >= 0) & (x < rows) for x, rows in zip(counted_of, (40, 12), strict=True)]
+    both = [torch.where(seen, x + at, -1) for seen, x, at in zip(inside, counted_of, (0, 40), strict=True)]
+    pool = torch.cat([first.flatten(0, 1), second.flatten(0, 1)])[None]
+    expected = flash_mla_with_kvcache(
+        q, pool, None, None, 512, softmax_scale=SCALE, indices=torch.cat(both, -1).int()
+    )
+    for mine, theirs in zip(found, expected, strict=True):
+        assert torch.equal(mine, theirs)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_all_rows_of_several_types_are_those_of_16_bits(size: int) -> None:
+    q, (cache, wide) = random(2, 2, 3, FORMATS[size].columns), packed(8, 16, size)
     table = torch.tensor([[5, 1], [7, 2**31 - 1]], dtype=torch.int32)
     lengths = torch.tensor([20, 3], dtype=torch.int32)
     rows = cache.view(torch.float8_e4m3fn)
@@ -150,6 +196,27 @@ def test_all_rows_of_656_bytes_are_those_of_16_bits() -> None:
     expected = flash_mla_with_kvcache(q, wide, table, lengths, 512, None, None, SCALE, True)
     for mine, theirs in zip(found, expected, strict=True):
         assert torch.equal(mine, theirs)
+
+
+def with_extra(
+    cache: torch.Tensor,
+    lists: torch.Tensor | None = LISTS[None, :1],
+    counts: torch.Tensor | None = None,
+    *,
+    size: int = 656,
+) -> Any:
+    return flash_mla_with_kvcache(
+        random(1, 1, 2, FORMATS[size].columns),
+        packed(2, 2, size)[0],
+        None,
+        None,
+        512,
+        is_fp8_kvcache=True,
+        indices=LISTS[None, :1],
+        extra_k_cache=cache,
+        extra_indices_in_kvcache=lists,
+        extra_topk_length=counts,
+    )
 
 
 Q, KV = random(5, 2, D), random(40, 1, D)
@@ -196,6 +263,45 @@ CACHE = random(5, 8, 1, D)
             lambda: flash_mla_with_kvcache(Q[None], packed(1, 2)[0], None, None, DV, is_fp8_kvcache=True),
             ValueError,
             r"q: expected torch.bfloat16 \[..., 576\] beside such rows",
+        ),
+        (
+            lambda: flash_mla_with_kvcache(
+                random(1, 1, 2, 576), packed(2, 2)[0].transpose(0, 1), None, None, DV, is_fp8_kvcache=True
+            ),
+            ValueError,
+            "k_cache: expected rows that follow each other",
+        ),
+        (
+            lambda: flash_mla_with_kvcache(
+                Q[None], CACHE, None, None, DV, indices=LISTS[None], extra_k_cache=CACHE
+            ),
+            ValueError,
+            "extra_k_cache: expected None",
+        ),
+        (
+            lambda: with_extra(packed(2, 2, 528)[0], size=584),
+            ValueError,
+            "extra_k_cache: expected rows of 584 bytes",
+        ),
+        (
+            lambda: with_extra(packed(2, 2)[0], None),
+            ValueError,
+            "extra_indices_in_kvcache: expected a tensor",
+        ),
+        (
+            lambda: with_extra(packed(2, 2)[0], LISTS[None, :2]),
+            ValueError,
+            r"extra_indices_in_kvcache: expected shape \[1, 1, topk\]",
+        ),
+        (
+            lambda: with_extra(packed(2, 2)[0], LISTS[None, :1].float()),
+            TypeError,
+            "extra_indices_in_kvcache: expected dtype torch.int32",
+        ),
+        (
+            lambda: with_extra(packed(2, 2)[0], LISTS[None, :1], torch.ones(2)),
+            ValueError,
+            "extra_topk_length: expected torch.int32",
         ),
         (lambda: flash_mla_with_kvcache(Q[None], CACHE, None, None, DV), ValueError, "block_table: expected"),
         (

@@ -11,7 +11,13 @@ from attnc.verify.interpreter import ensure_interpreter
 
 ensure_interpreter()
 
-from attnc.adapters.latent_rows import pack_rows, store_rows, unpack_rows  # noqa: E402  # Triton's interpreter has to be chosen first
+from attnc.adapters.latent_rows import (  # noqa: E402  # Triton's interpreter has to be chosen first
+    FORMATS,
+    pack_rows,
+    store_rows,
+    unpack_cache,
+    unpack_rows,
+)
 from attnc.runtime.packed_rows import unpack_listed  # noqa: E402  # as above
 
 
@@ -80,22 +86,98 @@ def test_other_rows_are_refused_by_name() -> None:
         pack_rows(torch.zeros(576, dtype=torch.int32))
     with pytest.raises(TypeError, match=r"rows: expected torch.uint8 or torch.float8_e4m3fn"):
         unpack_rows(torch.zeros(656))
-    with pytest.raises(ValueError, match="cache: expected rows of 656 bytes"):
-        store_rows(latents(1), torch.zeros(1, 1, 1, 584, dtype=torch.uint8), torch.zeros(1).int())
+    with pytest.raises(ValueError, match=r"rows: expected shape \[..., 656\], got \[2, 528\]"):
+        unpack_rows(torch.zeros(2, 528, dtype=torch.uint8))
+    slots, cache = torch.zeros(1).int(), torch.zeros(2, 4, 1, 584, dtype=torch.uint8)
+    with pytest.raises(ValueError, match="cache: expected rows of 656, 584, 528 bytes"):
+        store_rows(latents(1), cache[..., 1:], slots)
+    with pytest.raises(ValueError, match=r"latents: expected shape \[..., 512\], got \[1, 576\]"):
+        store_rows(latents(1), cache, slots)
+    with pytest.raises(ValueError, match=r"cache: expected shape \[pages, page, 1, 584\]"):
+        unpack_cache(cache[0])
+    with pytest.raises(ValueError, match="cache: expected rows that follow each other in memory"):
+        store_rows(latents(1)[:, :512], cache.transpose(0, 1), slots)
+
+
+def filled(size: int, pages: int = 3, page: int = 4, *, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    """A cache of rows of so many bytes in every slot, in pages with a gap between them, and its latents."""
+    columns = FORMATS[size].columns
+    memory = torch.full((pages, page * size + 32), 0xA5, dtype=torch.uint8)
+    cache = memory[:, : page * size].view(pages, page, 1, size)
+    x = latents(pages * page, seed=seed)[:, :columns]
+    store_rows(x, cache, torch.arange(pages * page))
+    assert (memory[:, page * size :] == 0xA5).all()
+    return cache, x
+
+
+@pytest.mark.parametrize("size", list(FORMATS))
+def test_every_format_holds_what_it_is_given(size: int) -> None:
+    form = FORMATS[size]
+    cache, x = filled(size)
+    made = unpack_cache(cache)
+    assert made.shape == (3, 4, 1, form.columns)
+    assert torch.equal(unpack_cache(cache.view(torch.float8_e4m3fn)), made)
+    found = made.flatten(0, 2)
+    assert torch.equal(found[:, form.narrow :], x[:, form.narrow :].bfloat16())
+    blocks = x[:, : form.narrow].double().reshape(12, form.scales, form.block)
+    error = (found[:, : form.narrow].double().reshape_as(blocks) - blocks).abs()
+    largest = blocks.abs().amax(-1, keepdim=True) * (2 if form.scales_pages else 1)
+    assert (error <= blocks.abs() * (2**-4 + 2**-8) + largest / 448 * 2**-9).all()
+
+
+@pytest.mark.parametrize(("size", "pitch", "scales"), [(584, 576, 7), (528, 512, 16)])
+def test_exponents_of_two_lie_behind_the_rows_of_a_page(size: int, pitch: int, scales: int) -> None:
+    x = torch.zeros(8, FORMATS[size].columns)
+    x[5, 0], x[5, 70] = 448.0, 449.0  # exactly the most, and a little more than it
+    cache = torch.zeros(2, 4, 1, size, dtype=torch.uint8)
+    store_rows(x, cache, torch.arange(8))
+    page = bytes(cache[1].flatten().tolist())
+    behind = page[4 * pitch :]
+    own = behind[size - pitch : 2 * (size - pitch)]  # of row 1 of the page
+    block = FORMATS[size].block
+    assert own[0] == 127
+    assert own[70 // block] == 128
+    assert set(behind[:scales]) == {127}
+    assert page[pitch] == 0x7E  # 448
+    assert page[pitch + 70] == 0x76  # 224.5 is 224
+
+
+def test_scales_of_exponents_may_be_extreme() -> None:
+    x = torch.zeros(4, 512)
+    x[0, 0], x[1, 0], x[2, 0], x[3, 0] = 1e-45, 3e38, torch.inf, torch.nan
+    cache = torch.zeros(1, 4, 1, 528, dtype=torch.uint8)
+    store_rows(x, cache, torch.arange(4))
+    made = unpack_cache(cache)[0, :, 0]
+    assert made[0].isfinite().all()
+    torch.testing.assert_close(made[1, 0].float(), torch.tensor(3e38), rtol=0.07, atol=0)
+    assert made[2:, :32].isnan().all()
+    assert made[:, 32:].isfinite().all()
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
-def test_entries_of_lists_become_rows_of_their_own_and_equal_ones_the_first(dtype: torch.dtype) -> None:
-    rows = pack_rows(latents(20))
+@pytest.mark.parametrize("size", list(FORMATS))
+def test_entries_of_lists_become_rows_of_their_own_and_equal_ones_the_first(
+    dtype: torch.dtype, size: int
+) -> None:
+    form = FORMATS[size]
+    cache, _ = filled(size, 5, 4)
     codes = torch.arange(256, dtype=torch.int16).to(torch.uint8)
-    rows[3, :256], rows[4, :256] = codes, codes.flip(0)
-    rows[5, 512:516] = torch.tensor([torch.inf]).view(torch.uint8)
+    pages = cache.view(5, -1)
+    pages[0, 3 * form.pitch : 3 * form.pitch + 256] = codes  # NaN, subnormal numbers and all others
+    at = 4 * form.pitch if form.scales_pages else form.narrow
+    pages[1, at : at + 4] = torch.tensor([2, 255, 1, 254], dtype=torch.uint8)  # scales
     lists = [[[-1, -1, 3, 4, 4, 5], [0, 0, 0, 1, 18, 19]], [[-1] * 6, [2, 3, 4, 5, 6, 7]]]
     listed = torch.tensor(lists, dtype=dtype)
-    made, own = unpack_listed(rows, listed, 512, 128)
-    assert own[0].tolist() == [[-1, -1, 2, 3, -1, 5], [6, -1, -1, 9, 10, 11]]
-    assert own[1].tolist() == [[-1] * 6, [6, 7, 8, 9, 10, 11]]
-    counts = own >= 0
-    expected = unpack_rows(rows[listed[counts].long()])
+    made = torch.zeros(2, 20, form.columns, dtype=torch.bfloat16)
+    own = unpack_listed(cache, form.packing, listed, made, first=3)
+    assert own[0].tolist() == [[-1, -1, 5, 6, -1, 8], [9, -1, -1, 12, 13, 14]]
+    assert own[1].tolist() == [[-1] * 6, [9, 10, 11, 12, 13, 14]]
+    expected = unpack_cache(cache).flatten(0, 2)
     assert expected.isnan().any()
-    torch.testing.assert_close(made[counts], expected, rtol=0, atol=0, equal_nan=True)
+    for b in range(2):
+        counts = own[b] >= 0
+        found = made[b, own[b][counts].long()]
+        torch.testing.assert_close(found, expected[listed[b][counts].long()], rtol=0, atol=0, equal_nan=True)
+        untouched = torch.ones(20, dtype=torch.bool)
+        untouched[own[b][counts].long()] = False
+        assert not made[b, untouched].any()
