@@ -171,8 +171,8 @@ BUGS: tuple[HopperBug, ...] = (
         name="one scale for eight columns that have their own",
         attention="hopper_narrow_before",
         story="scales were of blocks, until one model had them of columns",
-        anchor="const int column = column_lo + j;",
-        patch="const int column = column_lo;",
+        anchor="const int column = column_lo + 8 * c + j;",
+        patch="const int column = column_lo + 8 * c;",
     ),
     HopperBug(
         name="pages taken for rows that follow each other",

@@ -73,7 +73,7 @@ def test_a_scale_is_loaded_once_for_columns_that_share_it(block: str, alike: boo
     assert part.is_alike == alike
     files = render_files(module, path="a.attn", sha256="")
     source = next(text for name, text in files.items() if name.endswith(".cu"))
-    assert ("const int column = column_lo + j;" in source) != alike
+    assert ("const int column = column_lo + 8 * c + j;" in source) != alike
 
 
 def test_packed_keys_find_their_sequence_where_a_scale_asks_for_it() -> None:

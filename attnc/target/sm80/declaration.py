@@ -120,14 +120,17 @@ def cuda_kernels(
     maps: Mapping[str, str] | None = None,
     *,
     decodes: bool = False,
+    waits: bool = False,
 ) -> CallText:
     """Returns kernels that take the same arguments. strides: of each tensor; maps: of TMA, as `TmaKernels`
-    has them; decodes: whether kernels wait for those before them, as `TmaKernels` do, with maps or without.
+    has them; waits: whether kernels wait for those before them, as `TmaKernels` do; decodes: the same, with
+    maps or without, and no tile is claimed.
     """
     fields: dict[str, Value] = {"kernels": Items(kernels)}
     if maps:
         fields["maps"] = Table({name: quote_word(rows) for name, rows in maps.items()})
-    fields |= {"counts": "False", "waits": "True"} if decodes else {}
+    fields |= {"counts": "False"} if decodes else {}
+    fields |= {"waits": "True"} if decodes or waits else {}
     fields |= {"addresses": Words(addresses), "strides": Words(_by_axes(strides)), "numbers": Words(numbers)}
     if sizes:
         fields["sizes"] = Table({name: in_words(text) for name, text in sizes.items()})

@@ -5,7 +5,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from itertools import groupby
+from math import gcd
 
 from attnc.expr.nodes import Dim, Expr, walk
 from attnc.model.dtypes import DType
@@ -19,8 +21,9 @@ from attnc.plan.signature import feature
 from attnc.target.declaration import CallText, show_size, tensor
 from attnc.target.sm80.printer import local, scalar, sizes_of_call, statement, stored_type
 
-#: Threads of a block, blocks for each multiprocessor, and columns that a thread converts at a time.
-CONVERT_THREADS, _BLOCKS, COLUMNS_AT_ONCE = 256, 8, 8
+#: Threads of a block, blocks for each multiprocessor, columns that a thread loads together, and the most that
+#: it converts at a time.
+CONVERT_THREADS, _BLOCKS, _CHUNK, COLUMNS_AT_ONCE = 256, 8, 8, 16
 #: What the number of a row along an axis is called.
 _INDICES = {Role.BATCH: "b", Role.KEY: "n", Role.HEAD: KV_HEAD.name}
 
@@ -146,9 +149,9 @@ class ConvertedText:
 
     @property
     def is_alike(self) -> bool:
-        """Whether the columns that a thread converts at a time have one scale."""
+        """Whether the columns that a thread loads together have one scale."""
         found = self._converted.scale
-        return found is not None and count_alike(found) % COLUMNS_AT_ONCE == 0
+        return found is not None and count_alike(found) % _CHUNK == 0
 
     @property
     def scale_values(self) -> Iterator[str]:
@@ -179,14 +182,41 @@ def _of_call(size: str) -> str:
     return f"args.{size}" if size.isidentifier() else size
 
 
+@dataclass(frozen=True, slots=True)
+class ConvertedGroup:
+    """Tensors whose rows lie alike, and whose numbers are loaded together."""
+
+    parts: tuple[ConvertedText, ...]
+
+    @property
+    def first(self) -> ConvertedText:
+        return self.parts[0]
+
+    @property
+    def at_once(self) -> int:
+        """Columns that a thread converts at a time."""
+        return gcd(self.first.columns, COLUMNS_AT_ONCE)
+
+    @property
+    def chunks(self) -> int:
+        return self.at_once // _CHUNK
+
+    @property
+    def pieces(self) -> int:
+        """Threads for a row."""
+        return self.first.columns // self.at_once
+
+
 class ConversionText:
     """Text of the kernel. dtypes: of the tensors of the module."""
 
     def __init__(self, module: Module, dtypes: dict[str, DType]) -> None:
         assert module.conversion is not None
         self.name = f"{module.variant.attention.name}_convert"
-        self.threads, self.at_once = CONVERT_THREADS, COLUMNS_AT_ONCE
+        self.threads = CONVERT_THREADS
         self.parts = [ConvertedText(module, made, dtypes) for made in module.conversion.tensors]
+        alike = groupby(self.parts, lambda part: (part.lines, part.columns, list(part.indices), part.page))
+        self.groups = [ConvertedGroup(tuple(parts)) for _, parts in alike]
 
     @property
     def scales(self) -> bool:
@@ -208,7 +238,7 @@ class ConversionText:
     def launch(self) -> CallText:
         from attnc.target.sm80.declaration import cuda_kernel
 
-        chunks = (f"{part.lines} * {part.columns // COLUMNS_AT_ONCE}" for part in self.parts)
+        chunks = (f"{group.first.lines} * {group.pieces}" for group in self.groups)
         most = ", ".join(dict.fromkeys(chunks))
         most = f"max({most})" if "," in most else most
         blocks = f"min(cdiv({most}, {CONVERT_THREADS}), {_BLOCKS} * multiprocessors())"

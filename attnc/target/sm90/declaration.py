@@ -92,7 +92,8 @@ def hopper_declaration(
             boxes = {seen.get(name, name): rows for name, rows in boxes.items()}
         if text.layout.clusters:
             more = {"CLUSTER": "config.CLUSTER"}
-        launch = cuda_kernels(kernels, names, strides, passed.sizes, more, boxes)
+        waits = text.conversion is not None
+        launch = cuda_kernels(kernels, names, strides, passed.sizes, more, boxes, waits=waits)
     fields["launches"] = Items([launch])
     if back is not None:
         fields["backward"] = back.declared
