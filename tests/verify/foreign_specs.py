@@ -8,6 +8,7 @@ and NaN are ordinary here, which `tests.verify.random_specs` seldom has.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -391,7 +392,7 @@ def foreign_specs(draw: st.DrawFn, *, targets: Sequence[str] = ("triton",), wide
             decodes=False,
             wide=wide,
             sums_dq=has_grad,
-            joins_bools="dropout" in softmax and ": bool[" in text,
+            joins_bytes="dropout" in softmax and re.search(r": (bool|u8)\[", text) is not None,
         )
         drawn = f"schedule foreign for {target} {{\n  {draw_schedule(draw, shape)}\n}}\n"
         plain = f"schedule foreign for {target} {{ loops = [q, kv] }}\n"

@@ -212,7 +212,7 @@ def specs(
         lines.append(f"grad {', '.join(grads)}")
     statements = "\n  ".join(lines)
     text = f"attention spec {{\n  {statements}\n}}\n"
-    joins_bools = "rate" in softmax and any(": bool[" in extra.declaration for extra in extras)
+    joins_bytes = "rate" in softmax and any(extra.dtype in ("bool", "u8") for extra in extras)
     schedules = {}
     for target in ("triton",) if on_triton_alone else targets:
         shape = Shape(
@@ -221,7 +221,7 @@ def specs(
             decodes=decodes,
             wide=wide,
             sums_dq="q" in grads and not storage.prefix,
-            joins_bools=joins_bools,
+            joins_bytes=joins_bytes,
             unifies=not scales_keys,
             form=form,
         )
@@ -316,7 +316,7 @@ class Shape:
     decodes: bool
     wide: bool
     sums_dq: bool
-    joins_bools: bool
+    joins_bytes: bool
     unifies: bool = True
     form: str = "softmax"
 
@@ -358,7 +358,7 @@ def _tiles(draw: st.DrawFn, shape: Shape, split: str) -> str:
             f"tile.q = {rows}, tile.kv = {keys}, warps = {warps}, stages = {draw(st.sampled_from((1, 2, 3)))}"
         )
     if shape.target == "triton":
-        least = 32 if shape.joins_bools else 16  # dropout beside bools takes no 16
+        least = 32 if shape.joins_bytes else 16  # dropout beside 8 bits takes no 16
         return f"tile.q = {draw(st.sampled_from((16, 32)))}, tile.kv = {draw(st.sampled_from((least, 32)))}"
     return f"tile.q = 32, tile.kv = 32, warps = 2, stages = {draw(st.sampled_from((1, 2, 3)))}"
 

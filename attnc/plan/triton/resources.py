@@ -337,7 +337,8 @@ def misfit(
             needs=_SHORTEST,
             limit=summed,
             unit="elements",
-            because=f"sums over {summed} elements: too few for Triton where bools stand beside dropout",
+            because=f"sums over {summed} elements: too few for Triton where elements of 8 bits stand beside"
+            " dropout",
         )
     needs = estimate(config, variant, device, kernel)
     if needs.shared > device.shared_per_block:
@@ -385,9 +386,11 @@ def _count_summed(config: TileConfig, kernel: Which) -> int:
 
 
 def _joins_narrow_words(attention: Attention) -> bool:
-    used = (node for expr in (attention.score, attention.mask) for node in walk(expr))
-    reads_bools = any(isinstance(node, Load) and node.type == "bool" for node in used)
-    return attention.softmax.dropout is not None and reads_bools
+    if attention.softmax.dropout is None:
+        return False
+    nodes = (node for expr in (attention.score, attention.mask) for node in walk(expr))
+    read = {node.tensor for node in nodes if isinstance(node, Load)}
+    return any(DType(x.dtype).bytes == 1 for x in attention.extras if x.name in read)
 
 
 def room(config: TileConfig, variant: Variant, kernel: Which = "forward") -> int:

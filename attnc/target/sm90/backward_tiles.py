@@ -63,6 +63,8 @@ class Sm90BackwardText(CudaBackwardText):
     def __init__(self, module: Module, arguments: Sm90Arguments, planned: BackwardKernel) -> None:
         self.roles = roles = backward_roles_of(planned)
         super().__init__(module, arguments, planned)
+        # rows of v that come as tiles may be anything, where no query sees them
+        self.mask.clears_ds |= planned.over_q and roles.clears_values and not roles.p_first
         self.warps = WarpShare(exchange=False, turns_columns=self.warps.turns_columns)
         self.sizes = BackwardSizes(planned, roles.work.sizes)
         self.dkdv, self.latent = roles.dkdv, roles.latent
