@@ -337,8 +337,14 @@ class BackwardDeclaration:
         if self.stores_rows:
             yield declare_allocation("lse2", f"f32[{self.row_sizes}]")
             yield declare_allocation("delta", f"f32[{self.row_sizes}]")
+        in_turn = {
+            x.name
+            for planned in self._backward.kernels
+            if planned.grid.over == "head"
+            for x in planned.chain.adjoints
+        }
         for adjoint, count in self._adjoints():
-            yield self._workspace(adjoint, count)
+            yield self._workspace(adjoint, count, ends_early=adjoint.name in in_turn)
 
     @property
     def leaves_rows(self) -> bool:
@@ -373,7 +379,10 @@ class BackwardDeclaration:
             prologue = planned.prologue.adjoints if planned.prologue else ()
             yield from ((adjoint, count) for adjoint in (*planned.chain.adjoints, *prologue))
 
-    def _workspace(self, adjoint: Adjoint, count: str) -> CallText:
+    def _workspace(self, adjoint: Adjoint, count: str, *, ends_early: bool) -> CallText:
+        """Declares the parts of a gradient. ends_early: a program that takes tiles in turn ends with the last
+        that its sequence has; others write zeros for each tile past it.
+        """
         x = adjoint.load.tensor
         if adjoint.accumulate == "atomic":
             return declare_allocation(adjoint.name, "f32", like=x, zero=True)
@@ -383,7 +392,7 @@ class BackwardDeclaration:
         pairs = adjoint.along in (("q", "kv"), ("q", "d"))
         whole = pairs and len(part.places) == 4  # no sum: the gradient itself
         partial = adjoint.along == ("q", "kv") or (
-            self._shortened and adjoint.along not in ((), ("tile", "d"))
+            self._shortened and (ends_early or adjoint.along not in ((), ("tile", "d")))
         )
         dtype = self._dtypes[x] if whole and self._dtypes[x] == self._dtypes["q"] else "f32"
         return declare_allocation(adjoint.name, f"{dtype}[B, H, {shape}]", zero=partial)

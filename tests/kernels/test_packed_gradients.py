@@ -146,6 +146,20 @@ def test_lengths_of_ordinary_tensors(lengths: str) -> None:
     assert list(violations(made, case(made, 0))) == []
 
 
+def test_sums_of_tiles_past_a_length_are_zero() -> None:
+    """A program that takes the tiles of keys in turn ends with its sequence's last."""
+    extras = "input kv_len: i32[B]\n  input slope: f32[H]\n  length N = kv_len[b]"
+    made = subject(
+        PLAIN,
+        extras=extras,
+        score="dot(q, k) / 4 + slope[h] * kv_idx",
+        grads="q, k, v, slope",
+        heads="H",
+        backward="accumulate.dq = sequential",
+    )
+    assert_within_bound(made, case(made, 3), fills=("nan",))
+
+
 def test_the_reference_takes_sequences_one_by_one() -> None:
     packed, plain = (subject(storage).variant.attention for storage in (SELF, PLAIN))
     make = np.random.default_rng(0)

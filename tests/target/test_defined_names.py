@@ -217,6 +217,21 @@ def test_constants_that_float32_does_not_hold_compile() -> None:
     assert count == len(texts)
 
 
+@pytest.mark.slow
+def test_masks_of_one_axis_beside_weights_compile() -> None:
+    """Where a tile may be whole, its mask has the shape that a partial tile's has."""
+    masks = ("h <= kv_idx - B or N >= 7", "q_idx <= N and bit(3, H % 64)")
+    texts = [
+        spec(
+            [*_lines("dot(q, k)", f"mask = {mask}", "weight = sigmoid(score)", "grad q, k, v")],
+            target="triton",
+        )
+        for mask in masks
+    ]
+    texts = [text.replace("normalize = softmax", "normalize = none") for text in texts]
+    assert json.loads(compiling(PROGRAM, stdin=json.dumps(texts)).stdout) == [len(texts), []]
+
+
 def _lines(score: str, *more: str) -> list[str]:
     return [
         "input q: bf16[B, M, H, 16]",

@@ -13,6 +13,7 @@ from attnc.model.tensors import Role
 from attnc.plan.ir import Fetch, Loop, Module
 from attnc.plan.ir.backward import Adjoint, BackwardKernel
 from attnc.plan.ir.kernel import DotPart
+from attnc.plan.loads import axes_of
 from attnc.plan.signature import block, stride_name
 from attnc.plan.steps import kept_fetches
 from attnc.target.kernel_view import BY_QUERY, BackwardView
@@ -239,10 +240,13 @@ class BackwardText(ProgramText):
     @property
     def keep_before(self) -> str:
         """What `keep` is where a tile is not partial, as is known at run time alone."""
-        if self.kernel.step.keep is None or self._masked_is_constant:
+        mask = self.kernel.step.keep
+        if mask is None or self._masked_is_constant:
             return ""
-        shape = "BLOCK_M, BLOCK_N" if self.over_q else "BLOCK_N, BLOCK_M"
-        return f"keep = tl.full([{shape}], True, tl.int1)"
+        varies = axes_of(mask)  # Triton wants one shape in both branches
+        sizes = {"q": "BLOCK_M" if "q" in varies else "1", "kv": "BLOCK_N" if "kv" in varies else "1"}
+        shape = ", ".join(sizes[axis] for axis in (("q", "kv") if self.over_q else ("kv", "q")))
+        return f"keep = tl.full([{shape if varies else ''}], True, tl.int1)"
 
     # -- parts of the columns of q and k -------------------------------------------------------------------
 
