@@ -159,6 +159,13 @@ KINDS_OF_BLOCKS: Mapping[str, Mapping[str, Any]] = {
         "scale": "exp2(fs[kv_idx, d // 16] + gs[b] - 127)",
         "more": ("input ks: f16[B, N, Hkv, 5]", "input fs: u8[N, 3]", "input gs: i32[B]"),
     },
+    "warps, blocks of powers of two": {
+        **WARPS,
+        "page": 16,
+        "product": "dot(q, k * exp2(es[table[b, kv_idx // 16], kv_idx % 16, h // G, d // 32] - 127))",
+        "scale": "exp2(es[table[b, kv_idx // 16], kv_idx % 16, h // G, d // 64] - 127)",
+        "more": ("input es: u8[R, 16, Hkv, 4]",),
+    },
     "warps, blocks of keys, documents": {
         **WARPS,
         "product": "dot(q, k * ks[b, kv_idx, h // G, d // 128])",

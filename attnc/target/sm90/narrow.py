@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from attnc.expr.nodes import Call
 from attnc.model.attention import Attention
 from attnc.model.dtypes import DType
-from attnc.plan.ir import Fetch
+from attnc.plan.ir import Fetch, Row, Statement
 from attnc.plan.ir.kernel import KEY_ROW
 from attnc.plan.sm80.layout import CudaLayout
 from attnc.plan.sm90.narrow import PIECE_OF_BYTES, Narrow, cut_columns, pieces_of_bytes
@@ -16,11 +17,15 @@ from attnc.target.sm80.printer import scalar, statement, value_type
 
 
 class Loaded(NamedTuple):
-    """A value that is loaded. type: in C++; statement: its declaration."""
+    """A value that is loaded. type: in C++; statement: its declaration; line: that of its address; guard:
+    when there is one.
+    """
 
     name: str
     type: str
     statement: str
+    line: str
+    guard: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +34,7 @@ class NarrowPart:
     `sm90_convert.cuh` calls it; number: among those that are; panels: of 128 bytes of a row of a tile; width:
     columns of one; bytes: of a row in memory. scale: of a block of columns of a row, "" where there is none;
     of_row, of_block: what it is made of, loaded for a row, such as its page, and for a block; block, scales:
-    columns of a block, blocks of a row.
+    columns of a block, blocks of a row; is_power: scales are powers of two.
     """
 
     name: str
@@ -43,6 +48,7 @@ class NarrowPart:
     of_block: tuple[Loaded, ...] = ()
     block: int = 0
     scales: int = 0
+    is_power: bool = False
 
     @property
     def letter(self) -> str:
@@ -97,13 +103,17 @@ def _with_scale(part: NarrowPart, text: CudaText) -> NarrowPart:
         of_block=tuple(of_block),
         block=block,
         scales=scales,
+        is_power=isinstance(found.value, Call) and found.value.function == "exp2",
     )
 
 
 def _load(fetch: Fetch, text: CudaText) -> Loaded:
-    dtypes, dims = text.dtypes, text.kernel.dims
-    kind = value_type(fetch, dtypes[fetch.load.tensor])
-    return Loaded(name=fetch.name, type=kind, statement=statement(fetch, dtypes, dims, scalar))
+    def declare(item: Statement) -> str:
+        return statement(item, text.dtypes, text.kernel.dims, scalar)
+
+    at = Row(name=f"{fetch.name}_line", tensor=fetch.load.tensor, indices=fetch.load.indices)
+    kind = value_type(fetch, text.dtypes[fetch.load.tensor])
+    return Loaded(fetch.name, kind, declare(fetch), declare(at), scalar(fetch.guard))
 
 
 def narrow_parts(narrow: Narrow, layout: CudaLayout, attention: Attention) -> tuple[NarrowPart, ...]:

@@ -42,6 +42,7 @@
 #include "sm90_rows.cuh"
 #include "sm90_convert.cuh"
 #include "sm90_warps.cuh"
+#include "sm90_prefetch.cuh"
 
 constexpr int PRODUCERS = WARPS, THREADS = 32 * WARPS;  // every warp copies its keys of a tile, and multiplies them
 constexpr int D = 128, DV = 128;
@@ -112,6 +113,23 @@ __device__ __forceinline__ u32 to_scaled(u32 pair, float scale)
     return pack(to_float(f16{(unsigned short)pair}) * scale, to_float(f16{(unsigned short)(pair >> 16)}) * scale);
 }
 
+// A pair of elements times a power of two each. Of bf16 that is exact, or what float32 would be rounded to.
+__device__ __forceinline__ u32 times_powers(f16, u32 pair, float first, float second)
+{
+    return pack(to_float(f16{(unsigned short)pair}) * first, to_float(f16{(unsigned short)(pair >> 16)}) * second);
+}
+__device__ __forceinline__ u32 times_powers(bf16, u32 pair, float first, float second)
+{
+#ifdef ATTNC_SHIM
+    return pack(to_float(bf16{(unsigned short)pair}) * first, to_float(bf16{(unsigned short)(pair >> 16)}) * second);
+#else
+    u32 made;  // a bf16 is the first half of a float
+    asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(made) : "r"(pair),
+        "r"(permute_bytes(word_of(first), word_of(second), 0x7632)));
+    return made;
+#endif
+}
+
 // `multiply_keys`, of keys times a scale of each row and BLOCK columns. scales: of the first columns of the warp's
 // rows.
 template <class Stored, int BLOCK, int STEPS>
@@ -119,7 +137,8 @@ __device__ __forceinline__ void multiply_scaled_keys(float (&s)[4][4], const u32
     u32 scales)
 {
     const int lane = threadIdx.x % 32, g = lane / 4;
-    float scale[4];  // of key 8 j + g
+    // Of key 8 j + g.
+    float scale[4];
     #pragma unroll
     for (int j = 0; j < 4; ++j)
         s[j][0] = s[j][1] = s[j][2] = s[j][3] = 0.0f;
@@ -129,13 +148,15 @@ __device__ __forceinline__ void multiply_scaled_keys(float (&s)[4][4], const u32
             #pragma unroll
             for (int j = 0; j < 4; ++j)
                 scale[j] = load_shared<float>(scales + (16 * i / BLOCK * OWN_ROWS + 8 * j + g) * 4);
-        u32 x[4];  // four numbers of key 8 j + g
+        // Four numbers of key 8 j + g.
+        u32 x[4];
         ldmatrix_x4(x, rows + i / 8 * pitch + lane * 128 + (i % 8 ^ lane % 8) * 16);
         #pragma unroll
         for (int j = 0; j < 4; ++j) {
             u32 pairs[2];
             to_halves(Stored{}, x[j], pairs);
-            mma_sync(s[j], q[i], to_scaled(pairs[0], scale[j]), to_scaled(pairs[1], scale[j]));
+            mma_sync(s[j], q[i], times_powers(element{}, to_elements(element{}, pairs[0]), scale[j], scale[j]),
+                times_powers(element{}, to_elements(element{}, pairs[1]), scale[j], scale[j]));
         }
     }
 }
@@ -166,14 +187,9 @@ __device__ __forceinline__ void multiply_scaled_values(float (&acc)[FRAGMENTS][4
                 for (int j = 0; j < 2; ++j) {
                     u32 pairs[2];
                     to_halves(Stored{}, x[2 * half + j], pairs);
-                    float of[2][2];  // keys, columns
-                    #pragma unroll
-                    for (int key = 0; key < 2; ++key) {
-                        of[key][0] = to_float(f16{(unsigned short)pairs[key]}) * scale[j].values[key];
-                        of[key][1] = to_float(f16{(unsigned short)(pairs[key] >> 16)}) * scale[j].values[key];
-                    }
-                    even[j] = pack(of[0][0], of[1][0]);
-                    odd[j] = pack(of[0][1], of[1][1]);
+                    to_neighbours(element{}, pairs, even[j], odd[j]);
+                    even[j] = times_powers(element{}, even[j], scale[j].values[0], scale[j].values[1]);
+                    odd[j] = times_powers(element{}, odd[j], scale[j].values[0], scale[j].values[1]);
                 }
                 mma_sync(acc[2 * (i + half)], p[n], even[0], even[1]);
                 mma_sync(acc[2 * (i + half) + 1], p[n], odd[0], odd[1]);
@@ -348,6 +364,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) kv8_blocks_forward
                     key_row < N ? exp2f((k_scale_tile - 127)) : 0.0f);
         }
     };
+    auto ask_for_k_scales = [&](int kv_lo) {
+        const int key_row = kv_lo + own_row + lane, column = 0;
+        const unsigned char* const k_scale_tile_line =
+            &args.k_scale_ptr[b * args.stride_k_scale_0 + key_row * args.stride_k_scale_1 + h_kv * args.stride_k_scale_2
+            + (column / 32) * args.stride_k_scale_3];
+        if (key_row < N && column / 32 < 4)
+            prefetch_line(k_scale_tile_line);
+    };
     constexpr int V_SCALES_OF_LANE = (OWN_ROWS * V_SCALES + 31) / 32;
     int v_scale_tile_of_lane[V_SCALES_OF_LANE] = {};
     auto load_v_scales = [&](int kv_lo) {
@@ -370,6 +394,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) kv8_blocks_forward
                 store_shared(base + V_SCALES_AT + own_row * V_SCALES * 4 + (at % V_SCALES * OWN_ROWS + row) * 4,
                     key_row < N ? exp2f((v_scale_tile - 127)) : 0.0f);
         }
+    };
+    auto ask_for_v_scales = [&](int kv_lo) {
+        const int key_row = kv_lo + own_row + lane, column = 0;
+        const unsigned char* const v_scale_tile_line =
+            &args.v_scale_ptr[b * args.stride_v_scale_0 + key_row * args.stride_v_scale_1 + h_kv * args.stride_v_scale_2
+            + (column / 32) * args.stride_v_scale_3];
+        if (key_row < N && column / 32 < 4)
+            prefetch_line(v_scale_tile_line);
     };
     auto advance_copy = [&] {
         copy_lo = next(copy_lo);
@@ -400,6 +432,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) kv8_blocks_forward
             v_rows = base + RAW_V_AT + raw.index * RAW_V_BYTES + own_row * 128;
         load_k_scales(kv_lo);
         load_v_scales(kv_lo);
+        const int next_lo = next(kv_lo);
         mbarrier_wait(raw_full(0), raw.phase);
         store_k_scales(kv_lo);
         store_v_scales(kv_lo);
@@ -409,6 +442,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) kv8_blocks_forward
         __syncwarp();
         if (copy_lo < end)
             copy_k();
+        ask_for_k_scales(next_lo);
+        ask_for_v_scales(next_lo);
         float alpha[ROWS];
         probabilities(kv_lo, alpha);
         rescale(alpha);
