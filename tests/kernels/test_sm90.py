@@ -250,8 +250,8 @@ MEET = "            __syncwarp();\n            mbarrier_arrive_if(barrier_of(bas
             f"{MEET}K_FULL",
         ),
         ("alibi", "half[1] : t == 1", "half[0] : t == 1"),
-        ("dropout", "mbarrier_wait(barrier_of(base, KEPT_EMPTY, drawn.index), drawn.phase);", ""),
-        ("dropout", "0xAA88", "0x9988"),
+        ("dropout", "mbarrier_wait(barrier_of(base, DRAWN_EMPTY, drawn.index), drawn.phase);", ""),
+        ("dropout", "t % 2 ? 0x2103 : 0x3210", "0x3210"),
     ],
     ids=["one_bf16_of_three", "no_proxy_fence", "a_piece_twice", "drawn_too_early", "bits_of_another_byte"],
 )

@@ -23,6 +23,7 @@ from attnc.plan.signature import feature, normalise
 from attnc.plan.sm80.layout import GRANULE, MMA, UNALIGNED_ROWS, Swizzle, chunk_of
 from attnc.plan.sm90.decode import check_sm90_decode, copies_of, page_of
 from attnc.plan.sm90.layout import (
+    DRAWN_TILES,
     FREE_REGISTERS,
     PIECE,
     WGMMA_ROWS,
@@ -485,7 +486,7 @@ def sm90_estimate(layout: Sm90Layout, config: TileConfig) -> Estimate:
         "8 bits": f"{layout.ahead(config)} x {tile_kv}x{layout.narrow.panels * PIECE_OF_BYTES}",
         "vectors": f"{stages} x {layout.vectors} x {tile_kv}",
         "pairs": f"{layout.pair_stages} x {tile_q}x{tile_kv}",
-        "kept": f"{stages} x {tile_q}x{tile_kv} bits",
+        "drawn": f"{DRAWN_TILES} x {tile_q}x{tile_kv} bytes",
         "columns": f"{stages if layout.key_columns else 1} x {tile_kv}x{COLUMN_BYTES // 2}",
         "barriers": f"{sum(layout.barriers(config).values())}, and what is known of tiles",
     }

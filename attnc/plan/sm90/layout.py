@@ -47,8 +47,8 @@ SYSTEM_BYTES = 1024
 _MAIL = 8
 #: Threads at the named barrier of a turn: those of the warpgroup that takes it, and of the one before it.
 TURN_THREADS = 256
-#: Keys of which four threads that share a row have what dropout keeps in one word each.
-_KEPT = 128
+#: Tiles of random numbers, a byte for each element, that dropout draws ahead.
+DRAWN_TILES = 2
 #: Registers of a thread that multiplies besides its accumulators: addresses, statistics, positions.
 FREE_REGISTERS = 28
 #: Registers that ptxas wants besides the result of one wgmma. A thread has to start with all of these,
@@ -278,7 +278,7 @@ class Sm90Layout(CudaLayout):
         stages = config.stages
         of_keys = {"k": 2 * stages, "v": 2 * stages}
         loaded = {"vectors": 2 * stages} if self.vectors else {}
-        drawn = {"kept": 2 * stages} if self.draws else {}
+        drawn = {"drawn": 2 * DRAWN_TILES} if self.draws else {}
         pairs = {"pairs": 2 * self.pair_stages} if self.pair_stages else {}
         leaving = {"o": 1} if self.way_out(config) == "v" else {}
         told = {"cluster": 1} if self.clusters else {}
@@ -298,7 +298,7 @@ class Sm90Layout(CudaLayout):
     def _buffers(self, config: TileConfig, q_tiles: int, o_tiles: int, ahead: int) -> dict[str, int]:
         tile_q, tile_kv, stages = config.tile_q, config.tile_kv, config.stages
         size = self.element.bytes
-        of_stages, columns = 6 + 2 * self.draws, stages if self.key_columns else bool(self.columns)
+        of_stages, columns = 6, stages if self.key_columns else bool(self.columns)
         pair_pieces = -(-tile_kv * self.pair // PIECE_BYTES)
         buffers = {
             "columns": -(-columns * tile_kv * COLUMN_BYTES // _SWIZZLED) * _SWIZZLED,
@@ -309,9 +309,16 @@ class Sm90Layout(CudaLayout):
             "8 bits": ahead * self.narrow.tile_bytes(tile_kv),
             "pairs": self.pair_stages * tile_q * pair_pieces * PIECE_BYTES,
             "vectors": self.vectors * stages * tile_kv * 4,
-            "kept": self.draws * stages * tile_q * -(-tile_kv // _KEPT) * _KEPT // 8,
+            "drawn": self.draws * DRAWN_TILES * tile_q * tile_kv,
             "barriers": _BARRIER
-            * (6 + 2 * q_tiles + of_stages * stages + 2 * self.pair_stages + ahead * self.narrow.barriers)
+            * (
+                6
+                + 2 * q_tiles
+                + of_stages * stages
+                + 2 * DRAWN_TILES * self.draws
+                + 2 * self.pair_stages
+                + ahead * self.narrow.barriers
+            )
             + _RECORDS
             + self.clusters * (_BARRIER + _MAIL),
         }

@@ -71,17 +71,17 @@ constexpr int Q_BYTES = QK_PANELS * BLOCK_M * 128, K_BYTES = QK_PANELS * BLOCK_N
     V_BYTES = V_PANELS * BLOCK_N * 128;
 constexpr int O_BYTES = O_TILES * V_PANELS * BLOCK_M * 128;
 constexpr int Q_AT = 0, K_AT = Q_AT + Q_TILES * Q_BYTES, V_AT = K_AT + STAGES * K_BYTES, O_AT = V_AT + STAGES * V_BYTES;
-// Bits of elements that dropout keeps: 4 words a row for 128 keys.
-constexpr int KEPT_WORDS = (BLOCK_N + 127) / 128, KEPT_BYTES = KEPT_WORDS * BLOCK_M * 16, KEPT_AT = O_AT + O_BYTES;
+// Random numbers, a byte for each element.
+constexpr int DRAWN_TILES = 2, DRAWN_BYTES = BLOCK_N * BLOCK_M, DRAWN_AT = O_AT + O_BYTES;
 // Then the barriers, and the work tiles. FULL: a buffer may be read; EMPTY: it may be overwritten.
-constexpr int BARRIERS_AT = KEPT_AT + STAGES * KEPT_BYTES;
+constexpr int BARRIERS_AT = DRAWN_AT + DRAWN_TILES * DRAWN_BYTES;
 constexpr int WORK_TILES = 2;  // the current one, and the next
 constexpr int WORK_FULL = 0, WORK_EMPTY = WORK_FULL + WORK_TILES, NEXT_REQUESTED = WORK_EMPTY + WORK_TILES;
 constexpr int Q_FULL = NEXT_REQUESTED + 1, Q_EMPTY = Q_FULL + Q_TILES;
 constexpr int K_FULL = Q_EMPTY + Q_TILES, K_EMPTY = K_FULL + STAGES, V_FULL = K_EMPTY + STAGES,
     V_EMPTY = V_FULL + STAGES;
-constexpr int KEPT_FULL = V_EMPTY + STAGES, KEPT_EMPTY = KEPT_FULL + STAGES;
-constexpr int BARRIERS = KEPT_EMPTY + STAGES;
+constexpr int DRAWN_FULL = V_EMPTY + STAGES, DRAWN_EMPTY = DRAWN_FULL + DRAWN_TILES;
+constexpr int BARRIERS = DRAWN_EMPTY + DRAWN_TILES;
 constexpr int WORK_AT = BARRIERS_AT + 8 * BARRIERS;
 
 // setmaxnreg would wait forever for registers that the launch does not have.
@@ -170,7 +170,8 @@ __device__ __forceinline__ void run_consumer(const Args& args, u32 base, WorkTil
     u32 p[BLOCK_N / 16][4];
     PipelineState<WORK_TILES> slot = {0, 0};
     PipelineState<Q_TILES> q = {0, 0};
-    PipelineState<STAGES> k = {0, 0}, v = {0, 0}, drawn = {0, 0};
+    PipelineState<STAGES> k = {0, 0}, v = {0, 0};
+    PipelineState<DRAWN_TILES> drawn = {0, 0};
     for (;; slot.advance()) {
         mbarrier_wait(barrier_of(base, WORK_FULL, slot.index), slot.phase);
         WorkTile& work = work_tiles[slot.index];
@@ -221,31 +222,27 @@ __device__ __forceinline__ void run_consumer(const Args& args, u32 base, WorkTil
             warpgroup_fence_operand(p);
             release_v();
         };
-        // Elements that dropout keeps: column 8 j + c of a row is bit 7 - j % 8 of byte j / 8 % 2 + 2 c of its word j /
-        // 16.
-        u32 kept[ROWS][KEPT_WORDS];
-        auto take_kept = [&] {
-            mbarrier_wait(barrier_of(base, KEPT_FULL, drawn.index), drawn.phase);
-            #pragma unroll
-            for (int w = 0; w < KEPT_WORDS; ++w)
-                #pragma unroll
-                for (int r = 0; r < ROWS; ++r) {
-                    kept[r][w] = load_shared<u32>(base + KEPT_AT + drawn.index * KEPT_BYTES
-                        + ((w * BLOCK_M + 64 * consumer + 16 * warp + 8 * r + g) * 4 + t) * 4);
-                    settle(kept[r][w]);
-                }
-            __syncwarp();
-            mbarrier_arrive_if(barrier_of(base, KEPT_EMPTY, drawn.index), lane == 0);
-            drawn.advance();
-        };
+        // Clears what dropout drops. Of the four words for 16 keys of a row, a thread reads those of its columns, two
+        // halves each: as they are, or turned by a byte in every other thread.
+        const Draw draw(p_value);
+        const u32 flip = draw.keeps_below ? 0 : ~0u, turn = t % 2 ? 0x2103 : 0x3210;
         auto drop = [&] {
+            mbarrier_wait(barrier_of(base, DRAWN_FULL, drawn.index), drawn.phase);
+            const u32 drawn_at = base + DRAWN_AT + drawn.index * DRAWN_BYTES + (64 * consumer + 16 * warp + g) * 16
+                + t / 2 * 8;
             #pragma unroll
             for (int n = 0; n < BLOCK_N / 16; ++n)
                 #pragma unroll
-                for (int x = 0; x < 4; ++x) {  // the signs of two bytes become the masks of two elements
-                    const int j = 2 * n + x / 2;
-                    p[n][x] &= permute_bytes(kept[x % 2][j / 16] << j % 8, 0, j / 8 % 2 == 0 ? 0xAA88 : 0xBB99);
+                for (int r = 0; r < ROWS; ++r) {
+                    const u64 words = load_shared<u64>(drawn_at + (n * BLOCK_M + 8 * r) * 16);
+                    #pragma unroll
+                    for (int x = 0; x < 2; ++x)
+                        p[n][2 * x + r] &= less_halves(permute_bytes(of_pair<u32>(words, x), 0, turn), draw.bound)
+                            ^ flip;
                 }
+            __syncwarp();
+            mbarrier_arrive_if(barrier_of(base, DRAWN_EMPTY, drawn.index), lane == 0);
+            drawn.advance();
         };
         // Scores of a tile, masked where it is partial.
         auto score = [&](auto may_be_partial, int kv_lo) {
@@ -348,7 +345,6 @@ __device__ __forceinline__ void run_consumer(const Args& args, u32 base, WorkTil
             wgmma_fence();
             issue_qk();
             issue_pv(accumulate);
-            take_kept();
             wgmma_wait<1>();
             warpgroup_fence_operand(scores);
             release_k(last);
@@ -361,7 +357,6 @@ __device__ __forceinline__ void run_consumer(const Args& args, u32 base, WorkTil
             mbarrier_wait(barrier_of(base, K_FULL, k.index), k.phase);
             wgmma_fence();
             issue_qk();
-            take_kept();
             wgmma_wait<0>();
             warpgroup_fence_operand(scores);
             release_k(previous(kv_lo) < 0);
@@ -623,15 +618,15 @@ __device__ __forceinline__ void run_producer(const Args& args, u32 base, const W
     }
 }
 
-// Producer of dropout, one warpgroup: draws which elements of each tile are kept, a row a thread. It needs no score, so
-// it runs ahead of the consumers, which only read bits.
+// Producer of dropout, one warpgroup: draws random numbers for each tile, a row a thread. It needs no score, so it runs
+// ahead of the consumers, which compare them.
 __device__ __forceinline__ void run_dropout_producer(const Args& args, u32 base, const WorkTile* work_tiles)
 {
     const int lane = threadIdx.x % 32;
     // of Philox at once, to hide their latency
     constexpr int CALLS = BLOCK_N % 64 == 0 ? 4 : BLOCK_N % 32 == 0 ? 2 : 1;
     PipelineState<WORK_TILES> slot = {0, 0};
-    PipelineState<STAGES> drawn = {0, 1};
+    PipelineState<DRAWN_TILES> drawn = {0, 1};
     for (;; slot.advance()) {
         mbarrier_wait(barrier_of(base, WORK_FULL, slot.index), slot.phase);
         const WorkTile work = work_tiles[slot.index];
@@ -642,44 +637,32 @@ __device__ __forceinline__ void run_dropout_producer(const Args& args, u32 base,
         const int q_lo = work.q_lo;
         const int h = work.h;
         const int b = work.b;
-        const float p_value = args.p_ptr[0];
         const long long seed = args.seed_ptr[0];
         auto previous = [](int kv_lo) { return kv_lo - BLOCK_N; };
-        const Draw draw(p_value);
         const u32 key0 = (u32)seed, key1 = (u32)(seed >> 32);
         for (int kv_lo = work.kv_lo; kv_lo >= 0; kv_lo = previous(kv_lo), drawn.advance()) {
-            mbarrier_wait(barrier_of(base, KEPT_EMPTY, drawn.index), drawn.phase);
+            mbarrier_wait(barrier_of(base, DRAWN_EMPTY, drawn.index), drawn.phase);
             for (int row = threadIdx.x % 128; row < BLOCK_M; row += 128)
-                #pragma unroll
-                for (int w = 0; w < KEPT_WORDS; ++w) {
-                    u32 below[4] = {};
 #pragma unroll 1  // all calls at once would not fit in registers
-                    for (int call = 8 * w; call < min(8 * w + 8, BLOCK_N / 16); call += CALLS) {
-                        u32 x[CALLS][4], found[4] = {};
-                        #pragma unroll
-                        for (int i = 0; i < CALLS; ++i) {
-                            x[i][0] = kv_lo / 16 + call + i;
-                            x[i][1] = q_lo + row;
-                            x[i][2] = h;
-                            x[i][3] = b;
-                        }
-                        philox(x, key0, key1);
-                        #pragma unroll
-                        for (int pair = 0; pair < 8 * CALLS; ++pair) {
-                            const u32 word = x[pair / 8][pair % 8 / 2],
-                                halves = pair % 2 ? word << 8 | word >> 24 : word;
-                            found[pair % 4] |= less_halves(halves, draw.bound) & 0x00800080u >> pair / 4;
-                        }
-                        #pragma unroll
-                        for (int t = 0; t < 4; ++t)
-                            below[t] |= found[t] >> 2 * call % 8 << call / 4 % 2 * 8;
+                for (int call = 0; call < BLOCK_N / 16; call += CALLS) {
+                    u32 x[CALLS][4];
+                    #pragma unroll
+                    for (int i = 0; i < CALLS; ++i) {
+                        x[i][0] = kv_lo / 16 + call + i;
+                        x[i][1] = q_lo + row;
+                        x[i][2] = h;
+                        x[i][3] = b;
                     }
-                    const Chunk kept = {{draw.kept(below[0]), draw.kept(below[1]), draw.kept(below[2]),
-                        draw.kept(below[3])}};
-                    store_shared(base + KEPT_AT + drawn.index * KEPT_BYTES + (w * BLOCK_M + row) * 16, kept);
+                    philox(x, key0, key1);
+                    #pragma unroll
+                    for (int i = 0; i < CALLS; ++i) {  // words of the same thread side by side
+                        const Chunk words = {{x[i][0], x[i][2], x[i][1], x[i][3]}};
+                        store_shared(base + DRAWN_AT + drawn.index * DRAWN_BYTES + ((call + i) * BLOCK_M + row) * 16,
+                            words);
+                    }
                 }
             __syncwarp();
-            mbarrier_arrive_if(barrier_of(base, KEPT_FULL, drawn.index), lane == 0);
+            mbarrier_arrive_if(barrier_of(base, DRAWN_FULL, drawn.index), lane == 0);
         }
     }
 }
@@ -707,8 +690,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) dropout_forward(const _
             mbarrier_init(barrier_of(base, K_EMPTY, i), 4 * CONSUMERS);
             mbarrier_init(barrier_of(base, V_FULL, i), 1);
             mbarrier_init(barrier_of(base, V_EMPTY, i), 4 * CONSUMERS);
-            mbarrier_init(barrier_of(base, KEPT_FULL, i), 4);
-            mbarrier_init(barrier_of(base, KEPT_EMPTY, i), 4 * CONSUMERS);
+        }
+        for (int i = 0; i < DRAWN_TILES; ++i) {
+            mbarrier_init(barrier_of(base, DRAWN_FULL, i), 4);
+            mbarrier_init(barrier_of(base, DRAWN_EMPTY, i), 4 * CONSUMERS);
         }
         mbarrier_fence();
     }
