@@ -87,6 +87,21 @@ def test_tiles_that_nobody_chose_leave_room_for_what_dropout_keeps() -> None:
     assert "B of shared memory" in refusal(planned, "tile.kv = 80", d=256, **drops)
 
 
+@pytest.mark.parametrize("dtype", ["bf16", "f32"])
+@pytest.mark.parametrize("d", [16, 64, 96, 128])
+def test_random_numbers_of_dropout_leave_room_for_a_tile_of_a_load_for_each_pair(d: int, dtype: str) -> None:
+    kernel = planned(
+        "softmax = online(maximum = lazy(20))",
+        d=d,
+        score="dot(q, k) + x[b, h, q_idx, kv_idx]",
+        softmax="softmax(dropout = p, seed = seed)",
+        inputs=(f"x: {dtype}[B, H, M, N]", "p: f32[]", "seed: i64[]"),
+    ).kernel
+    layout = layout_of(kernel)
+    assert layout.draws
+    assert layout.pair_stages
+
+
 def test_turns_are_one_more_field_of_configs_where_some_config_has_them() -> None:
     def configs(schedule: str) -> list[dict[str, int]]:
         kernel = planned(schedule, d=64).kernel

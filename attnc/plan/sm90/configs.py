@@ -331,6 +331,9 @@ def _tiles_of(variant: Variant, knobs: Mapping[str, Knob]) -> Iterator[Tiles]:
         yield _SHORT_TILES
     if width in _WIDE_PAIR_COLUMNS and not chooses and pair is not None and pair.bytes == 4:
         yield _WIDE_PAIR_TILES
+    draws = variant.attention.softmax.dropout is not None
+    if width <= PIECE and draws and pair is not None and pair.bytes == 4:
+        first = replace(first, stages=2)  # leaves room for a tile of it
     if width > _WIDEST_BESIDE_ROWS and (
         copies_of(variant.attention) == "rows" or _is_capped(normalise(variant.attention), knobs)
     ):
