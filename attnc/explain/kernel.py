@@ -58,12 +58,14 @@ def grid_line(kernel: ir.Kernel, tile_q: int, tile_kv: int) -> str:
 
 def _selected_grid_line(kernel: BackwardKernel, pack: Pack, tile_q: int, tile_kv: int) -> str:
     heads = "" if kernel.kv_head == Const(0) else " * H" if kernel.kv_head == Index("h") else " * Hkv"
-    if kernel.selected is None:
+    if kernel.over_q:
         what, count = f"{tile_q} heads of a query", f"M * B{heads} * ceil({show(pack.group)} / {tile_q})"
+    elif kernel.selected is None:
+        what, count = f"{tile_kv} keys of a block", f"blocks * ceil(keys / {tile_kv}) * B{heads}"
     else:
         what, block = f"{tile_kv} keys of the list of a query", kernel.selected.block
         keys = "entries" if block == 1 else f"entries * {block}"
-        count = f"M * B{heads} * ceil({keys} / {tile_kv}), for some queries at a time"
+        count = f"M * B{heads} * ceil({keys} / {tile_kv}), which add in the order of queries"
     return f"a program for each tile of {what}: {count}"
 
 

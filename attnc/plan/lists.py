@@ -147,7 +147,7 @@ def along_lists(
         line = _number(indices, extents[:-1])
         stride, block = add(extents[-1], _ONE), listing.keys
     else:
-        at = {_GROUP: KV_HEAD} if packs else {}
+        at = {_GROUP: KV_HEAD, Index("h"): KV_HEAD} if packs else {}
         others = [n for n in range(len(condition.indices)) if n != row_axis]
         heads = [substitute(condition.indices[n], at) for n in others]
         group = _number(heads, [extents[n] for n in others])

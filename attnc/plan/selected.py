@@ -2,13 +2,15 @@
 
 selected_dq     a program per tile of the query heads that share a K/V head, of one query: it walks over the
                 keys that its list names, and leaves delta and the base-2 lse of its rows
-selected_dkdv   a program per tile of the keys of one list: dk and dv of this query alone, summed over its
-                heads. They go to memory, for some queries at a time; another kernel then adds them up, for
-                every key over the queries in their order
+selected_dkdv   of blocks: a program per tile of the keys of a block, which walks over the queries whose lists
+                name it, and keeps dk and dv in registers
+selected_turns  of single keys, or a few: a program per tile of the keys of one list, which makes dk and dv of
+                this query alone, summed over its heads, and adds them to sums in memory when the queries
+                before it have. A kernel after it makes dk and dv of the sums
 
-A list names keys anywhere, so tiles of both are gathered. Keys are not walked over in their order: at the
-densities of such lists nearly every tile of keys has one that nearly every query selects, and the work would
-be that of all pairs. Nothing is added atomically: gradients are the same in every run.
+Of single keys nearly every tile has one that nearly every query selects: a walk over the queries of a tile
+would do the work of all pairs. So sums of single keys are in memory, in the order of queries. Nothing is
+added in the order of arrival: gradients are the same in every run.
 """
 
 from __future__ import annotations
@@ -33,9 +35,10 @@ from attnc.plan.ir.backward import (
 )
 from attnc.plan.ir.kernel import Pack
 from attnc.plan.ir.lists import ListWalk
+from attnc.plan.joined import joined_parts
 from attnc.plan.lists import Listing, along_lists
 from attnc.plan.loads import LoadNames
-from attnc.plan.regions import kept_by_some, regions, with_fills
+from attnc.plan.regions import LENGTH, kept_by_some, regions, with_fills
 from attnc.plan.signature import kv_heads, several_parts
 from attnc.plan.steps import (
     IN_BOUNDS,
@@ -75,7 +78,8 @@ def plan_selected_gradients(
     if "q" in grads:
         kernels.append(maker.queries(stored=bool({"k", "v"} & set(grads))))
     if {"k", "v"} & set(grads):
-        kernels.append(maker.keys(("dk",) if attention.v.storage.is_part else ("dk", "dv")))
+        makes: tuple[Made, ...] = ("dk",) if attention.v.storage.is_part else ("dk", "dv")
+        kernels.append(maker.in_turns(makes) if listing.gathers else maker.blocks(makes))
     tiles = [tile for planned in kernels for config in planned.configs for tile in _tiles(config)]
     return Backward(
         preprocess=None if "q" in grads else maker.rows(attention),
@@ -109,19 +113,21 @@ class _SelectedMaker:
         prologue = Prologue(stored=stored, sink=None, adjoints=())
         return self._kernel(names, walked, line, ("dq",), prologue, None)
 
-    def keys(self, makes: tuple[Made, ...]) -> BackwardKernel:
-        """Returns the kernel that makes dk and dv of the keys of one list, of its own query alone."""
+    def blocks(self, makes: tuple[Made, ...]) -> BackwardKernel:
+        """Returns the kernel that makes dk and dv of a tile of a block, over the queries that select it."""
+        names = self._names()
+        every = Regions(axis="q", bounds=(), loops=(Loop(start=ZERO, stop=LENGTH["q"], masked=True),))
+        walked = named_bounds(along_lists(every, self.listing, "q", packs=True), names)
+        return self._kernel(names, replace(walked, bounds=()), walked.bounds, makes, None, None)
+
+    def in_turns(self, makes: tuple[Made, ...]) -> BackwardKernel:
+        """Returns the kernel that adds what one query makes of the keys of its list, when it is its turn."""
         names = self._names()
         walked, line = self._walk(names)
         loop = Loop(start=ZERO, stop=self.pack.group, masked=True)
-        return self._kernel(
-            names,
-            Regions(axis="q", bounds=(), loops=(loop,)),
-            line,
-            makes,
-            None,
-            walked.loops[0].listed,
-        )
+        loops = Regions(axis="q", bounds=(), loops=(loop,))
+        kernel = self._kernel(names, loops, line, makes, None, walked.loops[0].listed)
+        return replace(kernel, joined=joined_parts(self.attention))
 
     def rows(self, attention: Attention) -> Preprocess:
         """Returns the kernel for delta and lse, where none makes dq."""

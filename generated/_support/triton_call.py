@@ -2,8 +2,7 @@
 """Triton kernels made ready: from the second time on a launch takes less time than one through Triton."""
 
 import inspect
-import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -45,8 +44,6 @@ class Kernel:
     where the kernel can take them (TMA); pointers: the others. config: the kernel of a backward that it is
     configured as. sizes: by name those that it takes besides; warps: where no config says. joins: launched
     where the keys of sequences are split. contracts: whether the compiler may round a product and a sum once.
-    repeats: how many turns it is launched for, one after the other together with its neighbours that are
-    repeated as often; `turn` counts them.
     """
 
     function: Any
@@ -58,7 +55,6 @@ class Kernel:
     warps: int = 0
     joins: bool = False
     contracts: bool = True
-    repeats: str = ""
 
 
 class TritonLaunch:
@@ -171,10 +167,10 @@ class TritonAttention(Attention):
     def made_ready(self, launches: tuple[Any, ...], place: Place) -> tuple[Launch, ...]:
         splits = place.names.get("SPLITS", 1)
         kernels = [kernel for kernel in launches if splits > 1 or not kernel.joins]
-        return tuple(self._launch(kernel, place, turn) for kernel, turn in _take_turns(kernels, place))
+        return tuple(self._launch(kernel, place) for kernel in kernels)
 
-    def _launch(self, kernel: Kernel, place: Place, turn: int) -> TritonLaunch:
-        names = {**place.names, "turn": turn}
+    def _launch(self, kernel: Kernel, place: Place) -> TritonLaunch:
+        names = dict(place.names)
         config = names["config"] = names[f"{kernel.config}_config" if kernel.config else "config"]
         names |= {"BLOCK_M": config.BLOCK_M, "BLOCK_N": config.BLOCK_N}
         names |= {name: evaluate(text, names) for name, text in kernel.sizes.items()}
@@ -206,14 +202,6 @@ class TritonAttention(Attention):
             boxes,
             options,
         )
-
-
-def _take_turns(kernels: Sequence[Kernel], place: Place) -> Iterator[tuple[Kernel, int]]:
-    """Yields launches in their order, each with the number of its turn."""
-    for repeats, group in itertools.groupby(kernels, lambda kernel: kernel.repeats):
-        neighbours = list(group)
-        for turn in range(evaluate(repeats, place.names) if repeats else 1):
-            yield from ((kernel, turn) for kernel in neighbours)
 
 
 def _boxes(tensors: Sequence[tuple[Tensor, Memory]], config: Any, gpu: Gpu) -> tuple[Box, ...]:

@@ -60,6 +60,12 @@ CASES: Mapping[str, Mapping[str, str]] = {
         "MASK": "listed(idx, rows = 1, keys = 1, count = cnt) and window(50, 3)",
     },
     "a key head for each query head": {"HEADS": "H", "KV": "H", "LISTS": "B, M"},
+    "blocks of each of them": {
+        "HEADS": "H",
+        "KV": "H",
+        "LISTS": "B, M, H",
+        "MASK": "listed(idx, rows = 1, keys = 16) and causal",
+    },
     "values of other columns": {"DV": "80"},
     "a sink and a softcap": {
         "EXTRAS": "input sink: f32[Hkv * G]",
@@ -120,25 +126,12 @@ def test_heads_of_a_query_fill_several_tiles() -> None:
     assert not wrong(made, {**SIZES, "M": 3, "G": 19}, range(1))
 
 
-@pytest.mark.parametrize("most", [1, 6000])
-def test_queries_take_turns(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
-    """Of one query, or some: sums of earlier turns are kept, and places of theirs are not taken for these."""
-    monkeypatch.setattr(selected, "TURN_FLOATS", most)
+@pytest.mark.parametrize("tiles", [1, 12])
+def test_queries_share_sums(monkeypatch: pytest.MonkeyPatch, tiles: int) -> None:
+    """Lists of six have a tile, in two sequences with two K/V heads each: one copy, or three."""
+    monkeypatch.setattr(selected, "ENOUGH_TILES", tiles)
     made = subject(MASK="listed(idx, rows = 1, keys = 1) and causal")
-    sizes = {**SIZES, "M": 7}
-    turns = _turns(made, sizes)
-    assert turns == 7 if most == 1 else 1 < turns < 7
-    assert not wrong(made, sizes, range(2))
-
-
-def _turns(made: Subject, sizes: Mapping[str, int]) -> int:
-    from attnc.support.sizes import evaluate
-
-    declared = made.module.CALL.backward.sizes
-    names: dict[str, Any] = {**sizes, "M_padded": sizes["M"]}
-    for name in ("list_places", "turn_queries", "turns"):
-        names[name] = evaluate(declared[name], names)
-    return int(names["turns"])
+    assert not wrong(made, {**SIZES, "M": 7}, range(2))
 
 
 def test_gradients_are_the_same_in_every_order_of_a_list() -> None:

@@ -49,7 +49,7 @@ TOLD = (
     ("stick_breaking_decode", "d64", "triton"),  # an ordered scan over split keys
     ("mla_training", "d576_dv512", "triton"),  # one gradient of keys and of values that are columns of them
     ("listed_blocks", "d128", "triton"),  # a walk over lists, and over inverted ones
-    ("selected_training", "d128", "triton"),  # queries with lists of their own, and the keys of one
+    ("selected_training", "default", "triton"),  # queries with lists of their own, and the keys of one
 )
 
 

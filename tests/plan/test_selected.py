@@ -32,17 +32,29 @@ def planned(heads: str = "Hkv * G", kv: str = "Hkv", keys: int = 1, grads: str =
     return module
 
 
+def structures_of(module: Module) -> dict[str, str]:
+    return {name: kernel.structure for name, kernel in module.backward_kernels.items()}
+
+
 def test_a_kernel_owns_heads_of_a_query_and_another_the_keys_of_its_list() -> None:
     module = planned()
-    assert module.backward is not None
-    structures = {name: kernel.structure for name, kernel in module.backward_kernels.items()}
-    assert structures == {"dq": "selected_dq", "dkdv": "selected_dkdv"}
+    assert structures_of(module) == {"dq": "selected_dq", "dkdv": "selected_turns"}
     dq, dkdv = module.backward_kernels["dq"], module.backward_kernels["dkdv"]
     assert [loop.listed is not None for loop in dq.regions.loops] == [True]
     assert dkdv.selected is not None
     assert (dkdv.selected.memory, dkdv.selected.gathers) == ("lists", True)
     (loop,) = dkdv.regions.loops
     assert (loop.start, loop.stop, loop.listed) == (Const(0), Dim("G"), None)  # the heads of the query
+
+
+def test_a_kernel_owns_blocks_and_walks_over_the_queries_that_list_them() -> None:
+    module = planned(keys=48)
+    assert structures_of(module) == {"dq": "selected_dq", "dkdv": "selected_dkdv"}
+    dkdv = module.backward_kernels["dkdv"]
+    (loop,) = dkdv.regions.loops
+    assert dkdv.selected is None
+    assert loop.listed is not None
+    assert (loop.listed.memory, loop.listed.block, loop.listed.gathers) == ("columns", 1, False)
 
 
 @pytest.mark.parametrize(

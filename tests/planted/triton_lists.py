@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from tests.planted.bug import Place, TritonBug
 
-#: Memory for few queries of a turn: with that of a call, all small cases have one.
-_FEW_QUERIES = Place(anchor="67108864 //", patch="3000 //")
+#: Programs of which each sorts several lists: with those of a call, each has one in all small cases.
+_FEW_PROGRAMS = Place(anchor="list_blocks, 1), 1024), 1)", patch="list_blocks, 1), 2), 1)")
 
 BUGS: tuple[TritonBug, ...] = (
     TritonBug(
@@ -116,37 +116,42 @@ BUGS: tuple[TritonBug, ...] = (
         ),
     ),
     TritonBug(
-        name="places of the turn before",
+        name="marks of the list before",
         attention="chosen",
-        story="memory that a query of this turn did not write was taken to be cleared",
-        anchor="named = named & (entry * 2 + place % 2 == kv_idx[None, :])",
-        patch="named = named & (place >= 0)",
-        also=(_FEW_QUERIES,),
+        story="marks were thought to be cleared for each list",
+        anchor="named = (mark == line + 1).to(tl.int32)",
+        patch="named = (mark > 0).to(tl.int32)",
+        also=(_FEW_PROGRAMS,),
+    ),
+    TritonBug(
+        name="lists of the first round alone",
+        attention="chosen",
+        story="there was a program for every list",
+        anchor="for line in range(tl.program_id(0), B * M * Hkv, tl.num_programs(0)):",
+        patch="for line in range(tl.program_id(0), tl.program_id(0) + 1, tl.num_programs(0)):",
+        also=(_FEW_PROGRAMS,),
+    ),
+    TritonBug(
+        name="entries past the end marked",
+        attention="chosen",
+        story="entries that name no block were thought to be below 0",
+        anchor="tl.store(marks + entry, line + 1, mask=(entry >= 0) & (entry < list_blocks))",
+        patch="tl.store(marks + entry, line + 1, mask=entry >= 0)",
+    ),
+    TritonBug(
+        name="sums of one copy",
+        attention="chosen",
+        story="it was written with one copy, and tried with two",
+        anchor="for copy in range(0, copies):",
+        patch="for copy in range(0, 1):",
         phase="backward",
     ),
     TritonBug(
-        name="sums of the turns before dropped",
+        name="the turn of another query",
         attention="chosen",
-        story="it was written with one turn, and tried with two",
-        anchor="mask=exists & (turn > 0), other=0.0",
-        patch="mask=exists & (turn == 1), other=0.0",
-        also=(_FEW_QUERIES,),
-        phase="backward",
-    ),
-    TritonBug(
-        name="the first key of a block alone",
-        attention="chosen",
-        story="an entry was taken for the number of a key",
-        anchor="entry * 2 + place % 2 == kv_idx[None, :]",
-        patch="entry * 2 == kv_idx[None, :]",
-        phase="backward",
-    ),
-    TritonBug(
-        name="eight queries of sixteen",
-        attention="chosen",
-        story="queries that are summed together became fewer, and the loop was forgotten",
-        anchor="tl.minimum(turn_queries, M - turn * turn_queries), 8)",
-        patch="tl.minimum(turn_queries, M - turn * turn_queries), 16)",
+        story="queries were numbered within a copy",
+        anchor="q_lo = turn * copies + copy",
+        patch="q_lo = turn * copies",
         phase="backward",
     ),
     TritonBug(
@@ -161,8 +166,8 @@ BUGS: tuple[TritonBug, ...] = (
         name="places within a tile",
         attention="chosen",
         story="places of a list were counted from the start of each tile",
-        anchor="place = first + tl.arange(0, BLOCK_N)\n        pair",
-        patch="place = tl.arange(0, BLOCK_N)\n        pair",
+        anchor="_find_keys(list_row + 1, lo, places, N_all, BLOCK_N, 2)",
+        patch="_find_keys(list_row + 1, 0, places, N_all, BLOCK_N, 2)",
         phase="backward",
     ),
     TritonBug(
@@ -174,11 +179,43 @@ BUGS: tuple[TritonBug, ...] = (
         phase="backward",
     ),
     TritonBug(
-        name="keys of the first sequence",
+        name="sums of the first sequence",
         attention="chosen",
-        story="queries of a turn were numbered without their sequence",
-        anchor="b = pair_row // Hkv % B",
-        patch="b = pair_row // Hkv % 1",
+        story="sums were numbered by their copy and K/V head",
+        anchor="sums = _sums_ptr + ((copy * B + b) * Hkv + h_kv)",
+        patch="sums = _sums_ptr + (copy * Hkv + h_kv)",
+        phase="backward",
+    ),
+    TritonBug(
+        name="heads of a group as those of another",
+        attention="chosen_blocks",
+        story="a tile had heads of one query, until it had those of several",
+        anchor="h = h_kv * G + row % G",
+        patch="h = h_kv * G + tl.minimum(row, G - 1)",
+        phase="backward",
+    ),
+    TritonBug(
+        name="queries of the first entry",
+        attention="chosen_blocks",
+        story="entries of an inverted list were counted by queries, of which a block had one",
+        anchor="q_idx = tl.where(row < stop, entry * 3 + row // G % 3, M)",
+        patch="q_idx = tl.where(row < stop, entry * 3, M)",
+        phase="backward",
+    ),
+    TritonBug(
+        name="the first tile of a block",
+        attention="chosen_blocks",
+        story="a tile was a block",
+        anchor="first = tile % key_tiles * BLOCK_N",
+        patch="first = 0",
+        phase="backward",
+    ),
+    TritonBug(
+        name="keys of the next block",
+        attention="chosen_blocks",
+        story="tiles were thought to divide blocks",
+        anchor="tl.where(place < 48, tl.minimum(kv_lo + place, N_all), N_all)",
+        patch="tl.minimum(kv_lo + place, N_all)",
         phase="backward",
     ),
 )

@@ -218,10 +218,11 @@ class BackwardKernel(TileKernel):
 
     makes: the gradients that stay in its registers; prologue: what it does for later kernels; tma: tiles may
     come through tensor descriptors. parts: of the columns of q and k, () where they are one; v_in_k: values
-    are the first columns of keys, so that dk is a sum of both, and the first part has all that do has. pack:
-    rows of a tile are heads of one query; selected: the list of that query, of whose keys a program owns a
-    tile. What it makes of them is of this query alone: a kernel after it sums over queries. roles: what each
-    warp does, where warps do different things.
+    are the first columns of keys, so that dk is a sum of both, and whole parts have all that do has. pack:
+    rows of a tile are heads of one query, or of several that list the same keys; selected: the list of a
+    query, of whose keys a program owns a tile. What it makes of them is of this query alone, and added to
+    sums in memory in the order of queries; joined: parts of the columns in which rows of do and q are one
+    operand. roles: what each warp does, where warps do different things.
     """
 
     configs: tuple[BackwardConfig, ...]
@@ -233,13 +234,18 @@ class BackwardKernel(TileKernel):
     prologue: Prologue | None = None
     pack: Pack | None = None
     selected: ListWalk | None = None
+    joined: tuple[DotPart, ...] = ()
     roles: Roles | None = None
 
     @property
-    def structure(self) -> Literal["backward_dq", "backward_dkdv", "selected_dq", "selected_dkdv"]:
+    def structure(
+        self,
+    ) -> Literal["backward_dq", "backward_dkdv", "selected_dq", "selected_dkdv", "selected_turns"]:
         """A program per q tile, or per kv tile (where those have an order, per head) with a loop over q; or
-        per tile of heads of one query, or of the keys that it selects.
+        per tile of heads of one query, of the keys that queries select, or of those that one selects.
         """
+        if self.selected is not None:
+            return "selected_turns"
         if self.pack is not None:
             return "selected_dq" if self.over_q else "selected_dkdv"
         return "backward_dq" if self.over_q else "backward_dkdv"

@@ -268,6 +268,7 @@ Structure: TypeAlias = Literal[
     "backward_dkdv",
     "selected_dq",
     "selected_dkdv",
+    "selected_turns",
 ]
 
 

@@ -191,7 +191,10 @@ def _selection(kernel: BackwardKernel) -> Iterator[str]:
     if kernel.pack is not None:
         yield f"pack query heads, group = {show(kernel.pack.group)}, each query alone"
     if kernel.selected is not None:
-        yield f"a program per tile of the keys of one list: {_walked(kernel.selected)}"
+        yield f"a program per tile of the keys of one list, in turn: {_walked(kernel.selected)}"
+    if kernel.joined:
+        parts = (f"{part.first} .. {part.first + part.width}" for part in kernel.joined)
+        yield f"columns of rows of do and q, joined: {', '.join(parts)}"
 
 
 def _walked(listed: ListWalk) -> str:

@@ -21,6 +21,7 @@ from attnc.model.tensors import Tensor
 from attnc.plan.device import DEVICES, Device
 from attnc.plan.fitting import phase_of
 from attnc.plan.ir import Axis
+from attnc.plan.joined import joins_rows
 from attnc.plan.layout import Buffer, Estimate, Which
 from attnc.plan.loads import axes_of
 from attnc.plan.signature import block, feature, parts, tile_columns
@@ -67,6 +68,8 @@ class SharedMemory:
     def columns(self) -> tuple[int, int]:
         attention = self.attention
         d = block(feature(attention.q)) if self._walks_over_queries else tile_columns(attention)
+        if self.kernel == "dk" and joins_rows(attention):
+            return d, d
         if self.kernel != "forward" and attention.v.storage.is_part:
             return d, block(parts(attention)[0].width)
         return d, block(feature(attention.v))

@@ -167,7 +167,7 @@ class BackwardText(ProgramText):
         self.chain, self.makes = planned.chain, planned.makes
         self.v, self.dv_sum = ("k", "dk") if planned.v_in_k else ("v", "dv")
         self.adds_pdo = self.dv_sum in planned.makes and not planned.over_q
-        self.tensors, attention = TritonTensors(module), module.variant.attention
+        self.tensors, attention = TritonTensors(module, planned), module.variant.attention
         self.over_q, self.groups = planned.over_q, planned.sums_heads
         self.block_d, self.block_dv = block(self.tensors.d), block(self.tensors.dv)
         self.packs_queries = attention.q.storage.is_packed

@@ -33,7 +33,6 @@ def triton_kernel(
     warps: int = 0,
     joins: bool = False,
     contracts: bool = True,
-    repeats: str = "",
 ) -> CallText:
     """Returns a launch. tiles: tensors that come and go tile by tile; pointers: the others; config: of a
     backward, what declarations call it; the rest as `Kernel` has it.
@@ -53,8 +52,6 @@ def triton_kernel(
         fields["joins"] = "True"
     if not contracts:
         fields["contracts"] = "False"
-    if repeats:
-        fields["repeats"] = quote_word(repeats)
     return CallText("Kernel", fields=fields)
 
 
@@ -179,9 +176,9 @@ def is_padded(module: Module) -> bool:
     """Returns whether some tile has more columns than its rows have, a power of two: the functions that move
     rows then take both numbers.
     """
-    dv = feature(module.variant.attention.v)
+    d, dv = feature(module.variant.attention.k), feature(module.variant.attention.v)
     backward = () if module.backward is None else module.backward.kernels
-    if any(kernel.v_in_k and parts_of(module, kernel)[0].width != dv for kernel in backward):
+    if any(kernel.v_in_k and not kernel.parts for kernel in backward) and d != dv:
         return True  # do has the columns of k
     kernels = (module.kernel, *backward)
     widths = {dv, *(part.width for kernel in kernels for part in parts_of(module, kernel))}

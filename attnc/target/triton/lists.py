@@ -10,16 +10,20 @@ from attnc.expr.nodes import Expr, Load, show
 from attnc.plan.ir import Module
 from attnc.plan.ir.lists import ListMaking
 from attnc.plan.lists import BLOCKS, LIST_ROWS
-from attnc.target.declaration import CallText, show_product
+from attnc.target.declaration import CallText, declare_allocation, show_product
 from attnc.target.triton.kernel import triton_kernel
 from attnc.target.triton.printer import scalar
 
 #: Of a program, which has few elements: several would wait for each other at every sum.
 _WARPS = 1
+#: Of a program that sorts lists; programs, and marks of all of them, 64 MiB.
+_SORTING_WARPS, _MOST_SORTING, _MARKS = 4, 1024, 1 << 24
 
 
 class ListsText:
-    """Text of both kernels. inverts: the second one is there, for a backward that walks over queries."""
+    """Text of the kernels. inverts: there is one for a backward that walks over queries; sorts: there is one
+    for a backward that needs entries ascending, where the first one leaves them in the order of the list.
+    """
 
     def __init__(self, module: Module, made: ListMaking) -> None:
         self.module, self.made = module, made
@@ -28,6 +32,7 @@ class ListsText:
         kernels = () if module.backward is None else module.backward.kernels
         walks = (loop.listed for planned in kernels for loop in planned.regions.loops)
         self.inverts = any(walk is not None and walk.memory == "columns" for walk in walks)
+        self.sorts = any(planned.selected is not None for planned in kernels)
 
     @property
     def listing_name(self) -> str:
@@ -36,6 +41,10 @@ class ListsText:
     @property
     def inverting_name(self) -> str:
         return f"{self.name}_columns"
+
+    @property
+    def sorting_name(self) -> str:
+        return f"{self.name}_sorted_lists"
 
     # --- one list
 
@@ -89,6 +98,10 @@ class ListsText:
         after = " * ".join(self._factor(size) for size in lines[axis + 1 :])
         return f"(group // ({after}) * {rows} + row) * ({after}) + group % ({after})"
 
+    @property
+    def line_count(self) -> str:
+        return " * ".join(self._factor(size) for size in self.made.lines) or "1"
+
     def _factor(self, size: Expr) -> str:
         text = scalar(size)
         return text if text.isalnum() else f"({text})"
@@ -101,8 +114,15 @@ class ListsText:
 
     @property
     def listing_parameters(self) -> list[str]:
+        return self._parameters("_list_bits_ptr")
+
+    @property
+    def sorting_parameters(self) -> list[str]:
+        return self._parameters("_marks_ptr")
+
+    def _parameters(self, own: str) -> list[str]:
         inputs = self.made.inputs
-        pointers = ", ".join([*(f"{name}_ptr" for name, _ in inputs), "_lists_ptr", "_list_bits_ptr"])
+        pointers = ", ".join([*(f"{name}_ptr" for name, _ in inputs), "_lists_ptr", own])
         strides = [f"stride_{name}_{axis}" for name, rank in inputs for axis in range(rank)]
         return [pointers, ", ".join(strides), ", ".join(self.sizes)]
 
@@ -132,14 +152,34 @@ class ListsText:
         return f"{self._groups} * list_blocks * (list_rows + 1)"
 
     def launches(self, config: str = "") -> Iterator[CallText]:
-        """Yields the launches of the first kernel, and of the second in a backward, which has configs."""
-        pointers = [*(name for name, _ in self.made.inputs), "_lists", "_list_bits"]
+        """Yields the launches of the kernels that make lists for a forward, or for a backward, which has
+        configs.
+        """
+        inputs = [name for name, _ in self.made.inputs]
+        if config and self.sorts:
+            pointers = [*inputs, "_lists", "_marks"]
+            yield triton_kernel(
+                self.sorting_name, "sorting", pointers=pointers, config=config, warps=_SORTING_WARPS
+            )
+            return
+        pointers = [*inputs, "_lists", "_list_bits"]
         grid = f"max({self._lines}, 1)"
         yield triton_kernel(self.listing_name, grid, pointers=pointers, config=config, warps=_WARPS)
         if config and self.inverts:
             grid = f"max({self._groups} * cdiv(list_blocks, 32), 1)"
             pointers = ["_list_bits", "_columns"]
             yield triton_kernel(self.inverting_name, grid, pointers=pointers, config=config, warps=_WARPS)
+
+    @property
+    def sorting_sizes(self) -> Mapping[str, str]:
+        """How many programs sort lists."""
+        programs = f"max(min({self._lines}, {_MARKS} // max(list_blocks, 1), {_MOST_SORTING}), 1)"
+        return {"sorting": programs} if self.sorts else {}
+
+    def sorting_memory(self) -> Iterator[CallText]:
+        """Yields what programs that sort mark blocks in."""
+        if self.sorts:
+            yield declare_allocation("_marks", "i32[sorting * max(list_blocks, 1)]", zero=True)
 
     @property
     def memory(self) -> Mapping[str, str]:

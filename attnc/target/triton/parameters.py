@@ -28,11 +28,12 @@ Pair: TypeAlias = tuple[str, str]
 class TritonTensors(Tensors):
     """The tensors of one module as its backward sees them."""
 
-    def __init__(self, module: Module) -> None:
+    def __init__(self, module: Module, planned: BackwardKernel | None = None) -> None:
+        """planned: the kernel that sees them; by default the first one."""
         super().__init__(module)
         self.padded = is_padded(module)
         assert module.backward is not None
-        first = module.backward.kernels[0]
+        first = planned or module.backward.kernels[0]
         self.parts = parts_of(module, first)
         #: Columns of a tile of o and do: those of the keys that are values, where keys are.
         self.columns_of_o = self.parts[0].width if first.v_in_k else self.dv

@@ -45,7 +45,7 @@ from attnc.target.triton.kernel import KernelText, triton_kernel
 from attnc.target.triton.lists import ListsText
 from attnc.target.triton.parameters import PreprocessText
 from attnc.target.triton.printer import SYNTAX, load, scalar, score, statement, tiled, widening
-from attnc.target.triton.selected import SelectedText, SumText
+from attnc.target.triton.selected import BlockText, OrderText, SelectedText, SumText, TurnText
 from attnc.target.triton.sticks import shape_of_edges
 from attnc.tuned.choices import NOT_TUNED, Tuned
 
@@ -123,9 +123,17 @@ def render_triton(
     return {f"{module.variant.name}.py": tidy(page)}
 
 
+#: Texts of kernels whose rows are heads of single queries.
+_TEXTS: Mapping[str, type[BackwardText]] = {
+    "selected_dq": SelectedText,
+    "selected_dkdv": BlockText,
+    "selected_turns": TurnText,
+}
+
+
 def text_of(module: Module, planned: BackwardKernel) -> BackwardText:
     """Returns the text of a kernel of a backward."""
-    return BackwardText(module, planned) if planned.pack is None else SelectedText(module, planned)
+    return _TEXTS.get(planned.structure, BackwardText)(module, planned)
 
 
 def _backward_kernels(
@@ -133,7 +141,7 @@ def _backward_kernels(
 ) -> Iterator[str]:
     if back.selects:
         template = triton_environment().get_template(f"{module.target}/_selected.py.jinja")
-        yield template.render(common)
+        yield template.render({**common, "adds": back.sums is not None})
     if back.epilogue is not None:
         template = triton_environment().get_template(f"{module.target}/backward_epilogue.py.jinja")
         yield template.render({**common, "epilogue": back.epilogue.planned, "text": back.epilogue})
@@ -149,6 +157,9 @@ def _backward_kernels(
         template = triton_environment().get_template(f"{module.target}/{text.kernel.structure}.py.jinja")
         own = {"kernel": text.kernel, "chain": text.chain, "text": text, "prologue": text.first}
         yield template.render({**common, **own})
+    if back.order is not None:
+        template = triton_environment().get_template(f"{module.target}/selected_order.py.jinja")
+        yield template.render({**common, "text": back.order})
     if back.sums is not None:
         template = triton_environment().get_template(f"{module.target}/selected_sum.py.jinja")
         yield template.render({**common, "text": back.sums})
@@ -216,7 +227,7 @@ def device_functions(module: Module) -> frozenset[str]:
 
 def _moves_rows(kernel: Kernel) -> Iterator[str]:
     """Yields what loads and stores tiles of rows; kernels that decode have functions of their own for it."""
-    if kernel.structure in ("decode", "selected_dq", "selected_dkdv"):
+    if kernel.structure in ("decode", "selected_dq", "selected_dkdv", "selected_turns"):
         return
     yield from ("_load_rows", "_store_rows")
     if any(rows.page for rows in kernel.rows.values()):
@@ -324,10 +335,12 @@ class TritonBackward(BackwardDeclaration):
         super().__init__(module, [name for text in texts for name in text.makes])
         self._lists = lists
         self._texts = texts
-        pairs = [text for text in texts if isinstance(text, SelectedText) and text.selected is not None]
+        turns = [text for text in texts if isinstance(text, TurnText)]
         self.selects = any(isinstance(text, SelectedText) for text in texts)
-        #: What sums over the queries that select a key.
-        self.sums = SumText(module, pairs[0]) if pairs else None
+        #: What makes gradients of sums in memory.
+        self.sums = SumText(module, turns[0]) if turns else None
+        #: What finds which programs wait for each other.
+        self.order = OrderText(module, turns[0]) if turns else None
         preprocess = self._backward.preprocess
         self.preprocess = PreprocessText(module, preprocess, self.configs[0]) if preprocess else None
         epilogue = self._backward.epilogue
@@ -337,6 +350,7 @@ class TritonBackward(BackwardDeclaration):
     def declared(self) -> CallText:
         first = [] if self._lists is None else [*self._lists.launches(self.configs[0])]
         first += [text.launch for text in (self.epilogue, self.preprocess) if text is not None]
+        first += [] if self.order is None else [self.order.launch]
         last = [] if self.sums is None else [self.sums.launch]
         launches = Items([*first, *(text.parameters.launch for text in self._texts), *last])
         return self.fields(self._sizes, launches)
@@ -346,7 +360,7 @@ class TritonBackward(BackwardDeclaration):
         rows = {} if self.packs_queries else {"M_padded": self._padded}
         if self._lists is None or self.sums is None:
             return rows
-        return {**rows, **self.sums.turn_sizes(self._lists.made.extents[-1])}
+        return {**rows, **self._lists.sorting_sizes, **self.sums.turn_sizes(self._lists.made.extents[-1])}
 
     def list_allocations(self) -> Iterator[CallText]:
         yield from super().list_allocations()
@@ -357,6 +371,8 @@ class TritonBackward(BackwardDeclaration):
                 yield CallText("Made", [quote_word(name)], {"type": quote_word(shape)})
         for name, size in ({} if self._lists is None else self._lists.memory).items():
             yield CallText("Made", [quote_word(name)], {"type": quote_word(f"f32[{size}]")})
+        if self._lists is not None:
+            yield from self._lists.sorting_memory()
         if self.sums is not None:
             yield from self.sums.list_allocations()
 

@@ -1,15 +1,16 @@
 """Text of the kernels for gradients where every query selects keys by a list of its own: attribute by
 attribute what `templates/triton/selected_*.py.jinja` print, and the declaration of launches and memory.
 
-What a query makes of the keys that it selects goes to memory, for the queries of one turn; a kernel after it
-sums over them, key by key. For that it has to know which place of a list a key has. Each query writes so for
-the keys of its list alone, and a place counts only if the list has that key there: memory that nobody wrote
-is told apart without being cleared (Briggs and Torczon, "An efficient representation for sparse sets", 1993).
+Where lists name single keys, queries add to sums in memory, in their order. A query has to wait for the one
+before it alone: that one has waited for all others. Its tiles of keys ascend, and each stands for all keys up
+to the next one, so that it passes on what it has waited for. Several copies of the sums shorten the chain of
+queries that wait for each other: queries whose numbers have the same remainder share one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from attnc.expr.nodes import Const, Expr, show
 from attnc.model.dtypes import DType
@@ -24,11 +25,13 @@ from attnc.target.triton.backward import BackwardText
 from attnc.target.triton.kernel import list_types, triton_kernel, unique
 from attnc.target.triton.parameters import Pair, Parameters, PrologueText, TritonTensors
 from attnc.target.triton.printer import TL_DTYPES, scalar
+from attnc.target.triton.printer import statement as show_statement
 
-#: Numbers of the memory of a turn, at most: 256 MiB.
-TURN_FLOATS = 1 << 26
-#: Warps of the kernel that sums.
-_SUM_WARPS = 4
+#: Tiles of keys of a query that make one copy of the sums enough, and numbers of copies where there are more:
+#: 256 MiB.
+ENOUGH_TILES, COPIED_FLOATS = 32, 1 << 26
+#: Warps of the kernels before and after those that add to them.
+_ORDER_WARPS, _SUM_WARPS = 4, 4
 
 
 def _grouping(module: Module, kernel: BackwardKernel) -> tuple[str, str]:
@@ -38,8 +41,12 @@ def _grouping(module: Module, kernel: BackwardKernel) -> tuple[str, str]:
     return "1" if heads == Const(1) else scalar(heads), scalar(group)
 
 
+def _factor(text: str) -> str:
+    return text if text.isalnum() else f"({text})"
+
+
 class SelectedParameters(Parameters):
-    """Parameters of either kernel."""
+    """Parameters of a kernel that owns heads of a query, or keys that queries select."""
 
     def __init__(
         self, module: Module, planned: BackwardKernel, tensors: TritonTensors, first: PrologueText | None
@@ -48,52 +55,76 @@ class SelectedParameters(Parameters):
         self.kv_heads, self.group = _grouping(module, planned)
 
     @property
-    def matrices(self) -> list[str]:
-        made = () if self.kernel.selected is None else self.makes
-        return [name for name in super().matrices if name not in made]
-
-    @property
-    def _pointers(self) -> list[Pair]:
-        own = () if self.kernel.selected is None else ("_lists", "_pairs", "_places")
-        return [*super()._pointers, *((f"{name}_ptr", name) for name in own)]
-
-    @property
     def sizes(self) -> list[str]:
-        turns = [] if self.kernel.selected is None else ["list_places", "turn_queries", "turn"]
-        return [*dict.fromkeys((*self.kernel.dims, "M_padded")), *turns]
+        return [*dict.fromkeys((*self.kernel.dims, "M_padded"))]
 
     @property
     def signature(self) -> list[str]:
         return [", ".join(list_types(line)) for line in (*self.lines, ["BLOCK_M", "BLOCK_N"])]
 
     @property
+    def programs(self) -> str:
+        """How many programs are launched."""
+        return f"M * B * {self.kv_heads} * cdiv({self.group}, BLOCK_M)"
+
+    @property
     def launch(self) -> CallText:
-        grid = f"M * B * {self.kv_heads} * cdiv({self.group}, BLOCK_M)"
-        if self.kernel.selected is not None:
-            grid = f"turn_queries * B * {self.kv_heads} * cdiv(list_places, BLOCK_N)"
         return triton_kernel(
             self.kernel.name,
-            grid,
+            self.programs,
             pointers=[tensor for _, tensor in (*self._own, *self._pointers)],
             config=self.config,
-            repeats="" if self.kernel.selected is None else "turns",
         )
 
 
+class BlockParameters(SelectedParameters):
+    """Parameters of a kernel that owns tiles of blocks."""
+
+    @property
+    def programs(self) -> str:
+        assert self.module.lists is not None
+        return f"list_blocks * cdiv({self.module.lists.keys}, BLOCK_N) * B * {self.kv_heads}"
+
+
+class TurnParameters(SelectedParameters):
+    """Parameters of a kernel whose programs add to sums in memory, in turn."""
+
+    @property
+    def matrices(self) -> list[str]:
+        return [name for name in super().matrices if name not in self.makes]
+
+    @property
+    def _pointers(self) -> list[Pair]:
+        own = ("_lists", "_order", "_sums", "_turns")
+        return [*super()._pointers, *((f"{name}_ptr", name) for name in own)]
+
+    @property
+    def sizes(self) -> list[str]:
+        return [*super().sizes, "key_tiles", "copies"]
+
+    @property
+    def extras(self) -> list[str]:
+        return self._extras
+
+    @property
+    def programs(self) -> str:
+        return turns_of(self.kv_heads)
+
+
 class SelectedText(BackwardText):
-    """Text of either kernel."""
+    """Text of a kernel whose rows of q are heads of one query, all loaded by themselves."""
+
+    parameters_type: type[SelectedParameters] = SelectedParameters
 
     def __init__(self, module: Module, planned: BackwardKernel) -> None:
         super().__init__(module, planned)
         self.kv_heads, self.group = _grouping(module, planned)
         self.kv_name = "h_kv"
-        self.selected = planned.selected
         if self.prologue is not None:
             self.first = PrologueText(
                 module=module, prologue=self.prologue, tensors=self.tensors, masks_rows=True
             )
-        self.parameters = SelectedParameters(module, planned, self.tensors, self.first)
-        self.pair_columns = columns_of_pairs(self.tensors, planned)
+        self.parameters = self.parameters_type(module, planned, self.tensors, self.first)
 
     @property
     def rows_of_tile(self) -> list[str]:
@@ -111,16 +142,13 @@ class SelectedText(BackwardText):
     @property
     def advance(self) -> Iterator[str]:
         """Statements that move the pointers to keys to their head; rows of queries have their own."""
-        for name in ("k", "v") if self.v == "v" else ("k",):
-            yield f"{name.upper()} += {self.offset(name)}"
+        for name in self.parameters.matrices:
+            if name not in BY_QUERY:
+                yield f"{name.upper()} += {self.offset(name)}"
 
     @property
     def outer(self) -> tuple[Fetch, ...]:
         return self.of_keys
-
-    @property
-    def find_list(self) -> list[str]:
-        return super().find_list if self.selected is None else find_list(self.selected)
 
     @property
     def full_lengths(self) -> Iterator[str]:
@@ -137,39 +165,80 @@ class SelectedText(BackwardText):
         return f"_gather_tile({text}, kv_idx, N, stride_{name}n, {width})"
 
     def _store(self, name: str, value: str, part: DotPart | None) -> str:
-        rows, width = self._columns(f"{name.upper()} + {self.offset(name)}", name, part)
         dtype = TL_DTYPES[DType(self.tensors.by_name[name].dtype)]
         tile = f"{self._scaled(name, value)}.to({dtype})"
-        return f"_scatter_tile(({rows})[:, None], q_idx, M, stride_{name}m, {tile}, {width})"
+        if name in BY_QUERY:
+            rows, width = self._columns(f"{name.upper()} + {self.offset(name)}", name, part)
+            return f"_scatter_tile(({rows})[:, None], q_idx, M, stride_{name}m, {tile}, {width})"
+        rows, width = self._columns(name.upper(), name, part)
+        return f"_scatter_tile({rows}, kv_idx, N_all, stride_{name}n, {tile}, {width})"
 
     def _scaled(self, name: str, value: str) -> str:
         is_scaled = name != "dv" and self.chain.scale != 1.0
         return f"({value} * {scalar(Const(self.chain.scale))})" if is_scaled else value
 
-    @property
-    def pair_stores(self) -> Iterator[str]:
-        """Stores of dk and dv of this query, one behind the other, at the places of its list."""
-        for name in self.makes:
-            parts: Sequence[DotPart | None] = [None] if name == "dv" else self.tensors.parts
-            values = ["dv"] if name == "dv" else [part.dk for part in self.parts]
-            for value, part in zip(values, parts, strict=True):
-                first = (self.tensors.d if name == "dv" else 0) + (0 if part is None else part.first)
-                _, width = self._columns("", name, part)
-                at = f"pair + {first}" if first else "pair"
-                # a place without a key is past the last one
-                rows = f"tl.where(kv_idx < N_all, place, list_places), list_places, {self.pair_columns}"
-                yield f"_scatter_tile({at}, {rows}, {self._scaled(name, value)}, {width})"
-
     # -- the step ------------------------------------------------------------------------------------------
 
     @property
     def step_names(self) -> list[str]:
-        if self.over_q:
-            names = ["kv_idx" if name == "kv_lo" else name for name in super().step_names]
-            return unique(name for name in names if name != "h" or self._step_takes_heads)
+        names = ["kv_idx" if name == "kv_lo" else name for name in super().step_names]
+        return unique(name for name in names if name != "h" or "h" in self.kernel.step.names)
+
+    @property
+    def _constants(self) -> list[str]:
+        masked = [self.masked] if self.kernel.step.keep is not None else []
+        masked += ["ZERO_FILL"] if self.fills_when == "ZERO_FILL" else []
+        return masked
+
+
+@dataclass(frozen=True, slots=True)
+class JoinedPartText:
+    """Names of some columns of k, of rows of do and q, and of the sum of dk; the load of those rows."""
+
+    k: str
+    rows: str
+    dk: str
+    load: str
+
+
+class KeysText(SelectedText):
+    """Text of a kernel that owns keys, which queries select."""
+
+    def __init__(self, module: Module, planned: BackwardKernel) -> None:
+        super().__init__(module, planned)
+        if planned.joined:
+            self.tensors.parts = planned.joined
+
+    @property
+    def joined(self) -> list[JoinedPartText]:
+        """Parts of the columns of rows of do and q that are one operand, a row of do before one of q; none
+        where they are two operands.
+        """
+        found = []
+        for number, (text, part) in enumerate(zip(self.parts, self.kernel.joined, strict=False), 1):
+            is_row = "(q_idx < M)" if part.first < self.tensors.dv else "((q_idx < M) & (both % 2 == 1))"
+            start = f"row + {part.first}" if part.first else "row"
+            columns = f"tl.arange(0, {part.width})[None, :]"
+            load = f"tl.load({start} + {columns}, mask={is_row}[:, None], other=0.0)"
+            found.append(JoinedPartText(text.k, f"rows_{number}", text.dk, load))
+        return found
+
+    def row_of(self, name: str) -> str:
+        """Returns a pointer to the row of q or do of each head."""
+        return f"{name.upper()} + {self.offset(name)} + q_idx.to(tl.int64) * stride_{name}m"
+
+    def find_rows(self, number: str) -> list[str]:
+        """Returns statements that find q_idx and h of rows. number: of each row of q in its tile."""
+        return [line.replace("tl.arange(0, BLOCK_M)", number) for line in self.rows_of_tile]
+
+    #: What rows are told by, besides b and h_kv.
+    row_names: Sequence[str] = ()
+
+    @property
+    def step_names(self) -> list[str]:
         step = self.kernel.step
         own = [*self.sums_of_tile, *(part.k for part in self.parts), *([] if self.v == "k" else ["v"])]
-        own += ["Q", "DO", "LSE2", "DELTA", "b", "h_kv", "q_lo", "head_lo", "H", "M", "M_padded"]
+        own += ["Q", "DO", "LSE2", "DELTA", "b", "h_kv", *self.row_names, "H", "M", "M_padded"]
         own += [name for name in (self.group,) if name.isidentifier()]
         own += [*self.tensors.strides("q"), *self.tensors.strides("do")]
         own += ["N"] if self.uses_q_pos else []
@@ -177,76 +246,176 @@ class SelectedText(BackwardText):
         return unique((*own, *(name for name in step.names if name not in ("q_idx", "q_pos", "h"))))
 
     @property
-    def _step_takes_heads(self) -> bool:
-        return "h" in self.kernel.step.names
+    def _constants(self) -> list[str]:
+        return [*super()._constants, "BLOCK_M", *(["BLOCK_N"] if self.kernel.joined else [])]
+
+
+class BlockText(KeysText):
+    """Text of a kernel that owns a tile of a block: rows of q are the heads of queries that list it."""
+
+    parameters_type = BlockParameters
+    row_names = ("list_row", "row_lo", "stop")
 
     @property
-    def _constants(self) -> list[str]:
-        masked = [self.masked] if self.kernel.step.keep is not None else []
-        masked += ["ZERO_FILL"] if self.fills_when == "ZERO_FILL" else []
-        return masked if self.over_q else [*masked, "BLOCK_M"]
+    def keys(self) -> int:
+        assert self.module.lists is not None
+        return self.module.lists.keys
+
+    @property
+    def rows_of_entry(self) -> str:
+        """Rows of an entry of the inverted list, which is a block of queries."""
+        (loop,) = self.kernel.regions.loops
+        assert loop.listed is not None
+        return self.group if loop.listed.block == 1 else f"{loop.listed.block} * {_factor(self.group)}"
+
+    @property
+    def rows_of_tile(self) -> list[str]:
+        (loop,) = self.kernel.regions.loops
+        assert loop.listed is not None
+        group, block = _factor(self.group), loop.listed.block
+        at = f"list_row + 1 + row // {_factor(self.rows_of_entry)}"
+        query = "entry" if block == 1 else f"entry * {block} + row // {group} % {block}"
+        return [
+            "row = row_lo + tl.arange(0, BLOCK_M)",
+            f"h = h_kv * {group} + row % {group}",
+            f"entry = tl.load({at}, mask=row < stop, other=0.0).to(tl.int32, bitcast=True)",
+            f"q_idx = tl.where(row < stop, {query}, M)",
+        ]
 
 
-def columns_of_pairs(tensors: TritonTensors, planned: BackwardKernel) -> int:
-    """Returns how many numbers a query leaves of a key: dk, and dv where that is no part of it."""
-    return tensors.d if planned.v_in_k else tensors.d + tensors.dv
+class TurnText(KeysText):
+    """Text of a kernel that owns a tile of the keys of one query, and adds to their sums in turn."""
+
+    parameters_type = TurnParameters
+    parameters: TurnParameters
+    row_names = ("q_lo", "head_lo")
+
+    def __init__(self, module: Module, planned: BackwardKernel) -> None:
+        super().__init__(module, planned)
+        assert planned.selected is not None
+        self.selected = planned.selected
+        self.columns = columns_of_sums(self.tensors, planned)
+
+    @property
+    def chains(self) -> str:
+        """Sums that queries add to: of each copy, sequence and K/V head."""
+        return f"(copies * B * {self.kv_heads})"
+
+    @property
+    def find_list(self) -> list[str]:
+        return find_list(self, "list_row", "listed")
+
+    @property
+    def additions(self) -> Iterator[str]:
+        """Statements that add dk and dv of this query to the sums."""
+        for name in self.makes:
+            parts: Sequence[DotPart | None] = [None] if name == "dv" else self.tensors.parts
+            values = ["dv"] if name == "dv" else [part.dk for part in self.parts]
+            for value, part in zip(values, parts, strict=True):
+                first = (self.tensors.d if name == "dv" else 0) + (0 if part is None else part.first)
+                _, width = self._columns("", name, part)
+                at = f"sums + {first}" if first else "sums"
+                yield f"_add_tile({at}, kv_idx, N_all, {self.columns}, {self._scaled(name, value)}, {width})"
 
 
-def find_list(walk: ListWalk) -> list[str]:
-    """Returns statements that find a list, and how many blocks it names."""
+def find_list(turns: TurnText, row: str, length: str) -> list[str]:
+    """Returns statements that find the list of the query at hand, and how many blocks it names."""
+    walk, program = turns.selected, turns.kernel.program
     line = scalar(walk.line)
     return [
-        f"list_row = _{walk.memory}_ptr + {_at_line(walk)}",
-        f"listed = _list_length(list_row, {line} >= 0)",
+        *(show_statement(item) for item in program if item.name == "list_line"),
+        f"{row} = _{walk.memory}_ptr + {_at_line(walk)}",
+        f"{length} = _list_length({row}, ({line} >= 0) & (q_lo < M))",
     ]
+
+
+def turns_of(heads: str) -> str:
+    """Returns how many programs have a turn."""
+    return f"cdiv(M, copies) * copies * B * {heads} * key_tiles"
+
+
+def columns_of_sums(tensors: TritonTensors, planned: BackwardKernel) -> int:
+    """Returns how many numbers a key has in memory: dk, and dv where that is no part of it."""
+    return tensors.d if planned.v_in_k else tensors.d + tensors.dv
 
 
 def _at_line(walk: ListWalk) -> str:
     return f"tl.cast({scalar(walk.line)}, tl.int64) * ({scalar(walk.stride)})"
 
 
-def _factor(text: str) -> str:
-    return text if text.isalnum() else f"({text})"
+class OrderText:
+    """Text of the kernel that finds which tiles each one waits for. turns: that of the kernel that waits."""
 
-
-class SumText:
-    """Text of the kernel that sums what queries made of their keys; pairs: that of the kernel before it."""
-
-    def __init__(self, module: Module, pairs: SelectedText) -> None:
-        assert pairs.selected is not None
-        self._pairs, self._walk = pairs, pairs.selected
-        self.tensors, self.kv_heads = pairs.tensors, pairs.kv_heads
-        self.name = f"{module.variant.attention.name}_backward_sum"
-        self.columns, self.block = pairs.pair_columns, pairs.selected.block
+    def __init__(self, module: Module, turns: TurnText) -> None:
+        self._turns = turns
+        self.kv_heads, self.chains, self.block = turns.kv_heads, turns.chains, turns.selected.block
+        self.name = f"{module.variant.attention.name}_backward_order"
 
     @property
-    def what(self) -> str:
-        return " and ".join(self._pairs.makes)
+    def program(self) -> Iterator[Statement]:
+        return (item for item in self._turns.kernel.program if item.name != "list_line")
 
     @property
-    def find_line(self) -> tuple[Statement, ...]:
-        """Statements that find the lists of eight queries, each at `q_lo`."""
-        program = self._pairs.kernel.program
-        return tuple(item for item in program if item.name == "list_line")
+    def find_list(self) -> list[str]:
+        return find_list(self._turns, "list_row", "listed")
 
     @property
-    def line(self) -> str:
-        return _at_line(self._walk)
+    def find_list_before(self) -> list[str]:
+        return find_list(self._turns, "row_before", "listed_before")
 
     @property
     def sizes(self) -> list[str]:
-        return [*self._pairs.parameters.sizes, "turns"]
+        return self._turns.parameters.sizes
+
+    @property
+    def _extras(self) -> list[str]:
+        return self._turns.parameters.extras
 
     @property
     def parameters(self) -> list[str]:
-        made = [name.upper() for name in self._pairs.makes]
-        pointers = ["_pairs_ptr", "_places_ptr", "_sums_ptr", "_lists_ptr", *made]
-        strides = [self.tensors.strides(name) for name in self._pairs.makes]
-        return [", ".join(line) for line in (pointers, *strides, self.sizes)]
+        extras = [f"{name}_ptr" for name in self._extras]
+        strides = [self._turns.tensors.extra_strides(name, name) for name in self._extras]
+        lines = [["_lists_ptr", "_order_ptr", *extras], *(line for line in strides if line), self.sizes]
+        return [*(", ".join(list_types(line)) for line in lines), "BLOCK_N: tl.constexpr"]
+
+    @property
+    def launch(self) -> CallText:
+        return triton_kernel(
+            self.name,
+            f"cdiv(M, copies) * copies * B * {self.kv_heads}",
+            pointers=["_lists", "_order", *self._extras],
+            config=self._turns.kernel.config,
+            warps=_ORDER_WARPS,
+        )
+
+
+class SumText:
+    """Text of the kernel that makes gradients of the sums in memory. turns: that of the kernel before it."""
+
+    def __init__(self, module: Module, turns: TurnText) -> None:
+        self._turns = turns
+        self.tensors, self.kv_heads = turns.tensors, turns.kv_heads
+        self.name = f"{module.variant.attention.name}_backward_sum"
+        self.columns, self.block = turns.columns, turns.selected.block
+
+    @property
+    def what(self) -> str:
+        return " and ".join(self._turns.makes)
+
+    @property
+    def sizes(self) -> list[str]:
+        heads = [self.kv_heads] if self.kv_heads.isidentifier() else []
+        return ["B", *heads, "N", "copies"]
+
+    @property
+    def parameters(self) -> list[str]:
+        made = [name.upper() for name in self._turns.makes]
+        strides = [self.tensors.strides(name) for name in self._turns.makes]
+        return [", ".join(line) for line in (["_sums_ptr", *made], *strides, self.sizes)]
 
     @property
     def stores(self) -> Iterator[str]:
-        for name in self._pairs.makes:
+        for name in self._turns.makes:
             first = self.tensors.d if name == "dv" else 0
             dtype = TL_DTYPES[DType(self.tensors.by_name[name].dtype)]
             inside = f"(column >= {first})" if first else f"(column < {self.tensors.size(name)})"
@@ -258,31 +427,31 @@ class SumText:
 
     @property
     def launch(self) -> CallText:
-        pointers = ["_pairs", "_places", "_sums", "_lists", *self._pairs.makes]
         return triton_kernel(
             self.name,
             f"cdiv(N, 16) * B * {self.kv_heads}, {-(-self.columns // 64)}",
-            pointers=pointers,
-            config=self._pairs.kernel.config,
+            pointers=["_sums", *self._turns.makes],
+            config=self._turns.kernel.config,
             warps=_SUM_WARPS,
-            repeats="turns",
         )
 
     # -- memory --------------------------------------------------------------------------------------------
 
     def turn_sizes(self, entries: Expr) -> Mapping[str, str]:
-        """Returns the sizes of a turn. entries: of a list."""
+        """Returns tiles of keys of a query, and copies of the sums. entries: of a list."""
         places = show(entries) if self.block == 1 else f"{_factor(show(entries))} * {self.block}"
-        numbers = f"B * {self.kv_heads} * (list_places * {self.columns} + N)"
-        return {
-            "list_places": places,
-            "turn_queries": f"max(min(M, {TURN_FLOATS} // max({numbers}, 1)), 1)",
-            "turns": "max(cdiv(M, turn_queries), 1)",
-        }
+        tiles = f"cdiv({places}, {self._turns.kernel.config}.BLOCK_N)"
+        numbers = f"B * {self.kv_heads} * N * {self.columns}"
+        shared = f"{ENOUGH_TILES} // (key_tiles * max(B * {self.kv_heads}, 1))"
+        copies = f"min(M, {shared}, {COPIED_FLOATS} // max({numbers}, 1))"
+        return {"key_tiles": f"max({tiles}, 1)", "copies": f"max({copies}, 1)"}
 
     def list_allocations(self) -> Iterator[CallText]:
-        """Yields the memory of a turn, which is never none: kernels run without keys and entries, too."""
-        rows = f"turn_queries * B * {self.kv_heads}"
-        yield declare_allocation("_pairs", f"f32[max({rows} * list_places * {self.columns}, 1)]")
-        yield declare_allocation("_places", f"f32[max({rows} * N, 1)]")
-        yield declare_allocation("_sums", f"f32[(turns > 1) * B * {self.kv_heads} * N * {self.columns}]")
+        """Yields the sums, what programs wait for, and which have had their turn; in front of these, how many
+        have begun.
+        """
+        numbers = f"copies * B * {self.kv_heads} * N * {self.columns}"
+        yield declare_allocation("_sums", f"f32[max({numbers}, 1)]", zero=True)
+        programs = turns_of(self.kv_heads)
+        yield declare_allocation("_order", f"i32[max({programs} * 2, 1)]")
+        yield declare_allocation("_turns", f"i32[{programs} + 1]", zero=True)
