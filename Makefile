@@ -29,7 +29,7 @@ demo: $(INSTALLED)  ## compile specs/causal_gqa.attn for Triton and verify it on
 	$(BIN)/attnc demo
 
 test: $(INSTALLED)  ## everything CI checks: lint, types, generated/ up to date, tests
-	@$(MAKE) --no-print-directory -j $(PYTEST_WORKERS) lint check-generated
+	@$(MAKE) --no-print-directory lint
 	$(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist worksteal --durations=15
 
 # Folders and files that hold quick tests; collecting the others would take as long as these.
@@ -61,7 +61,7 @@ lint: $(INSTALLED)  ## ruff and mypy --strict
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy --explicit-package-bases attnc tests examples tools
 
-check-generated: $(INSTALLED)
+check-generated: $(INSTALLED)  ## whether generated/ is what specs/ say; 'make test' sees it too
 	$(BIN)/python -m attnc compile --check
 
 docs: $(INSTALLED)  ## build the documentation as a site, docs/_site; a link that leads nowhere fails

@@ -1,0 +1,155 @@
+"""A process that runs tests in children, which it forks: imports of PyTorch and others take seconds, a fork
+milliseconds. A child imports attnc anew, and so sees what was changed.
+
+It reads requests, one a line: a file, its text, and groups of tests that run until one fails. Tests are
+limited in processor seconds, which other work on the machine does not use up.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import resource
+import select
+import signal
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+#: What tests and attnc import of others, and neither Triton's nor attnc's own.
+_IMPORTED = (
+    "torch",
+    "torch._dynamo",
+    "torch.nn.attention.flex_attention",
+    "numpy",
+    "hypothesis.strategies",
+    "jinja2",
+    "lark",
+    "pytest",
+    "rich.console",
+    "typer.testing",
+    "yaml",
+)
+#: Plugins of pytest are among them.
+_IGNORED = "ignore::pytest.PytestAssertRewriteWarning"
+#: Processor seconds that imports may take; and a test, beyond so many times what it usually takes.
+_IMPORT_SECONDS, _TEST_SECONDS, _TIMES = 60.0, 5.0, 5.0
+#: Seconds that a child may take in all, where it waits for what does not come.
+_PATIENCE = 600.0
+#: Where tests stop that were not collected.
+COLLECTION = "collection"
+#: Bytes that a child may have: a number that was changed may be the size of an array.
+_MEMORY = 12 << 30
+
+
+def main() -> None:
+    """Answers each request by a line: what became of it, after which test, and processor seconds."""
+    answers = os.fdopen(os.dup(1), "w")
+    null = os.open(os.devnull, os.O_RDWR)
+    os.dup2(null, 1)
+    requests = os.fdopen(os.dup(0))
+    os.dup2(null, 0)
+    for name in _IMPORTED:
+        import_module(name)
+    gc.collect()
+    gc.freeze()
+    for line in requests:
+        print(json.dumps(answer(json.loads(line))), file=answers, flush=True)
+
+
+def answer(request: Mapping[str, Any]) -> dict[str, Any]:
+    """Runs groups of tests on a changed file, up to the first that fails."""
+    place = Path(request["file"])
+    before = place.read_bytes()
+    began, count = _count_seconds(), 0
+    try:
+        place.write_text(request["text"], encoding="utf-8")
+        for tests in request["groups"]:
+            outcome, message = run_tests(tests)
+            count += 1
+            if outcome != "survived":
+                break
+        else:
+            outcome, message = "survived", ""
+    finally:
+        place.write_bytes(before)
+    seconds = round(_count_seconds() - began, 2)
+    return {"outcome": outcome, "cases": count, "message": message, "seconds": seconds}
+
+
+def _count_seconds() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def run_tests(tests: Mapping[str, float]) -> tuple[str, str]:
+    """Runs tests in a child, given the processor seconds that each usually takes. Returns what became of
+    them: `survived` where all pass, and else `killed` or `hung`, with the test at which they stopped.
+    """
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(reading)
+        os._exit(_run_in_child(tests, writing))
+    os.close(writing)
+    last, until = b"", time.monotonic() + _PATIENCE
+    while True:
+        if not select.select([reading], [], [], max(until - time.monotonic(), 0.0))[0]:
+            break
+        part = os.read(reading, 1 << 16)
+        if not part:
+            break
+        last = (last + part)[-4096:]
+    os.close(reading)
+    with suppress(ProcessLookupError):  # its children, and itself where it waits
+        os.killpg(child, signal.SIGKILL)
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    at = last.decode().splitlines()[-1] if last else COLLECTION
+    if status == 0:
+        return "survived", ""
+    hung = status in (-signal.SIGPROF, -signal.SIGKILL)
+    return "hung" if hung else "killed", at
+
+
+def _run_in_child(tests: Mapping[str, float], writing: int) -> int:
+    """Runs the tests of some files, in the order given, and returns pytest's exit status."""
+    import pytest
+
+    os.setsid()
+    resource.setrlimit(resource.RLIMIT_DATA, (_MEMORY, _MEMORY))
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+    sys.argv = ["pytest"]
+    signal.setitimer(signal.ITIMER_PROF, _IMPORT_SECONDS)
+    files = list(dict.fromkeys(test.partition("::")[0] for test in tests))
+    options = ("-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-W", _IGNORED)
+    try:
+        status = int(pytest.main([*options, *files], plugins=[_Choice(tests, writing)]))
+    except BaseException:
+        return 1
+    return 0 if status == pytest.ExitCode.NO_TESTS_COLLECTED else status
+
+
+class _Choice:
+    """A plugin that keeps some tests, in an order, and says as each begins."""
+
+    def __init__(self, tests: Mapping[str, float], writing: int) -> None:
+        self.tests, self.writing = tests, writing
+
+    def pytest_collection_modifyitems(self, items: list[Any]) -> None:
+        places = {test: place for place, test in enumerate(self.tests)}
+        items[:] = sorted(
+            (item for item in items if item.nodeid in places), key=lambda item: places[item.nodeid]
+        )
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        signal.setitimer(signal.ITIMER_PROF, _TEST_SECONDS + _TIMES * self.tests[nodeid])
+        os.write(self.writing, f"{nodeid}\n".encode())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,248 @@
+"""Which tests judge a mutant of Python, in which order, and the processes that run them.
+
+Only tests that run a changed line can fail of it. Those of the module's own test file and the cheapest come
+first. A line that runs while its module is imported is judged by the tests that run the function it belongs
+to, or else any line of the module.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from tests.processes import environment_of
+from tests.test_module_tests import TESTED_ELSEWHERE, own_file
+from tools.mutants.lines import FOLDER, Lines, read_lines
+from tools.mutants.operators import Mutant
+from tools.mutants.python_host import COLLECTION
+from tools.mutants.python_sample import ROOT, SETTINGS
+
+#: Tests and the processor seconds that each usually takes.
+Tests: TypeAlias = Mapping[str, float]
+#: How many test files the groups of tests of a mutant come from, which run in turn until one fails.
+_FILES = (2, 8, 1000)
+#: With this variable Python keeps no compiled form of what it imports.
+_NOTHING_KEPT = "PYTHONDONTWRITEBYTECODE"
+#: What a copy of the tree leaves out.
+_LEFT_OUT = shutil.ignore_patterns(".*", "__pycache__", "*.egg-info", "build", "_site")
+
+
+def record_lines(packages: Sequence[str], folder: Path, workers: int) -> Lines:
+    """Runs the tests of packages once, by so many processes, and reads which lines each runs; what a folder
+    holds of that is read, and not recorded again.
+    """
+    if not any(folder.glob("*.json")):
+        folder.mkdir(parents=True, exist_ok=True)
+        tests = sorted({place for package in packages for place in SETTINGS["tests"][package]})
+        options = ("-q", "-n", str(workers), "--dist", "worksteal", "-p", "tools.mutants.lines")
+        subprocess.run(
+            [sys.executable, "-m", "pytest", *options, *tests],
+            cwd=ROOT,
+            env={**_environment(0), FOLDER: str(folder)},
+            stdout=subprocess.DEVNULL,
+        )
+    return read_lines(folder, ROOT)
+
+
+def choose_tests(mutant: Mutant, lines: Lines) -> list[dict[str, float]]:
+    """Returns groups of tests, in the order in which they run: together they take no more processor seconds
+    than the budget.
+    """
+    found = _tests_at(mutant, lines)
+    left = SETTINGS["limits"]["seconds"]
+    groups, files = list[dict[str, float]](), set[str]()
+    ranked = _rank(mutant, found, lines)
+    for most in _FILES:
+        group: dict[str, float] = {}
+        for test in tuple(ranked):
+            file = test.partition("::")[0]
+            costs = lines.tests[test] + (0.0 if file in files else lines.files.get(file, 1.0))
+            if costs > left:
+                del ranked[test]
+            elif file in files or len(files) < most:
+                left -= costs
+                files.add(file)
+                group[test] = lines.tests[test]
+                del ranked[test]
+        if group:
+            groups.append(group)
+    return groups
+
+
+def _tests_at(mutant: Mutant, lines: Lines) -> frozenset[str]:
+    """Returns the tests that run a changed line or, where none does, its function or module."""
+    known = lines.tests_of.get(mutant.file, {})
+    for span in _spans(mutant):
+        found = frozenset().union(*(tests for line, tests in known.items() if line in span))
+        if found:
+            return found
+    return frozenset()
+
+
+def _spans(mutant: Mutant) -> Iterator[range]:
+    """Yields lines of a mutant: of the innermost statement, of the function around it, of the module."""
+    text = (ROOT / mutant.file).read_text(encoding="utf-8")
+    last = mutant.line + mutant.old.count("\n")
+    around = [
+        node
+        for node in ast.walk(_parse(text))
+        if isinstance(node, ast.stmt) and _first(node) <= mutant.line and last <= (node.end_lineno or 0)
+    ]
+    around.sort(key=lambda node: (node.end_lineno or 0) - _first(node))
+    if around:
+        body = getattr(around[0], "body", None)
+        end = body[0].lineno - 1 if body else around[0].end_lineno or 0
+        yield range(mutant.line, last + 1)
+        yield range(_first(around[0]), end + 1)
+    for node in around:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            yield range(node.body[0].lineno, (node.end_lineno or 0) + 1)
+    yield range(1, text.count("\n") + 2)
+
+
+def _first(node: ast.stmt) -> int:
+    decorators: list[ast.expr] = getattr(node, "decorator_list", [])
+    return min([node.lineno, *(decorator.lineno for decorator in decorators)])
+
+
+@cache
+def _parse(text: str) -> ast.Module:
+    return ast.parse(text)
+
+
+def _rank(mutant: Mutant, tests: frozenset[str], lines: Lines) -> dict[str, None]:
+    """Sorts tests: the module's own file first, then by what they cost; one case of each function before a
+    second one.
+    """
+    module = str(Path(mutant.file).relative_to("attnc").with_suffix(""))
+    own = {own_file(module), ROOT / "tests" / f"{TESTED_ELSEWHERE.get(module, '')}.py"}
+    near = {path.relative_to(ROOT).as_posix() for path in own}
+    turns: dict[str, int] = {}
+    ranked = []
+    for test in sorted(tests, key=lambda test: (lines.tests[test], test)):
+        file, function = test.partition("::")[0], test.partition("[")[0]
+        turn = turns[function] = turns.get(function, -1) + 1
+        costs = lines.tests[test] + lines.files.get(file, 1.0)
+        ranked.append((file not in near, turn, costs, test))
+    return {test: None for *_, test in sorted(ranked)}
+
+
+class Judges:
+    """Processes that judge mutants, each in a copy of the tree. A test that fails without the mutant too is
+    asked no more.
+    """
+
+    def __init__(self, lines: Lines, folder: Path, workers: int) -> None:
+        self.lines, self.lock = lines, threading.Lock()
+        self.trusted = set[str]()
+        _prepare_copy(folder / "0", sorted(lines.files))
+        for number in range(1, workers):
+            shutil.copytree(folder / "0", folder / str(number))
+        self.idle = [_Host(folder / str(number), number) for number in range(workers)]
+
+    def judge(self, mutant: Mutant) -> dict[str, Any]:
+        """Returns what became of a mutant: at which test it was seen, or that it was not."""
+        with self.lock:
+            host = self.idle.pop()
+        try:
+            text = mutant.apply((ROOT / mutant.file).read_text(encoding="utf-8"))
+            seconds = 0.0
+            while True:
+                groups = choose_tests(mutant, self.lines)
+                answer = host.ask(mutant.file, text, groups)
+                seconds += answer["seconds"]
+                asked = groups[answer["cases"] - 1] if groups else {}
+                is_seen = answer["outcome"] != "survived"
+                if not is_seen or self._trusts(answer["message"], asked, host, mutant.file):
+                    return {**answer, "seconds": round(seconds, 1)}
+        finally:
+            with self.lock:
+                self.idle.append(host)
+
+    def close(self) -> None:
+        """Ends the processes."""
+        for host in self.idle:
+            host.close()
+
+    def _trusts(self, place: str, asked: Tests, host: _Host, file: str) -> bool:
+        """Returns whether what failed at a test, or as the tests asked were collected, passes without the
+        mutant; where not, forgets it.
+        """
+        tests = tuple(asked) if place == COLLECTION else (place,)
+        doubted = {test for test in tests if _key(test, place) not in self.trusted}
+        if not doubted:
+            return True
+        first = {test.partition("::")[0]: test for test in doubted}.values()
+        text = (ROOT / file).read_text(encoding="utf-8")
+        group = {test: self.lines.tests[test] for test in first if test in self.lines.tests}
+        passes: bool = host.ask(file, text, [group])["outcome"] == "survived"
+        with self.lock:
+            if passes:
+                self.trusted |= {_key(test, place) for test in doubted}
+            else:
+                self.lines.forget(doubted)
+        return passes
+
+
+def _key(test: str, place: str) -> str:
+    return test.partition("::")[0] if place == COLLECTION else test
+
+
+def _prepare_copy(copy: Path, files: Sequence[str]) -> None:
+    """Copies the tree, with compiled forms of its modules and of what pytest makes of test files. Its text
+    decides whether a compiled form is of a module, not its size and the clock.
+    """
+    shutil.copytree(ROOT, copy, ignore=_LEFT_OUT)
+    compiling = ("-m", "compileall", "-q", "--invalidation-mode", "checked-hash", "attnc", "tests", "tools")
+    collecting = ("-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", *files)
+    environment = {name: value for name, value in _environment(0).items() if name != _NOTHING_KEPT}
+    for command in (compiling, collecting):
+        subprocess.run(
+            [sys.executable, *command], cwd=copy, env=environment, stdout=subprocess.DEVNULL, check=True
+        )
+
+
+def _environment(number: int) -> dict[str, str]:
+    return {**environment_of(number, 0), "CUDA_VISIBLE_DEVICES": ""}
+
+
+class _Host:
+    """A process of `python_host` in a copy of the tree."""
+
+    def __init__(self, copy: Path, number: int) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tools.mutants.python_host"],
+            cwd=copy,
+            env={**_environment(number), _NOTHING_KEPT: "1"},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=None if "ATTNC_MUTANTS_ERRORS" in os.environ else subprocess.DEVNULL,
+            text=True,
+            start_new_session=True,
+        )
+
+    def ask(self, file: str, text: str, groups: Sequence[Tests]) -> dict[str, Any]:
+        """Returns what becomes of groups of tests where a file has another text."""
+        stdin, stdout = self.process.stdin, self.process.stdout
+        assert stdin is not None
+        assert stdout is not None
+        stdin.write(json.dumps({"file": file, "text": text, "groups": groups}) + "\n")
+        stdin.flush()
+        answer: dict[str, Any] = json.loads(stdout.readline())
+        return answer
+
+    def close(self) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
