@@ -16,7 +16,7 @@ from typing import Any
 
 from tools.mutants.operators import Mutant
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).resolve().parents[2]
 SETTINGS: Mapping[str, Any] = tomllib.loads(
     Path(__file__).with_name("python.toml").read_text(encoding="utf-8")
 )
