@@ -17,12 +17,13 @@ help:  ## list the targets
 
 install: $(INSTALLED)  ## create .venv, or bring it up to date
 
+# Modules are compiled as they are imported: most of PyTorch's never are.
 # torch goes first, at its exact pin, so that no later requirement can pull another build of it.
 $(INSTALLED): pyproject.toml setup.py constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit("attnc needs Python 3.11 or newer; try make PYTHON=...") if sys.version_info < (3, 11) else None'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -c constraints.txt setuptools wheel torch
-	$(BIN)/python -m pip install -c constraints.txt --no-build-isolation -e '.[dev]'
+	$(BIN)/python -m pip install --no-compile -c constraints.txt setuptools wheel torch
+	$(BIN)/python -m pip install --no-compile -c constraints.txt --no-build-isolation -e '.[dev]'
 	@touch $@
 
 demo: $(INSTALLED)  ## compile specs/causal_gqa.attn for Triton and verify it on this machine
@@ -59,7 +60,7 @@ mutants-python: $(INSTALLED)  ## change N places of attnc's PACKAGE (PACKAGE="ex
 lint: $(INSTALLED)  ## ruff and mypy --strict
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy --explicit-package-bases attnc tests examples tools
+	$(BIN)/mypy --num-workers $(PYTEST_WORKERS) --explicit-package-bases attnc tests examples tools
 
 check-generated: $(INSTALLED)  ## whether generated/ is what specs/ say; 'make test' sees it too
 	$(BIN)/python -m attnc compile --check

@@ -24,6 +24,8 @@ __all__ = [
     "pytest_report_header",
 ]
 
+# Most of what imports and collection make lives to the end: the collector would walk over it again and again.
+gc.disable()
 # One thread per worker: two xdist workers that each use every core only slow each other down.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Most simulated kernels run a few small cases: g++ without optimising takes less time than it loses.
@@ -78,8 +80,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if place in _QUICK and item.get_closest_marker("slow") is None:
             item.add_marker("quick")
     if settings.get_current_profile_name() != "nightly":
-        nightly = [item for item in items if item.get_closest_marker("nightly") is not None]
-        config.hook.pytest_deselected(items=nightly)
+        nightly = {item for item in items if item.get_closest_marker("nightly") is not None}
+        config.hook.pytest_deselected(items=[*nightly])
         items[:] = [item for item in items if item not in nightly]
     items.sort(key=lambda item: item.get_closest_marker("slow") is not None)
 
@@ -88,6 +90,7 @@ def pytest_collection_finish() -> None:
     """Takes what modules and tests are made of, which lives to the end, out of the garbage collector's sight:
     plans and texts are large, and each full collection walks over all of it.
     """
+    gc.enable()
     gc.collect()
     gc.freeze()
     gc.set_threshold(10_000, 20, 20)

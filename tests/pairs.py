@@ -16,10 +16,27 @@ Values: TypeAlias = dict[str, Any]
 Fits: TypeAlias = Callable[[Values], bool]
 
 
-def pairs_of(axes: Axes, chosen: Values) -> set[tuple[str, int, str, int]]:
-    """Names every pair of arguments, each with the number of its value."""
-    at = {name: axes[name].index(value) for name, value in chosen.items()}
-    return {(a, at[a], b, at[b]) for a, b in combinations(axes, 2)}
+class Pairs:
+    """Every pair of values of two arguments, as a bit of a number."""
+
+    def __init__(self, axes: Axes) -> None:
+        self.axes = axes
+        values = [(name, at) for name, each in axes.items() for at in range(len(each))]
+        #: By argument and number of its value: the pairs that it is in.
+        self.having: dict[str, list[int]] = {name: [0] * len(each) for name, each in axes.items()}
+        for bit, ((a, i), (b, j)) in enumerate(combinations(values, 2)):
+            if a != b:
+                self.having[a][i] |= 1 << bit
+                self.having[b][j] |= 1 << bit
+
+    def of(self, chosen: Values) -> int:
+        """Returns the pairs both of whose values are chosen."""
+        one = both = 0
+        for name, value in chosen.items():
+            having = self.having[name][self.axes[name].index(value)]
+            both |= one & having
+            one |= having
+        return both
 
 
 def drawn(axes: Axes, fits: Fits, source: random.Random) -> Iterator[Values]:
@@ -32,17 +49,17 @@ def drawn(axes: Axes, fits: Fits, source: random.Random) -> Iterator[Values]:
 
 def covering(axes: Axes, fits: Fits, *, tries: int = 200) -> list[Values]:
     """Returns few choices with all pairs that many drawn ones have: each adds the most of so many tries."""
-    source = random.Random(0)
+    source, pairs = random.Random(0), Pairs(axes)
     candidates = drawn(axes, fits, source)
-    wanted = set[tuple[str, int, str, int]]()
+    wanted = 0
     for _ in range(20 * tries):
-        wanted |= pairs_of(axes, next(candidates))
+        wanted |= pairs.of(next(candidates))
     found: list[Values] = []
     while wanted:
-        best = max((next(candidates) for _ in range(tries)), key=lambda x: len(wanted & pairs_of(axes, x)))
-        if new := wanted & pairs_of(axes, best):
+        best = max((next(candidates) for _ in range(tries)), key=lambda x: (wanted & pairs.of(x)).bit_count())
+        if new := wanted & pairs.of(best):
             found.append(best)
-            wanted -= new
+            wanted ^= new
     return found
 
 

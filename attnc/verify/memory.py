@@ -111,7 +111,8 @@ class Watch:
                 pass
 
     def _locate(self, addresses: Addresses, mask: Bools, action: str) -> Iterator[tuple[Allocation, Any]]:
-        active = np.broadcast_to(addresses, mask.shape)[mask].astype(np.int64)
+        active = np.broadcast_to(addresses, mask.shape)
+        active = (active.reshape(-1) if mask.all() else active[mask]).astype(np.int64)
         if not active.size:
             return
         first, last = int(active.min()), int(active.max())
@@ -119,14 +120,20 @@ class Watch:
             if last < allocation.base or first >= allocation.end:
                 continue
             offset = active - allocation.base
-            index, rest = np.divmod(offset, allocation.itemsize)
-            inside = (offset >= 0) & (active < allocation.end) & (rest == 0)
-            inside[inside] = allocation.belongs[index[inside]]
+            index = offset >> (allocation.itemsize.bit_length() - 1)  # sizes of elements are powers of two
+            inside = offset & (allocation.itemsize - 1) == 0
+            if first < allocation.base or last >= allocation.end:
+                inside &= (offset >= 0) & (active < allocation.end)
+            if inside.all():
+                inside = allocation.belongs[index]
+            else:
+                inside[inside] = allocation.belongs[index[inside]]
+            if inside.all():
+                yield allocation, index
+                return
             if inside.any():
                 yield allocation, index[inside]
                 active = active[~inside]
-                if not active.size:
-                    return
         raise MemoryFault(self._describe(int(active[0]), active.size, action))
 
     def _describe(self, address: int, count: int, action: str) -> str:

@@ -27,7 +27,7 @@ from typing import Any
 from attnc.files import write_text
 from tools.mutants.lines import Lines
 from tools.mutants.operators import Mutant
-from tools.mutants.python_judge import Judges, record_lines
+from tools.mutants.python_judge import Judges, record_lines, start_hosts
 from tools.mutants.python_sample import SETTINGS, draw_mutants
 from tools.mutants.scores import SCORES, describe, join_results, keep_scores, list_table, summarize
 
@@ -101,7 +101,7 @@ def run(
     left = [result for result in results if "outcome" not in result]
     lock = Lock()
     with tempfile.TemporaryDirectory() as name, ThreadPoolExecutor(workers) as pool:
-        judges = Judges(lines, Path(name), workers)
+        judges = Judges(lines, start_hosts(lines, Path(name), workers))
 
         def work(result: dict[str, Any]) -> None:
             if time.monotonic() > until:

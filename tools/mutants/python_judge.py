@@ -143,13 +143,9 @@ class Judges:
     asked no more.
     """
 
-    def __init__(self, lines: Lines, folder: Path, workers: int) -> None:
-        self.lines, self.lock = lines, threading.Lock()
+    def __init__(self, lines: Lines, hosts: Sequence[Host]) -> None:
+        self.lines, self.idle, self.lock = lines, [*hosts], threading.Lock()
         self.trusted = set[str]()
-        _prepare_copy(folder / "0", sorted(lines.files))
-        for number in range(1, workers):
-            shutil.copytree(folder / "0", folder / str(number))
-        self.idle = [_Host(folder / str(number), number) for number in range(workers)]
 
     def judge(self, mutant: Mutant) -> dict[str, Any]:
         """Returns what became of a mutant: at which test it was seen, or that it was not."""
@@ -175,28 +171,34 @@ class Judges:
         for host in self.idle:
             host.close()
 
-    def _trusts(self, place: str, asked: Tests, host: _Host, file: str) -> bool:
+    def _trusts(self, place: str, asked: Tests, host: Host, file: str) -> bool:
         """Returns whether what failed at a test, or as the tests asked were collected, passes without the
-        mutant; where not, forgets it.
+        mutant; forgets the tests that do not.
         """
-        tests = tuple(asked) if place == COLLECTION else (place,)
-        doubted = {test for test in tests if _key(test, place) not in self.trusted}
-        if not doubted:
-            return True
-        first = {test.partition("::")[0]: test for test in doubted}.values()
+        doubted: dict[str, list[str]] = {}
+        for test in asked if place == COLLECTION else (place,):
+            key = test.partition("::")[0] if place == COLLECTION else test
+            if key not in self.trusted and test in self.lines.tests:
+                doubted.setdefault(key, []).append(test)
         text = (ROOT / file).read_text(encoding="utf-8")
-        group = {test: self.lines.tests[test] for test in first if test in self.lines.tests}
-        passes: bool = host.ask(file, text, [group])["outcome"] == "survived"
-        with self.lock:
-            if passes:
-                self.trusted |= {_key(test, place) for test in doubted}
-            else:
-                self.lines.forget(doubted)
-        return passes
+        for key, tests in [*doubted.items()]:
+            alone = {tests[0]: self.lines.tests[tests[0]]}
+            passes = host.ask(file, text, [alone])["outcome"] == "survived"
+            with self.lock:
+                if passes:
+                    self.trusted.add(key)
+                    del doubted[key]
+                else:
+                    self.lines.forget(tests)
+        return not doubted
 
 
-def _key(test: str, place: str) -> str:
-    return test.partition("::")[0] if place == COLLECTION else test
+def start_hosts(lines: Lines, folder: Path, workers: int) -> list[Host]:
+    """Starts so many processes, each in a copy of the tree below a folder."""
+    _prepare_copy(folder / "0", sorted(lines.files))
+    for number in range(1, workers):
+        shutil.copytree(folder / "0", folder / str(number))
+    return [Host(folder / str(number), number) for number in range(workers)]
 
 
 def _prepare_copy(copy: Path, files: Sequence[str]) -> None:
@@ -217,7 +219,7 @@ def _environment(number: int) -> dict[str, str]:
     return {**environment_of(number, 0), "CUDA_VISIBLE_DEVICES": ""}
 
 
-class _Host:
+class Host:
     """A process of `python_host` in a copy of the tree."""
 
     def __init__(self, copy: Path, number: int) -> None:
@@ -243,6 +245,7 @@ class _Host:
         return answer
 
     def close(self) -> None:
+        """Ends the process, and what it runs."""
         with suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()

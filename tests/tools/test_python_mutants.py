@@ -1,0 +1,188 @@
+"""Mutants of attnc's own Python: which tests judge one, and what becomes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.processes import run_program
+from tools.mutants import python_host
+from tools.mutants.lines import Lines, read_lines
+from tools.mutants.operators import Mutant
+from tools.mutants.python_host import COLLECTION, answer
+from tools.mutants.python_judge import Judges, choose_tests
+from tools.mutants.python_sample import ROOT, SETTINGS
+
+FILE = "attnc/plan/width.py"
+OWN, OTHER = "tests/plan/test_width.py", "tests/plan/test_turns.py"
+TEXT = (ROOT / FILE).read_text(encoding="utf-8").splitlines()
+#: The first line of a function, and the one after its docstring begins.
+DEFINED = next(number for number, line in enumerate(TEXT, start=1) if line.startswith("def "))
+
+
+def mutant_at(line: int) -> Mutant:
+    """Returns a change of the first letters of a line that are not blank."""
+    old = TEXT[line - 1].split()[0]
+    start = len("\n".join([*TEXT[: line - 1], ""]).encode()) + TEXT[line - 1].index(old)
+    return Mutant(
+        operator="drop",
+        file=FILE,
+        function="",
+        line=line,
+        start=start,
+        stop=start + len(old),
+        old=old,
+        new="x",
+    )
+
+
+def body_of(line: int) -> int:
+    """Returns the last line of the function that begins here."""
+    return next(n for n in range(line + 1, len(TEXT) + 1) if n == len(TEXT) or not TEXT[n].strip()) - 0
+
+
+def lines_of(**tests: tuple[float, Sequence[int]]) -> Lines:
+    """Returns what was recorded of tests, by name: seconds, and the lines that each runs."""
+    ids = {name: f"{OWN if name.startswith('own') else OTHER}::{name}" for name in tests}
+    tests_of = {
+        line: frozenset(ids[name] for name, (_, lines) in tests.items() if line in lines)
+        for line in range(1, len(TEXT) + 1)
+    }
+    seconds = {ids[name]: cost for name, (cost, _) in tests.items()}
+    return Lines(tests_of={FILE: tests_of}, tests=seconds, files={OWN: 0.5, OTHER: 0.1})
+
+
+def names(groups: Sequence[Mapping[str, float]]) -> list[str]:
+    return [test.partition("::")[2] for group in groups for test in group]
+
+
+def test_tests_that_run_a_line_judge_it_those_of_the_module_first() -> None:
+    line = body_of(DEFINED)
+    lines = lines_of(
+        other=(0.1, [line]), own=(0.2, [line]), own_elsewhere=(0.1, [line + 9]), own_b=(0.1, [line])
+    )
+    assert names(choose_tests(mutant_at(line), lines)) == ["own_b", "own", "other"]
+
+
+def test_what_runs_as_a_module_is_imported_is_judged_by_its_function_or_by_all_of_it() -> None:
+    inside, outside = body_of(DEFINED), len(TEXT)
+    lines = lines_of(own_inside=(0.1, [inside]), own_outside=(0.1, [outside]))
+    assert names(choose_tests(mutant_at(DEFINED), lines)) == ["own_inside"]
+    imported = next(number for number, text in enumerate(TEXT, start=1) if text.startswith("from attnc"))
+    assert set(names(choose_tests(mutant_at(imported), lines))) == {"own_inside", "own_outside"}
+
+
+def test_no_test_is_asked_beyond_the_budget() -> None:
+    line, most = body_of(DEFINED), SETTINGS["limits"]["seconds"]
+    lines = lines_of(own=(most - 1, [line]), own_long=(most - 0.9, [line]), other=(0.1, [line]))
+    assert names(choose_tests(mutant_at(line), lines)) == ["own", "other"]
+
+
+def test_one_case_of_each_function_comes_before_a_second() -> None:
+    line = body_of(DEFINED)
+    cases = {f"own_a[{case}]": (0.01, [line]) for case in range(3)}
+    lines = lines_of(**cases, own_b=(0.2, [line]))
+    assert names(choose_tests(mutant_at(line), lines))[:2] == ["own_a[0]", "own_b"]
+
+
+class Told:
+    """A process whose answers are known: what fails with the mutant, and what fails anyway."""
+
+    def __init__(self, *failing: str, always: Sequence[str] = (), place: str = "") -> None:
+        self.failing, self.always, self.place = failing, always, place
+
+    def ask(self, file: str, text: str, groups: Sequence[Mapping[str, float]]) -> dict[str, Any]:
+        is_mutant = text != (ROOT / file).read_text(encoding="utf-8")
+        for test in names(groups):
+            if test in self.always or (is_mutant and test in self.failing):
+                place = self.place or next(t for group in groups for t in group if t.endswith(f"::{test}"))
+                return {"outcome": "killed", "cases": 1, "message": place, "seconds": 1.0}
+        return {"outcome": "survived", "cases": len(groups), "message": "", "seconds": 1.0}
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("place", ["", COLLECTION])
+def test_what_fails_without_the_mutant_too_has_not_seen_it(place: str) -> None:
+    line = body_of(DEFINED)
+    lines = lines_of(own=(0.1, [line]), other=(0.2, [line]))
+    host: Any = Told(always=["own"], place=place)
+    judged = Judges(lines, [host]).judge(mutant_at(line))
+    assert (judged["outcome"], judged["seconds"]) == ("survived", 2.0)
+    assert [*lines.tests] == [f"{OTHER}::other"]
+
+
+def test_what_fails_of_the_mutant_alone_has_seen_it() -> None:
+    line = body_of(DEFINED)
+    host: Any = Told("other")
+    judged = Judges(lines_of(own=(0.1, [line]), other=(0.2, [line])), [host]).judge(mutant_at(line))
+    assert (judged["outcome"], judged["message"]) == ("killed", f"{OTHER}::other")
+
+
+@pytest.mark.parametrize(
+    ("text", "outcome", "place"),
+    [
+        ("x = 1", "survived", ""),
+        ("x = 2", "killed", "test_small.py::test_x"),
+        ("raise ValueError", "killed", COLLECTION),
+        ("import os\nos._exit(0)", "killed", COLLECTION),
+        (
+            "class X:\n    def __eq__(self, other):\n        while True: pass\nx = X()",
+            "hung",
+            "test_small.py::test_x",
+        ),
+    ],
+)
+def test_tests_run_in_a_child_which_may_end_or_hang(
+    text: str, outcome: str, place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "changed_by_a_mutant.py").write_text("x = 1")
+    (tmp_path / "test_small.py").write_text(
+        "from changed_by_a_mutant import x\n\n\ndef test_y():\n    assert x == 3\n\n\n"
+        "def test_x():\n    assert x == 1\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(python_host, "_TEST_SECONDS", 0.3)
+    groups = [{"test_small.py::test_x": 0.0}]
+    found = answer({"file": "changed_by_a_mutant.py", "text": text, "groups": groups})
+    assert (found["outcome"], found["message"]) == (outcome, place)
+    assert (tmp_path / "changed_by_a_mutant.py").read_text() == "x = 1"
+
+
+RECORDED = """
+import os, sys
+import pytest
+os.environ["ATTNC_LINES"] = sys.argv[1]
+sys.path.insert(0, sys.argv[2])
+options = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-p", "tools.mutants.lines"]
+sys.exit(pytest.main([*options, "-W", "ignore", "--rootdir", ".", "tests"]))
+"""
+
+
+def test_lines_are_recorded_by_test(tmp_path: Path) -> None:
+    pytest.importorskip("coverage", reason="of the extra 'mutants', which make installs")
+    package, tests, folder = tmp_path / "attnc", tmp_path / "tests", tmp_path / "lines"
+    for made in (package, tests, folder):
+        made.mkdir()
+    (package / "small.py").write_text("def f(x):\n    if x:\n        return 1\n    return 2\n")
+    (tests / "test_small.py").write_text(
+        "import pytest\nimport sys\nsys.path.insert(0, 'attnc')\nfrom small import f\n\n"
+        "@pytest.mark.parametrize('x', [0, 1])\ndef test_f(x):\n    assert f(x)\n\n"
+        "def test_wrong():\n    assert f(1) == 2\n"
+    )
+    done = run_program(f"import os; os.chdir({str(tmp_path)!r})\n{RECORDED}", folder, ROOT)
+    assert done.returncode == 1, done.stderr
+    lines = read_lines(folder, tmp_path)
+    zero, one = (f"tests/test_small.py::test_f[{x}]" for x in (0, 1))
+    assert lines.tests.keys() == {zero, one}
+    found = lines.tests_of["attnc/small.py"]
+    assert [found[line] for line in (2, 3, 4)] == [{zero, one}, {one}, {zero}]
+    assert lines.files.keys() == {"tests/test_small.py"}
+    lines.forget({one})
+    assert lines.tests.keys() == {zero}
+    assert lines.tests_of["attnc/small.py"][3] == set()
