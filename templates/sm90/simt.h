@@ -268,6 +268,7 @@ static inline void tma_wait(SIMT_LINE) { simt::wait_stores(0, false, line); }
 
 static inline void copy_async(u32 to, const void* from, bool inside, SIMT_LINE) { simt::copy_async(to, from, inside ? 16 : 0, 16, line); }
 static inline void copy_async_halves(u32 to, const void* from, int bytes, SIMT_LINE) { simt::copy_async(to, from, bytes, 8, line); }
+static inline void copies_wait(SIMT_LINE) { simt::wait_copies(line); }
 static inline void copies_arrive(u32 barrier, SIMT_LINE) { simt::copies_arrive(barrier, line); }
 
 // ---- clusters: attnc/support/sm90_cluster.cuh

@@ -395,6 +395,20 @@ static void copies_arrive(u32 bar, int line)
         }
 }
 
+// cp.async.wait_all: what no arrival tells of has landed, and is as what this thread writes.
+static void wait_copies(int line)
+{
+    Lane& me = lane_now();
+    land(me, me.last_chunk);
+    for (; me.told_chunk != me.last_chunk; ++me.told_chunk) {
+        const u32 place = me.chunks[me.told_chunk % CHUNKS].place;
+        if (Unit& one = unit(place); one.barrier == UNTOLD && one.copier == current + 1) {
+            one.barrier = one.copier = 0;
+            wrote(place, UNIT, line);
+        }
+    }
+}
+
 // Makes one of the copies under way, or what threads of a warp wait for, any one of them. Returns false if there is none.
 static bool copy_something()
 {

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from typing import cast
 
 from attnc.expr.nodes import (
-    COLUMN,
     TRUE,
     Binary,
     Call,
@@ -23,7 +22,6 @@ from attnc.expr.nodes import (
     Or,
     Ref,
     Search,
-    uses,
     walk,
 )
 from attnc.expr.simplify import substitute
@@ -33,6 +31,7 @@ from attnc.plan.ir import Fetch, Forward, Let, Statement, statement_expressions
 from attnc.plan.ir.kernel import expressions_within
 from attnc.plan.layout import Roles
 from attnc.plan.regions import guard_of, partial_test
+from attnc.plan.sm90.finishing import Finishing, plan_finishing
 from attnc.plan.sm90.hoisting import (
     Ends,
     HoistedScore,
@@ -128,7 +127,7 @@ class Sm90Roles(Roles):
     partial_tiles_end_the_range: they are the last ones; lazy_may_be_partial: tiles without a maximum of their
     own may be partial; values_come_late: v is waited for where it is multiplied, and not before: what comes
     of pairs holds it up. boxes: tensors that TMA copies; boxes_alone: those of them that nothing else reads;
-    paired: rows that the epilogue loads two columns at a time; ways_out: how its configs store o.
+    finishing: how the rows that the epilogue loads come, None for no rows; ways_out: how its configs store o.
     """
 
     claims: Claims
@@ -142,7 +141,7 @@ class Sm90Roles(Roles):
     values_come_late: bool
     boxes: tuple[str, ...]
     boxes_alone: tuple[str, ...]
-    paired: tuple[Fetch, ...]
+    finishing: Finishing | None
     ways_out: tuple[WayOut, ...]
 
 
@@ -186,7 +185,7 @@ class _RolePlanner:
             values_come_late=softmax.pair is not None and not self._clears_values,
             boxes=boxes,
             boxes_alone=tuple(name for name in boxes if not self._is_read_elsewhere(name, softmax)),
-            paired=self._list_paired(),
+            finishing=plan_finishing(kernel, self.layout, self.dtypes),
             ways_out=tuple(dict.fromkeys(map(self.layout.way_out, kernel.configs))),
         )
 
@@ -209,16 +208,6 @@ class _RolePlanner:
         """Yields the loads of single elements, those of the epilogue included."""
         for expr in (*self._expressions(), *expressions_within((self.kernel.epilogue,))):
             yield from (node for node in walk(expr) if isinstance(node, Load))
-
-    def _list_paired(self) -> tuple[Fetch, ...]:
-        epilogue = self.kernel.epilogue
-        return () if epilogue is None else tuple(filter(self._has_pairs, epilogue.fetches))
-
-    def _has_pairs(self, fetch: Fetch) -> bool:
-        """Returns whether it loads the columns of a row in their order, of 16 bits."""
-        *others, last = fetch.load.indices
-        is_alone = last == Index(COLUMN) and not any(COLUMN in uses(x) for x in (*others, fetch.guard))
-        return is_alone and self.dtypes[fetch.load.tensor] in (DType.F16, DType.BF16)
 
     # -- the scheduler --------------------------------------------------------------------------------------
 

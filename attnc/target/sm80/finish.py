@@ -10,10 +10,12 @@ from attnc.target.sm80.printer import scalar, statement
 class Finish:
     """Of one kernel. if_wants_lse: a condition for lse to be stored, with `&&` behind it, "" for none;
     keeps_attention: whether a backward reads o before the epilogue; kept_columns: its columns as C++, where
-    they are stored 16 bytes at a time, else "". paired: loads of an epilogue that read two columns at a time.
+    they are stored 16 bytes at a time, else "". paired: loads of an epilogue that read two columns at a time;
+    staged: the one of which something is computed ahead, None for none.
     """
 
     paired: tuple[object, ...] = ()
+    staged: object | None = None
     kept_columns = ""
 
     def __init__(self, module: Module, kernel: Forward | Decode, dtypes: dict[str, DType]) -> None:
@@ -21,6 +23,13 @@ class Finish:
         self.if_wants_lse = "args.lse_ptr != nullptr && " if "lse" in kept else ""
         self.keeps_attention = "attention" in kept
         self._kernel, self._dtypes = kernel, dtypes
+
+    @property
+    def value(self) -> str:
+        """What becomes of an element of o."""
+        assert isinstance(self._kernel, Forward)
+        assert self._kernel.epilogue is not None
+        return scalar(self._kernel.epilogue.value)
 
     def statement(self, item: Statement) -> str:
         return statement(item, self._dtypes, self._kernel.dims, scalar)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from attnc.expr.nodes import COLUMN, TRUE, Const, Expr, Index
+from attnc.expr.nodes import COLUMN, TRUE, Const, Expr, Index, children
 from attnc.model.dtypes import DType
 from attnc.plan.ir import Fetch, Forward, Module, Statement
 from attnc.plan.sm90 import roles_of
+from attnc.plan.sm90.finishing import Finishing
 from attnc.target.sm80.finish import Finish
 from attnc.target.sm80.printer import address, local, scalar, stored_type
 
@@ -30,7 +31,9 @@ class PairedRow:
 
 
 class Sm90Finish(Finish):
-    """As for `cuda.sm_80`, where `paired` are those rows that the plan loads so."""
+    """As for `cuda.sm_80`. paired: rows that are loaded two columns at a time; staged: the one that is copied
+    ahead, as `row`, and `plan`: what is computed of it ahead; None for none.
+    """
 
     paired: tuple[PairedRow, ...]
 
@@ -39,15 +42,32 @@ class Sm90Finish(Finish):
     ) -> None:
         super().__init__(module, kernel, dtypes)
         self.kept_columns = kept_columns
-        self._variant, self._fetches = module.variant, roles_of(kernel).paired
+        planned = roles_of(kernel).finishing or Finishing()
+        self._variant, self._fetches = module.variant, planned.paired
         self.paired = tuple(map(_pair, self._fetches))
+        self.staged = planned.staged
+        self.staged_row = None if self.staged is None else _pair(self.staged.fetch)
+
+    @property
+    def value(self) -> str:
+        return super().value if self.staged is None else scalar(self.staged.value)
+
+    @property
+    def ahead(self) -> str:
+        """What is computed ahead of an element; of a pair of sigmoids, what they are of."""
+        assert self.staged is not None
+        expr = self.staged.ahead
+        return scalar(children(expr)[0] if self.staged.in_pairs else expr)
+
+    def half(self, fetch: Fetch, words: str) -> str:
+        """Returns element c of two of a tensor, in 32 bits."""
+        kind = stored_type(self._dtypes[fetch.load.tensor], self._variant)
+        return f"to_float({kind}{{(unsigned short)({words} >> 16 * c)}})"
 
     def statement(self, item: Statement) -> str:
-        if not isinstance(item, Fetch) or item not in self._fetches:
-            return super().statement(item)
-        kind = stored_type(self._dtypes[item.load.tensor], self._variant)
-        pair = f"(unsigned short)({item.name}_pairs[r][j] >> 16 * c)"
-        return local("const float", {item.name: f"to_float({kind}{{{pair}}})"})
+        if isinstance(item, Fetch) and item in self._fetches:
+            return local("const float", {item.name: self.half(item, f"{item.name}_pairs[r][j]")})
+        return super().statement(item)
 
 
 def _pair(fetch: Fetch) -> PairedRow:

@@ -52,7 +52,8 @@
 
 #define ELEMENT bf16
 #include "sm90.cuh"
-#include "sm90_prefetch.cuh"
+#include "sm90_rows.cuh"
+#include "sm90_ahead.cuh"
 
 // Warpgroups: consumers have 64 rows each; the other schedules and produces.
 constexpr int CONSUMERS = BLOCK_M / 64, OTHER_WARPGROUPS = 1, THREADS = 128 * (CONSUMERS + OTHER_WARPGROUPS);
@@ -184,14 +185,31 @@ __device__ __forceinline__ void run_consumer(const Args& args, u32 base, WorkTil
         u32 failed = 0;  // bit r: row r of this thread is computed again
         int kv_lo = uniform(work.kv_lo);
 
-        {
+        // Each warp copies its rows of gate to where its rows of o will leave from, once those before have left.
+        auto copy_ahead = [&] {
+            if (lane == 0)
+                tma_wait_read();
+            __syncwarp();
             const auto* const gate_row = &args.gate_ptr[b * args.stride_gate_0];
-            const int q_idx = q_lo + 64 * consumer + 16 * warp + lane % 16;
-            for (int d = lane / 16 * 64; d < DV; d += 128) {
-                if (q_idx < M) prefetch_line(&gate_row[q_idx * args.stride_gate_1 + h * args.stride_gate_2
-                    + d * args.stride_gate_3]);
+            #pragma unroll
+            for (int i = 0; i < DV / 16; ++i) {
+                const int x = 32 * i + lane, chunk = x % (DV / 8), row = 64 * consumer + 16 * warp + x / (DV / 8),
+                    q_idx = q_lo + row;
+                const long long stride = args.stride_gate_3;
+                const auto* const from = &gate_row[q_idx * args.stride_gate_1 + h * args.stride_gate_2
+                    + 0 * args.stride_gate_3] + 8 * chunk * stride;
+                const bool exists = q_idx < M;
+                const u32 to = base + O_AT + (chunk / 8 * BLOCK_M + row) * 128 + (chunk % 8 ^ row % 8) * 16;
+                if (stride == 1 && (unsigned long long)from % 16 == 0) {
+                    copy_async(to, from, exists);
+                } else {
+                    Chunk columns = {};
+                    for (int c = 0; c < 4 && exists; ++c)
+                        columns.words[c] = from[2 * c * stride].bits | (u32)from[(2 * c + 1) * stride].bits << 16;
+                    store_shared(to, columns);
+                }
             }
-        }
+        };
         // Row r of a thread is row 64 * consumer + 16 * warp + 8 * r + g of the tile.
         int q_idx[ROWS], q_pos[ROWS];
         #pragma unroll
@@ -337,6 +355,7 @@ __device__ __forceinline__ void run_consumer(const Args& args, u32 base, WorkTil
             mbarrier_wait(barrier_of(base, K_FULL, k.index), k.phase);
             wgmma_fence();
             issue_qk();
+            copy_ahead();
             wgmma_wait<0>();
             warpgroup_fence_operand(scores);
             release_k(previous(kv_lo) < 0);
@@ -359,6 +378,7 @@ __device__ __forceinline__ void run_consumer(const Args& args, u32 base, WorkTil
         } else {
             // A late lane would wait for a phase that has passed.
             __syncwarp();
+            copy_ahead();
             mbarrier_arrive_if(barrier_of(base, Q_EMPTY, q.index), lane == 0);
         }
 
@@ -367,53 +387,6 @@ __device__ __forceinline__ void run_consumer(const Args& args, u32 base, WorkTil
             const int h = uniform(work.h);
             const int b = uniform(work.b);
             // gated.attn:12  output o: bf16[B, M, Hkv * G, D] = sigmoid(gate[b, q_idx, h, d]) * attention
-            const auto* const gate_row = &args.gate_ptr[b * args.stride_gate_0];
-            // Columns 8 * j + 2 * t and the next of a row: 16 bytes at a time where rows lie so, for four lanes that
-            // then exchange them.
-            auto load_pairs = [&](u32 (&pairs)[DV / 8], const auto* row, long long stride, bool exists) {
-                struct alignas(16) Chunk { u32 x[4]; };
-                const bool by_chunks = DV % 32 == 0
-                    && !any_lane(exists && (stride != 1 || (unsigned long long)row % 16 != 0));
-                if (by_chunks) {
-                    #pragma unroll
-                    for (int j = 0; j < DV / 8; j += 4) {
-                        Chunk chunk = {};
-                        if (exists)
-                            chunk = *(const Chunk*)(row + 8 * (j + t));
-                        #pragma unroll
-                        for (int i = 0; i < 4; ++i)
-                            pairs[j + i] = chunk.x[i];
-                    }
-                } else {
-                    #pragma unroll
-                    for (int j = 0; j < DV / 8; ++j) {
-                        const long long d = 8 * j + 2 * t;
-                        pairs[j] = exists ? row[d * stride].bits | (u32)row[(d + 1) * stride].bits << 16 : 0;
-                    }
-                }
-                return by_chunks;
-            };
-            // Not before all loads are under way: the first exchange waits for what it exchanges.
-            auto order_pairs = [&](u32 (&pairs)[DV / 8], bool by_chunks) {
-                #pragma unroll
-                for (int j = 0; j + 3 < DV / 8; j += 4) {
-                    u32 x[4] = {pairs[j], pairs[j + 1], pairs[j + 2], pairs[j + 3]};
-                    if (by_chunks)
-                        exchange_pairs(x, t);
-                    #pragma unroll
-                    for (int i = 0; i < 4; ++i)
-                        pairs[j + i] = x[i];
-                }
-            };
-            u32 gate_tile_pairs[ROWS][DV / 8];
-            bool gate_tile_chunks[ROWS];
-            #pragma unroll
-            for (int r = 0; r < ROWS; ++r) {
-                const int q_idx = q_lo + 64 * consumer + 16 * warp + 8 * r + g;
-                gate_tile_chunks[r] = load_pairs(gate_tile_pairs[r],
-                    &gate_row[q_idx * args.stride_gate_1 + h * args.stride_gate_2 + 0 * args.stride_gate_3],
-                    args.stride_gate_3, q_idx < M);
-            }
             float scale[ROWS];
             bool sees[ROWS];  // a row without keys gives o = 0 and lse = -inf
             #pragma unroll
@@ -439,6 +412,39 @@ __device__ __forceinline__ void run_consumer(const Args& args, u32 base, WorkTil
                     args.lse_ptr[b * args.stride_lseb + h * args.stride_lseh + row * args.stride_lsem] =
                         (m[r] + log2f(l[r])) * LN2;
             }
+            // While p v is in flight, in the registers of scores: what the epilogue computes of gate alone.
+            float ahead[DV / 8][4];
+            copies_wait();
+            __syncwarp();
+            auto compute_ahead = [&](auto in_pairs) {
+                bool served = true;
+                #pragma unroll
+                for (int j = 0; j < DV / 8; j += 2) {
+                    const int row = 64 * consumer + 16 * warp + lane % 16;
+                    u32 words[4];
+                    ldmatrix_x4(words, base + O_AT + (j / 8 * BLOCK_M + row) * 128
+                        + ((j % 8 + lane / 16) ^ row % 8) * 16);
+                    #pragma unroll
+                    for (int i = 0; i < 4; ++i) {
+                        float* const x = &ahead[j + i / 2][i % 2 * 2];
+                        #pragma unroll
+                        for (int c = 0; c < 2; ++c) {
+                            const float gate_tile = to_float(bf16{(unsigned short)(words[i] >> 16 * c)});
+                            x[c] = gate_tile;
+                        }
+                        if constexpr (in_pairs.value) {
+                            served &= sigmoids(x[0], x[1]);
+                        } else {
+                            x[0] = sigmoid_(x[0]);
+                            x[1] = sigmoid_(x[1]);
+                        }
+                    }
+                }
+                return served;
+            };
+            if (any_lane(!compute_ahead(TrueType{})))  // rarely
+                compute_ahead(FalseType{});
+            warpgroup_fence_operand(ahead);
             wgmma_wait<0>();  // the last p v, in flight until here
             warpgroup_fence_operand(acc);
             warpgroup_fence_operand(p);
@@ -448,7 +454,6 @@ __device__ __forceinline__ void run_consumer(const Args& args, u32 base, WorkTil
             #pragma unroll
             for (int r = 0; r < ROWS; ++r) {
                 const int q_idx = q_lo + 64 * consumer + 16 * warp + 8 * r + g;
-                order_pairs(gate_tile_pairs[r], gate_tile_chunks[r]);
                 #pragma unroll
                 for (int j = 0; j < DV / 8; ++j)
                     #pragma unroll
@@ -490,8 +495,8 @@ __device__ __forceinline__ void run_consumer(const Args& args, u32 base, WorkTil
                     #pragma unroll
                     for (int c = 0; c < 2; ++c) {
                         float& o = acc[j][2 * r + c];
-                        const float gate_tile = to_float(bf16{(unsigned short)(gate_tile_pairs[r][j] >> 16 * c)});
-                        o = sigmoid_(gate_tile) * o;
+                        const float gate_tile_ahead = ahead[j][2 * r + c];
+                        o = gate_tile_ahead * o;
                     }
             }
             u32 rounded[DV / 8][ROWS];

@@ -1,0 +1,88 @@
+"""How a Hopper forward kernel comes by the rows that its epilogue loads, such as those of a gate.
+
+A row whose columns are loaded in their order is copied ahead where there is room: each warp copies its rows
+to the tile through which its rows of o leave, during the first product of the tile of queries. What the
+epilogue computes of them alone is computed while the last p v is multiplied, in the registers of scores,
+which are free then. Other rows are loaded into registers, two columns at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from attnc.expr.nodes import COLUMN, Attended, Call, Const, Expr, Index, Ref, children, uses, walk
+from attnc.expr.simplify import substitute
+from attnc.model.dtypes import DType
+from attnc.plan.ir import Epilogue, Fetch, Forward
+from attnc.plan.sm90.layout import Sm90Layout
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Staged:
+    """A row that is copied ahead. ahead: what is computed of it before o is there, which the value of the
+    epilogue, `value`, reads as `name`; in_pairs: sigmoids, of which two share a reciprocal.
+    """
+
+    fetch: Fetch
+    name: str
+    ahead: Expr
+    value: Expr
+
+    @property
+    def in_pairs(self) -> bool:
+        return isinstance(self.ahead, Call) and self.ahead.function == "sigmoid"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finishing:
+    """The rows that an epilogue loads. staged: the one that is copied ahead, None where there is no tile for
+    it; paired: those that are loaded two columns at a time.
+    """
+
+    staged: Staged | None = None
+    paired: tuple[Fetch, ...] = ()
+
+
+def plan_finishing(kernel: Forward, layout: Sm90Layout, dtypes: Mapping[str, DType]) -> Finishing | None:
+    """Returns how the rows of a kernel's epilogue come, None where it loads none."""
+    epilogue = kernel.epilogue
+    if epilogue is None:
+        return None
+    rows = tuple(fetch for fetch in epilogue.fetches if _is_row(fetch, dtypes))
+    if not rows:
+        return None
+    if any(layout.way_out(config) != "tile" for config in kernel.configs):
+        return Finishing(paired=rows)
+    return Finishing(staged=_stage(epilogue, rows[0]), paired=rows[1:])
+
+
+def _is_row(fetch: Fetch, dtypes: Mapping[str, DType]) -> bool:
+    """Returns whether it loads the columns of a row in their order, of 16 bits."""
+    *others, last = fetch.load.indices
+    is_alone = last == Index(COLUMN) and not any(COLUMN in uses(x) for x in (*others, fetch.guard))
+    return is_alone and dtypes[fetch.load.tensor] in (DType.F16, DType.BF16)
+
+
+def _stage(epilogue: Epilogue, fetch: Fetch) -> Staged:
+    element = next(x for x in walk(epilogue.value) if isinstance(x, Ref) and x.name == fetch.name)
+    name = f"{fetch.name}_ahead"
+    ahead = _widest_of(epilogue.value, element) or element
+    known = Ref(name, "float", fetch.axes)
+    value = substitute(epilogue.value, {ahead: known})
+    if element in walk(value):
+        ahead, value = element, substitute(epilogue.value, {element: known})
+    return Staged(fetch=fetch, name=name, ahead=ahead, value=value)
+
+
+def _widest_of(value: Expr, element: Expr) -> Expr | None:
+    """Returns the first expression of `element` and numbers alone that is part of no other one."""
+    if element in walk(value) and all(x == element or isinstance(x, Const) for x in _leaves(value)):
+        return value
+    return next((found for x in children(value) if (found := _widest_of(x, element)) is not None), None)
+
+
+def _leaves(expr: Expr) -> list[Expr]:
+    if isinstance(expr, Attended) or not children(expr):
+        return [expr]
+    return [leaf for child in children(expr) for leaf in _leaves(child)]

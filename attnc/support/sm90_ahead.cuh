@@ -1,0 +1,29 @@
+// Device functions of kernels whose epilogue copies rows ahead.
+
+#ifndef ATTNC_SHIM
+
+// Waits for the copies of this thread, by cp.async. Lanes see each other's behind a __syncwarp.
+__device__ __forceinline__ void copies_wait() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
+// 1 / x, 2^-23 of it off; 0 where that is less than 2^-126.
+__device__ __forceinline__ float reciprocal(float x)
+{
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+#else
+static inline float reciprocal(float x) { return x >= 0x1p126f ? 0.0f : 1.0f / x; }
+#endif
+
+// x and y become their sigmoids, by one reciprocal: 1 / a = b / (a b). Returns false where it does not serve, for a b
+// is too large or NaN.
+__device__ __forceinline__ bool sigmoids(float& x, float& y)
+{
+    constexpr float log2e = 1.4426950408889634f;
+    const float a = 1.0f + exp2_(-log2e * x), b = 1.0f + exp2_(-log2e * y), inverse = reciprocal(a * b);
+    x = b * inverse;
+    y = a * inverse;
+    return inverse > 0.0f;
+}

@@ -1,0 +1,76 @@
+"""Which rows of an epilogue are copied ahead, and what is computed of them before o is there."""
+
+from __future__ import annotations
+
+import pytest
+
+from attnc.expr.nodes import show
+from attnc.plan.ir import Forward
+from attnc.plan.sm90 import roles_of
+from attnc.plan.sm90.finishing import Finishing
+from tests.verify.judging import modules_of, spec
+
+
+def finishing(epilogue: str, d: int = 64, **inputs: str) -> Finishing | None:
+    declared = {"gate": f"bf16[B, M, H, {d}]", **inputs}
+    lines = (
+        f"input q: bf16[B, M, H, {d}]",
+        f"input k, v: bf16[B, N, H, {d}]",
+        *(f"input {name}: {kind}" for name, kind in declared.items() if name in epilogue),
+        "score = dot(q, k)",
+        "normalize = softmax",
+        f"output o: bf16[B, M, H, {d}] = {epilogue}",
+    )
+    (module,) = modules_of(spec(lines, "loops = [q, kv]", target="cuda.sm_90a"))
+    assert isinstance(module.kernel, Forward)
+    return roles_of(module.kernel).finishing
+
+
+@pytest.mark.parametrize(
+    ("epilogue", "ahead", "value"),
+    [
+        ("sigmoid(gate[b, q_idx, h, d]) * attention", "sigmoid(gate_tile)", "gate_tile_ahead * attention"),
+        ("gate[b, q_idx, h, d] + attention", "gate_tile", "gate_tile_ahead + attention"),
+        ("2 * tanh(gate[b, q_idx, h, d]) * attention", "2 * tanh(gate_tile)", "gate_tile_ahead * attention"),
+        (
+            "sigmoid(gate[b, q_idx, h, d]) * attention + gate[b, q_idx, h, d]",
+            "gate_tile",
+            "sigmoid(gate_tile_ahead) * attention + gate_tile_ahead",
+        ),
+        (
+            "sigmoid(gate[b, q_idx, h, d] * attention)",
+            "gate_tile",
+            "sigmoid(gate_tile_ahead * attention)",
+        ),
+        (
+            "sigmoid(gate[b, q_idx, h, d]) * attention + s * sigmoid(gate[b, q_idx, h, d])",
+            "sigmoid(gate_tile)",
+            "gate_tile_ahead * attention + s_value * gate_tile_ahead",
+        ),
+    ],
+)
+def test_what_is_of_the_row_alone_is_computed_ahead(epilogue: str, ahead: str, value: str) -> None:
+    found = finishing(epilogue, s="f32[]")
+    assert found is not None
+    assert found.staged is not None
+    assert (show(found.staged.ahead), show(found.staged.value)) == (ahead, value)
+    assert found.staged.in_pairs == ahead.startswith("sigmoid")
+
+
+def test_one_row_has_the_tile_of_o() -> None:
+    found = finishing("gate[b, q_idx, h, d] * attention + other[b, q_idx, h, d]", other="f16[B, M, H, 64]")
+    assert found is not None
+    assert found.staged is not None
+    assert found.staged.fetch.load.tensor == "gate"
+    assert [fetch.load.tensor for fetch in found.paired] == ["other"]
+
+
+def test_without_a_tile_of_o_rows_are_loaded_in_pairs() -> None:
+    found = finishing("gate[b, q_idx, h, d] * attention", d=256)
+    assert found is not None
+    assert (found.staged, [fetch.load.tensor for fetch in found.paired]) == (None, ["gate"])
+
+
+@pytest.mark.parametrize("epilogue", ["attention", "2 * attention", "gate[b, q_idx, h, d // 2] * attention"])
+def test_no_row_is_loaded_in_its_order(epilogue: str) -> None:
+    assert finishing(epilogue) is None
