@@ -32,19 +32,15 @@ ROOT = Path(__file__).parents[2]
 MODULES = sorted(path for path in ROOT.glob("generated/*/cuda_*/*.py") if path.name != "__init__.py")
 #: Bytes that a thread may spill: 128 x 64 tiles of 4 warps fill all registers, and are fastest at D = 128.
 NEGLIGIBLE = 128
-#: The same of gradients whose mask has groups of candidates: what is spilt is of tiles that the mask divides;
-#: and of softpick's, whose factors of a row are held beside the products.
-OF_MODULES = {"hstu-d64_group4": 136, "hstu-d128_group4": 136, "softpick-d64": 140, "softpick-d128": 420}
+#: The same of gradients whose mask has groups of candidates: what is spilt is of tiles that the mask divides.
+OF_MODULES = {"hstu-d64_group4": 136, "hstu-d128_group4": 136}
 #: ptxas puts a wait of its own in front of products of kernels in which pieces of dS follow each other: no
 #: registers are left to keep them apart (C7519).
 INJECTED = {"wide_backward_dq", "wide_backward_dk"}
-#: For want of registers ptxas runs products one after another where softpick's factors are held beside them
-#: (C7512): its gradients take 1.4 times as long as softmax's.
-SERIALIZED = {"softpick_backward_dkdv"}
 
 
 def is_known(name: str, said: str) -> bool:
-    return (name in INJECTED and "(C7519)" in said) or (name in SERIALIZED and "(C7512)" in said)
+    return name in INJECTED and "(C7519)" in said
 
 
 def name_of(path: Path) -> str:

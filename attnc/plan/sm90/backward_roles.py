@@ -129,7 +129,7 @@ class _BackwardRolePlanner:
             searches_together=self._searches_together(),
             packs_p=packs_p,
             p_first=p_first,
-            begins_dp=p_first and kernel.softmax.normalises,
+            begins_dp=p_first and kernel.softmax.normalises and not kernel.softmax.rectifies,
             gives_p=plan.gives_p and not over_q,
             clears_queries=not over_q and (attention.q.storage.is_packed or "M" in attention.lengths),
             clears_values=shows_values if over_q else kernel.fills_keys or is_cut,
@@ -169,9 +169,10 @@ class _BackwardRolePlanner:
         # p is rounded at once where a slope stands between it and ds, if there are registers for that
         packs_p = needs_slope and {"dk", "dv"} <= set(kernel.makes)
         has_room = not packs_p or self.plan.has_room_for_two_p(kernel.kind)
-        # adjoints, and ds of softpick, want scores and ds of an element together; bits of what dropout keeps
-        # would take registers
-        apart = kernel.chain.adjoints or kernel.softmax.rectifies or kernel.softmax.dropout is not None
+        # adjoints want scores and ds of an element together, and so do slopes of softpick's scores, whose
+        # sign p keeps; bits of what dropout keeps would take registers
+        signs = kernel.softmax.rectifies and kernel.chain.slope is not None
+        apart = kernel.chain.adjoints or signs or kernel.softmax.dropout is not None
         p_first = has_room and not apart
         return packs_p and p_first, p_first
 

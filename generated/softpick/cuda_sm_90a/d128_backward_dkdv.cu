@@ -473,34 +473,27 @@ __device__ __forceinline__ void run_consumer(
             mbarrier_wait(barrier_of(base, DO_FULL, q.index), q.phase);
             wgmma_fence();
             mma_rows<DV>(gradients, v_rows, wgmma_descriptor(do_tile, 16, 1024));
-            wgmma_wait<0>();
+            wgmma_wait<1>();
             warpgroup_fence_operand(scores);
-            warpgroup_fence_operand(gradients);
-            mbarrier_arrive_if(barrier_of(base, V_EMPTY, 0), last && lane == 0);
             #pragma unroll
             for (int j = 0; j < COLUMNS / 8; ++j) {
                 const int at_tile = 8 * j + 2 * t;
-                const Pair lse2_pair = *(const Pair*)(lse2_tile + at_tile),
-                    delta_pair = *(const Pair*)(delta_tile + at_tile);
+                const Pair lse2_pair = *(const Pair*)(lse2_tile + at_tile);
                 #pragma unroll
                 for (int c = 0; c < 2; ++c) {
-                    const float lse2 = lse2_pair.values[c], delta = delta_pair.values[c];
+                    const float lse2 = lse2_pair.values[c];
                     #pragma unroll
                     for (int r = 0; r < ROWS; ++r) {
                         float& s = scores[j][2 * r + c];
-                        float& dp = gradients[j][2 * r + c];
-                        const float p = exp2_(s * SCALE - lse2);
-                        // softpick: what is below 0 is in the denominator alone
-                        const float picked = fmaxf(p - exp2_(-lse2), 0.0f);
-                        const float by_sign = s > 0.0f ? dp - delta : s < 0.0f ? delta : 0.0f;
-                        const float ds = p * by_sign;
-                        s = picked;
-                        dp = ds;
+                        const float value = s;
+                        float p = exp2_(value * SCALE - lse2);
+                        s = value == 0.0f ? 0.0f : copysignf(p, value);  // ds depends on the sign of the score, too
                     }
                 }
             }
-            if (q_lo < full_lo || q_lo + BLOCK_M > full_hi) {
-                branch();  // not selects in every tile
+            const bool partial = q_lo < full_lo || q_lo + BLOCK_M > full_hi;
+            if (partial) {
+                branch();  // a branch, not selects in every tile
                 // softpick.attn:9  mask = causal
                 #pragma unroll
                 for (int j = 0; j < COLUMNS / 8; ++j)
@@ -511,9 +504,41 @@ __device__ __forceinline__ void run_consumer(
                         #pragma unroll
                         for (int r = 0; r < ROWS; ++r) {
                             if (!(kv_idx[r] < N && kv_idx[r] <= q_pos))
-                                scores[j][2 * r + c] = gradients[j][2 * r + c] = 0.0f;
+                                scores[j][2 * r + c] = 0.0f;
                         }
                     }
+            }
+            wgmma_wait<0>();
+            warpgroup_fence_operand(gradients);
+            mbarrier_arrive_if(barrier_of(base, V_EMPTY, 0), last && lane == 0);
+            #pragma unroll
+            for (int j = 0; j < COLUMNS / 8; ++j) {
+                const Pair delta_pair = *(const Pair*)(delta_tile + 8 * j + 2 * t);
+                #pragma unroll
+                for (int i = 0; i < 4; ++i)
+                    gradients[j][i] = scores[j][i] * ((scores[j][i] > 0.0f ? gradients[j][i] : 0.0f)
+                        - delta_pair.values[i % 2]);
+            }
+            if (partial) {
+                branch();
+                #pragma unroll
+                for (int j = 0; j < COLUMNS / 8; ++j)
+                    #pragma unroll
+                    for (int i = 0; i < 4; ++i)
+                        // dp of a masked element is undefined
+                        gradients[j][i] = scores[j][i] == 0.0f ? 0.0f : gradients[j][i];
+            }
+            // softpick: what is below 0 is in the denominator alone
+            #pragma unroll
+            for (int j = 0; j < COLUMNS / 8; ++j) {
+                const Pair lse2_pair = *(const Pair*)(lse2_tile + 8 * j + 2 * t);
+                #pragma unroll
+                for (int c = 0; c < 2; ++c) {
+                    const float one = exp2_(-lse2_pair.values[c]);
+                    #pragma unroll
+                    for (int r = 0; r < ROWS; ++r)
+                        scores[j][2 * r + c] = fmaxf(scores[j][2 * r + c] - one, 0.0f);
+                }
             }
             // Rounded here, so that p needs no second set of registers.
             u32 left_p[BLOCK_M / 16][4];
