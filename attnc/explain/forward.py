@@ -202,7 +202,7 @@ def decisions(e: Explanation) -> list[tuple[str, str]]:
 
 def _scale(kernel: ir.Kernel) -> str:
     if kernel.softmax.breaks_sticks:
-        return "exp2, log2 and a running sum for each score, over the keys of a tile; no maximum"
+        return "two exp2 and a polynomial for each score, a sum over keys by tensor cores; no maximum"
     if not kernel.softmax.normalises:
         return "the weight is evaluated element by element; no maximum, no sum, no lse"
     if kernel.softmax.scale is None:

@@ -39,6 +39,9 @@ from attnc.plan.softmax import shift_of
 
 #: Relative error of a product of f32 in three of tf32.
 TF32X3_PRODUCT_ERROR = 2.0**-20
+#: Relative error of a float as the sum of two bf16 numbers, and of three: the last is rounded, to within
+#: 2^-9, and the others are cut off, to within 2^-8.
+TWO_PARTS_ERROR, THREE_PARTS_ERROR = 2.0**-17, 2.0**-25
 #: What a sum on tensor cores loses with each product, relative to the sum of the magnitudes.
 ADDITION_ERROR = 1.5 * 2.0**-24
 #: Relative and absolute errors of the functions of scores.
@@ -84,4 +87,11 @@ def error_bound(
         columns_factor=columns_factor,
         tail=tail,
         left_out=left_out,
+        summand_error=_summand_error(attention),
     )
+
+
+def _summand_error(attention: Attention) -> float:
+    if attention.softmax.form != "stick_breaking":
+        return 0.0
+    return THREE_PARTS_ERROR if attention.element is DType.F32 else TWO_PARTS_ERROR

@@ -17,7 +17,7 @@ NaN: nothing is promised either of what dS of the row reaches, keys that it does
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -42,7 +42,7 @@ from attnc.reference import (
 from attnc.reference_gradients import gradients
 from attnc.verify.epilogue_bound import EpilogueErrors
 from attnc.verify.running_error import FLUSHED, Approx, RunningError, U, exponential_error
-from attnc.verify.stick_errors import StickErrors
+from attnc.verify.stick_errors import StickErrors, sum_error
 from attnc.verify.tolerance import (
     LARGEST_EXPONENT,
     SLACK,
@@ -346,7 +346,8 @@ class HeadErrors:
         score = RunningError.of(head, dot, forward).analyse(head.attention.score)
         open_row = leaves_sticks_open(head, score, size, dot) | np.isinf(do_error).any(axis=1, keepdims=True)
         do_error = np.where(np.isinf(do_error), 0.0, do_error)
-        many = U * (bound.tile + 2 * -(-head.shape[1] // bound.min_tile) + 8)
+        of_tiles = replace(forward, tile_kv=bound.tile, splits=1)
+        many = sum_error(of_tiles, -(-head.shape[1] // bound.min_tile))
         sticks = StickErrors.of(score, head.visible, forward, many, int(forward.exp_ulps) + 1)
         dp = do @ head.v.T
         dp_error = _product_error(do, do_error, head.v, forward) + 2 * U * np.abs(dp)

@@ -2,14 +2,18 @@
 
 Weights are w_j = exp(s_j - sum_{k >= j} r_k), with r = log(1 + exp(s)), of which the derivative is a sigmoid:
 
-    R_j = sigmoid(s_j) e_j + 2u (1 + r_j) + log2's own error        of r_j
-    E_j = e_j + 4u |s_j| + sum_{k >= j} (R_k + u (tile_kv + 2 T + splits + 8) r_k) + 2u P exp_ulps
+    R_j = sigmoid(s_j) (e_j + 2u |s_j|) + (2u (exp_ulps + 1) + 2^-22) r_j        of r_j
+    E_j = e_j + 5u |s_j| + sum_{k >= j} (R_k + sums r_k) + 2u P exp_ulps
+    sums = t + a (tile_kv + 3) + u (2 T + splits + 10)
 
+R has the exponential in r, and the polynomial of it, whose 2^-22 is relative to r, however small r is. t:
+what a number loses as a summand of a tile's sum (`ErrorBound.summand_error`); a: what such a sum loses with
+each.
 P: exponentials that a weight is a product of, up to one for each tile and split in a forward, one in a
 backward. The gradient of a score is g_j - sigmoid(s_j) t_j, with g_j = w_j dp_j and t_j the sum of dlse and
 of g_k over k <= j:
 
-    |t' - t|_j <= sum_{k <= j} |g' - g|_k + u (tile_kv + 2 T + 8) (|dlse| + sum_{k <= j} |g_k|)
+    |t' - t|_j <= sum_{k <= j} |g' - g|_k + sums (|dlse| + sum_{k <= j} |g_k|)
 """
 
 from __future__ import annotations
@@ -21,6 +25,15 @@ import numpy as np
 from attnc.plan.ir import ErrorBound
 from attnc.reference import Bools, Floats
 from attnc.verify.running_error import FLUSHED, Approx, U, exponential_error
+
+#: Relative error of log(1 + e), the polynomial of e that kernels evaluate.
+SOFTPLUS_ERROR = 2.0**-22
+
+
+def sum_error(bound: ErrorBound, tiles: int) -> float:
+    """Returns what a number loses in the sums of a row with so many tiles."""
+    in_tile = bound.summand_error + bound.addition_error * (bound.tile_kv + 3)
+    return in_tile + U * (2 * tiles + bound.splits + 10)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,11 +61,10 @@ class StickErrors:
         seen = visible & ~np.isneginf(s)
         error = np.where(seen, np.broadcast_to(score.error, visible.shape), 0.0)
         left = np.where(seen, np.logaddexp(0.0, s), 0.0)
-        relative, absolute = next((r, a) for name, r, a in bound.intrinsics if name == "log2")
-        of_left = error * np.where(seen, np.exp(s - left), 0.0) + 2 * U * (1 + bound.exp_ulps) * seen
-        of_left = of_left + np.where(seen, (2 * U + relative) * left + absolute, 0.0) + many * left
         size = np.where(seen, np.abs(s), 0.0)
-        exponent_error = error + 4 * U * size + _sum_behind(of_left) + 2 * U * exponentials
+        of_left = (error + 2 * U * size) * np.where(seen, np.exp(s - left), 0.0)
+        of_left = of_left + (2 * U * (bound.exp_ulps + 1) + SOFTPLUS_ERROR + many) * left + FLUSHED * seen
+        exponent_error = error + 5 * U * size + _sum_behind(of_left) + 2 * U * exponentials
         exponents = s - _sum_behind(left)
         p = np.where(seen, np.exp(exponents), 0.0)
         off = np.where(seen, exponential_error(p, exponents, exponent_error), 0.0).clip(max=1.0)

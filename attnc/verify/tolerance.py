@@ -65,7 +65,7 @@ from attnc.reference import (
     weigh,
 )
 from attnc.verify.running_error import FLUSHED, HUGE, Approx, RunningError, U, exponential_error
-from attnc.verify.stick_errors import StickErrors
+from attnc.verify.stick_errors import StickErrors, sum_error
 
 # --- the bound ----------------------------------------------------------------------------------------------
 
@@ -264,7 +264,7 @@ def _broken_rows(head: Head, bound: ErrorBound) -> dict[str, Expected]:
         score = RunningError.of(head, dot, bound).analyse(head.attention.score)
         row_open = leaves_sticks_open(head, score, size, dot)
         tiles = -(-head.shape[1] // bound.min_tile_kv)
-        many = U * (bound.tile_kv + 2 * tiles + bound.splits + 8)
+        many = sum_error(bound, tiles)
         exponentials = int((tiles + bound.splits) * (bound.exp_ulps + 1))
         sticks = StickErrors.of(score, head.visible, bound, many, exponentials)
         sums = 2 * U * (bound.tile_kv + tiles + 2 * bound.splits + 8)

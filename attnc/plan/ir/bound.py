@@ -31,6 +31,8 @@ class ErrorBound:
     tail: what probabilities of a row are wrong by besides, all together
     left_out: keys of at most this probability, divided by their number, may be left out
     segment: keys of partial results that are joined one after the other (0: there are none)
+    summand_error: of a number in a sum over the keys of a tile, on tensor cores, which takes it as a sum of
+    shorter ones (stick-breaking)
     """
 
     head_dim: int
@@ -54,6 +56,7 @@ class ErrorBound:
     tail: float = 0.0
     left_out: float = 0.0
     segment: int = 0
+    summand_error: float = 0.0
 
     def joining_error(self, keys: int) -> int:
         """Returns what joining segments costs, in roundings: of each two factors, two products and a sum."""

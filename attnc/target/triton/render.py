@@ -222,6 +222,8 @@ def device_functions(module: Module) -> frozenset[str]:
         called.add("_join_segment")
     if any(kernel.softmax.dropout is not None for kernel in kernels):
         called.add("_keep_dropout")
+    if attention.softmax.form == "stick_breaking":
+        called |= {"_softplus", "_sum_keys"}
     return frozenset(called) - {""}
 
 

@@ -115,6 +115,52 @@ def _store_rows(
 
 
 @triton.jit
+def _softplus(z):
+    """log2(1 + 2**z), within 2**-22 of it for small 2**z, too: the larger of z and 0, and a polynomial of e = 2**-|z|, log2(1 + e) / e."""
+    e = tl.exp2(-tl.abs(z))
+    q = 0.007548789028078318 * e - 0.0425654873251915
+    q = q * e + 0.11285362392663956
+    q = q * e - 0.19711679220199585
+    q = q * e + 0.2756403982639313
+    q = q * e - 0.35840821266174316
+    q = q * e + 0.48069292306900024
+    q = q * e - 0.7213401794433594
+    q = q * e + 1.4426950216293335
+    return tl.maximum(z, 0.0) + q * e
+
+
+@triton.jit
+def _cut_to_16_bits(x):
+    """A float32 without its last 16 bits, which bf16 holds exactly."""
+    return (x.to(tl.int32, bitcast=True) & -65536).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _sum_keys(x, KEYS: tl.constexpr, BEHIND: tl.constexpr):
+    """For each key of a tile the sum of x over the keys behind it (BEHIND), or before it; KEYS: their axis.
+
+    Tensor cores multiply by ones: x as a sum of two bf16 numbers, within 2**-17. A running sum would take each tile
+    through shared memory, twice.
+    """
+    key = tl.arange(0, x.shape[KEYS])
+    if BEHIND == (KEYS == 1):
+        ones = (key[:, None] > key[None, :]).to(tl.bfloat16)
+    else:
+        ones = (key[:, None] < key[None, :]).to(tl.bfloat16)
+    high = _cut_to_16_bits(x)
+    rest = x - high
+    low = rest.to(tl.bfloat16)
+    high = high.to(tl.bfloat16)
+    if KEYS == 1:
+        sums = tl.dot(low, ones)
+        sums = tl.dot(high, ones, sums)
+    else:
+        sums = tl.dot(ones, low)
+        sums = tl.dot(ones, high, sums)
+    return sums
+
+
+@triton.jit
 def _forward_step(
     acc, rest, q, K, V, b, h_kv, kv_lo, N, stride_kn, stride_vn, q_pos, MASKED: tl.constexpr,
     BLOCK_N: tl.constexpr, TMA: tl.constexpr,
@@ -128,9 +174,8 @@ def _forward_step(
         keep = kv_idx[None, :] < q_pos[:, None]
         s = tl.where(keep, s, -float("inf"))
     z = s * SCALE
-    left = tl.maximum(z, 0.0) + tl.log2(1.0 + tl.exp2(-tl.abs(z)))  # -log2(1 - sigmoid)
-    after = tl.cumsum(left, 1, reverse=True)  # over a key and those behind it, in this tile
-    p = tl.exp2(z - after)
+    left = _softplus(z)  # -log2(1 - sigmoid)
+    p = tl.exp2(z - left - _sum_keys(left, KEYS=1, BEHIND=True))
     broken = tl.sum(left, 1)
     v = _load_rows(V, b, h_kv, kv_lo, N, stride_vn, BLOCK_N, 64, TMA)
     return tl.dot(p.to(v.dtype), v, acc * tl.exp2(-broken)[:, None]), rest + broken
@@ -207,7 +252,7 @@ def _backward_left_step(
     k = _load_rows(K, b, h_kv, kv_lo, N, stride_kn, BLOCK_N, 64, TMA)
     s = tl.dot(q, k.T)
     z = s * SCALE
-    left = tl.maximum(z, 0.0) + tl.log2(1.0 + tl.exp2(-tl.abs(z)))  # -log2(1 - sigmoid)
+    left = _softplus(z)  # -log2(1 - sigmoid)
     if MASKED:
         # stick_breaking.attn:9  mask = kv_idx < q_pos
         kv_idx = kv_lo + tl.arange(0, BLOCK_N)
@@ -226,21 +271,21 @@ def _backward_dq_step(
     k = _load_rows(K, b, h_kv, kv_lo, N, stride_kn, BLOCK_N, 64, TMA)
     v = _load_rows(V, b, h_kv, kv_lo, N, stride_vn, BLOCK_N, 64, TMA)
     s = tl.dot(q, k.T)
-    dp = tl.dot(do, v.T)
     behind = tl.load(behind_rows + tl.cast(kv_lo // BLOCK_N, tl.int64) * M_padded, mask=q_idx < M, other=0.0)
     tl.store(before_rows + tl.cast(kv_lo // BLOCK_N, tl.int64) * M_padded, before, mask=q_idx < M)
     z = s * SCALE
-    left = tl.maximum(z, 0.0) + tl.log2(1.0 + tl.exp2(-tl.abs(z)))  # -log2(1 - sigmoid)
+    left = _softplus(z)  # -log2(1 - sigmoid)
     if MASKED:
         # stick_breaking.attn:9  mask = kv_idx < q_pos
         kv_idx = kv_lo + tl.arange(0, BLOCK_N)
         keep = kv_idx[None, :] < q_pos[:, None]
         left = tl.where(keep, left, 0.0)
-    p = tl.exp2(z - tl.cumsum(left, 1, reverse=True) - behind[:, None])
+    p = tl.exp2(z - left - _sum_keys(left, KEYS=1, BEHIND=True) - behind[:, None])
     if MASKED:
         p = tl.where(keep, p, 0.0)
+    dp = tl.dot(do, v.T)  # late, for want of registers
     given = p * dp
-    ds = given - tl.exp2(z - left) * (before[:, None] + tl.cumsum(given, 1))
+    ds = given - tl.exp2(z - left) * (before[:, None] + _sum_keys(given, KEYS=1, BEHIND=False) + given)
     if MASKED:
         ds = tl.where(keep, ds, 0.0)
     dq = tl.dot(ds.to(k.dtype), k, dq)
@@ -345,18 +390,18 @@ def _backward_dkdv_step(
     s = tl.dot(k, q.T)
     dp = tl.dot(v, do.T)
     z = s * SCALE
-    left = tl.maximum(z, 0.0) + tl.log2(1.0 + tl.exp2(-tl.abs(z)))  # -log2(1 - sigmoid)
+    left = _softplus(z)  # -log2(1 - sigmoid)
     keep = tl.full([BLOCK_N, BLOCK_M], True, tl.int1)
     if partial:
         # stick_breaking.attn:9  mask = kv_idx < q_pos
         keep = (kv_idx[:, None] < N) & (kv_idx[:, None] < q_pos[None, :])
         left = tl.where(keep, left, 0.0)
-    p = tl.exp2(z - tl.cumsum(left, 0, reverse=True) - behind[None, :])
+    p = tl.exp2(z - left - _sum_keys(left, KEYS=0, BEHIND=True) - behind[None, :])
     if partial:
         p = tl.where(keep, p, 0.0)
     dv = tl.dot(p.to(do.dtype), do, dv)
     given = p * dp
-    ds = given - tl.exp2(z - left) * (before[None, :] + tl.cumsum(given, 0))
+    ds = given - tl.exp2(z - left) * (before[None, :] + _sum_keys(given, KEYS=0, BEHIND=False) + given)
     if partial:
         ds = tl.where(keep, ds, 0.0)
     ds = ds.to(q.dtype)
@@ -429,7 +474,7 @@ def stick_breaking_backward_dkdv(
 
 CALL = TritonAttention(
     name="stick_breaking",
-    operator="stick_breaking_d64_46f97754",
+    operator="stick_breaking_d64_2f9c7087",
     inputs=(
         Tensor("q", "bf16[B, M, H, 64]", "bmh"),
         Tensor("k", "bf16[B, N, Hkv, 64]", "bnh"),

@@ -58,6 +58,52 @@ TUNED: dict[str, tuple[tuple[int | None, int], ...]] = {}
 
 
 @triton.jit
+def _softplus(z):
+    """log2(1 + 2**z), within 2**-22 of it for small 2**z, too: the larger of z and 0, and a polynomial of e = 2**-|z|, log2(1 + e) / e."""
+    e = tl.exp2(-tl.abs(z))
+    q = 0.007548789028078318 * e - 0.0425654873251915
+    q = q * e + 0.11285362392663956
+    q = q * e - 0.19711679220199585
+    q = q * e + 0.2756403982639313
+    q = q * e - 0.35840821266174316
+    q = q * e + 0.48069292306900024
+    q = q * e - 0.7213401794433594
+    q = q * e + 1.4426950216293335
+    return tl.maximum(z, 0.0) + q * e
+
+
+@triton.jit
+def _cut_to_16_bits(x):
+    """A float32 without its last 16 bits, which bf16 holds exactly."""
+    return (x.to(tl.int32, bitcast=True) & -65536).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _sum_keys(x, KEYS: tl.constexpr, BEHIND: tl.constexpr):
+    """For each key of a tile the sum of x over the keys behind it (BEHIND), or before it; KEYS: their axis.
+
+    Tensor cores multiply by ones: x as a sum of two bf16 numbers, within 2**-17. A running sum would take each tile
+    through shared memory, twice.
+    """
+    key = tl.arange(0, x.shape[KEYS])
+    if BEHIND == (KEYS == 1):
+        ones = (key[:, None] > key[None, :]).to(tl.bfloat16)
+    else:
+        ones = (key[:, None] < key[None, :]).to(tl.bfloat16)
+    high = _cut_to_16_bits(x)
+    rest = x - high
+    low = rest.to(tl.bfloat16)
+    high = high.to(tl.bfloat16)
+    if KEYS == 1:
+        sums = tl.dot(low, ones)
+        sums = tl.dot(high, ones, sums)
+    else:
+        sums = tl.dot(ones, low)
+        sums = tl.dot(ones, high, sums)
+    return sums
+
+
+@triton.jit
 def _load_tile(x, start, stop, stride, MASKED: tl.constexpr, ROWS: tl.constexpr, BLOCK_D: tl.constexpr):
     """Rows start .. start + ROWS - 1 as a [ROWS, BLOCK_D] tile; x points to row 0.
 
@@ -87,9 +133,8 @@ def _decode_step(
         keep = kv_idx[None, :] < q_pos[:, None]
         s = tl.where(keep, s, -float("inf"))
     z = s * SCALE
-    left = tl.maximum(z, 0.0) + tl.log2(1.0 + tl.exp2(-tl.abs(z)))  # -log2(1 - sigmoid)
-    after = tl.cumsum(left, 1, reverse=True)  # over a key and those behind it, in this tile
-    p = tl.exp2(z - after)
+    left = _softplus(z)  # -log2(1 - sigmoid)
+    p = tl.exp2(z - left - _sum_keys(left, KEYS=1, BEHIND=True))
     broken = tl.sum(left, 1)
     v = _load_tile(V, kv_lo, N, stride_vn, MASKED, BLOCK_N, 128)
     return tl.dot(p.to(v.dtype), v, acc * tl.exp2(-broken)[:, None]), rest + broken
@@ -211,7 +256,7 @@ def stick_breaking_decode_combine(
 
 CALL = TritonAttention(
     name="stick_breaking_decode",
-    operator="stick_breaking_decode_d128_408a8269",
+    operator="stick_breaking_decode_d128_e4f7e858",
     inputs=(
         Tensor("q", "bf16[B, M, H, 128]", "bmh"),
         Tensor("k", "bf16[B, N, Hkv, 128]", "bnh"),
