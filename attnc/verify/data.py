@@ -14,6 +14,7 @@ from typing import TypeAlias
 
 import numpy as np
 
+from attnc.expr.functions import REAL
 from attnc.expr.interval import Range, range_of
 from attnc.expr.nodes import Binary, Call, Compare, Const, Expr, InList, Load, Neg, Ref, walk
 from attnc.expr.simplify import substitute
@@ -396,6 +397,16 @@ def _many(attention: Attention, tensor: Tensor, drawn: Array, rng: Rng) -> Array
     return found
 
 
+def _saturate(attention: Attention, tensor: Tensor, drawn: Array, rng: Rng) -> Array:
+    """Here and there what a function of the epilogue reads is so large that its exponential overflows, or the
+    product of two of them does.
+    """
+    if tensor.name not in find_saturated(attention):
+        return drawn
+    far = rng.choice([-1.0, 1.0], drawn.shape) * rng.uniform(30, 200, drawn.shape)
+    return np.where(rng.random(drawn.shape) < 0.4, far, drawn)
+
+
 EXTRAS: Mapping[str, Callable[[Attention, Tensor, Array, Rng], Array]] = {
     "drawn": _draw,
     "zero": _zero,
@@ -403,6 +414,7 @@ EXTRAS: Mapping[str, Callable[[Attention, Tensor, Array, Rng], Array]] = {
     "negative": _negative,
     "masked": _mask,
     "many": _many,
+    "far": _saturate,
 }
 
 
@@ -425,6 +437,8 @@ def styles_for(attention: Attention) -> tuple[str, ...]:
         found.append("masked")
     if any(tensor.shape and tensor.name in find_compared(attention) for tensor in free):
         found.append("many")
+    if any(tensor.name in find_saturated(attention) for tensor in free):
+        found.append("far")
     return tuple(found)
 
 
@@ -478,6 +492,19 @@ def addends(attention: Attention) -> set[str]:
         for term in _terms(attention.score)
         if isinstance(term, Load) and DType(attention.tensor(term.tensor).dtype).is_float
     }
+
+
+def find_saturated(attention: Attention) -> set[str]:
+    """Returns float inputs that a bounded function of the epilogue reads, such as a gate's."""
+    if attention.epilogue is None:
+        return set()
+    bounded = (
+        node
+        for node in walk(attention.epilogue)
+        if isinstance(node, Call) and node.function in REAL and REAL[node.function].is_bounded
+    )
+    read = {name for node in bounded for name in _loads(node)}
+    return {name for name in read if DType(attention.tensor(name).dtype).is_float}
 
 
 def find_compared(attention: Attention) -> set[str]:

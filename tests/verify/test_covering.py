@@ -190,11 +190,21 @@ def test_styles_of_other_inputs() -> None:
         assert isinstance(value, torch.Tensor)
         return np.asarray(value.float())
 
-    assert set(EXTRAS) == {"drawn", "zero", "one", "negative", "masked", "many"}
+    assert set(EXTRAS) == {"drawn", "zero", "one", "negative", "masked", "many", "far"}
     assert not bias("zero").any()
     assert (bias("one") == 1).all()
     assert (bias("negative") <= 0).all()
     assert np.isneginf(bias("masked")).all(axis=-1).any()
+    assert not (np.abs(bias("far")) > 20).any()
+
+
+def test_gates_are_so_far_from_0_that_exponentials_overflow() -> None:
+    attention = module_of("gated").variant.attention
+    dims = {"B": 1, "Hkv": 1, "G": 1, "M": 40, "N": 8}
+    gate = build(attention, Case(dims=dims, extras="far")).inputs["gate"]
+    assert isinstance(gate, torch.Tensor)
+    found = gate.float()
+    assert ((found < -100).any(), (found > 100).any(), (found.abs() < 4).any()) == (True, True, True)
 
 
 def test_gradients_of_rows_that_a_bias_masks_are_right() -> None:
