@@ -191,6 +191,21 @@ class SharedMemory:
                 yield _buffer(name, (rows["q"], 1), 4, self._copies)
 
     @property
+    def _summing(self) -> Iterator[Buffer]:
+        """What tensor cores sum over the keys of stick-breaking: ones, once for each direction, and with keys
+        as rows the summands, as numbers of 16 bits.
+        """
+        tile_q, tile_kv = self._tile
+        over_q, parts = self.kernel in ("forward", "dq"), 3 if self._dtype is DType.F32 else 2
+        if not over_q:
+            yield _buffer("summands", (tile_kv, tile_q), 2, parts)
+        if over_q or self.config.warps * 16 > tile_kv:
+            once = self.kernel == "forward" and not self.device.has_tensor_memory
+            yield _buffer("ones", (tile_kv, tile_kv), 2, 1 if once else 2)
+        if self.kernel != "forward":
+            yield _buffer("edges", (tile_q, 1), 4, 2)
+
+    @property
     def _passing(self) -> Iterator[Buffer]:
         (tile_q, tile_kv), size = self._tile, self._dtype.bytes
         d, dv = self.columns
@@ -198,9 +213,7 @@ class SharedMemory:
         if outside_in or not self._by_mma:
             yield _buffer("p", (tile_q, tile_kv), size, 1)
         if self.attention.softmax.form == "stick_breaking":
-            yield _buffer(
-                "sums", (tile_q, tile_kv), 4, 1
-            )  # from threads of a product to those of a running sum
+            yield from self._summing
         if self.kernel == "forward" and self.config.persistent:
             # the next tile begins while this one's results are on their way
             yield _buffer("lse", (tile_q, 1), 4, 1)
