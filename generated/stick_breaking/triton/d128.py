@@ -49,24 +49,24 @@ class Config(NamedTuple):
 
 #: What the schedule declares; the first that fits the device is the default.
 CONFIGS = (
-    Config(128, 64, 8, 2, 114688),
-    Config(128, 64, 8, 3, 147456),
-    Config(64, 64, 4, 2, 73728),
-    Config(64, 64, 4, 3, 106496),
+    Config(128, 64, 8, 2, 90112),
+    Config(128, 64, 8, 3, 122880),
+    Config(64, 64, 4, 2, 65536),
+    Config(64, 64, 4, 3, 98304),
 )
 #: The same for each kernel of the backward, in the order of execution.
 BACKWARD_CONFIGS = {
     "dq": (
-        Config(64, 64, 8, 2, 90112),
-        Config(64, 64, 8, 1, 82944),
-        Config(64, 64, 4, 2, 90112),
-        Config(64, 64, 4, 1, 82944),
-    ),
-    "dkdv": (
         Config(64, 64, 8, 2, 90624),
         Config(64, 64, 8, 1, 83456),
         Config(64, 64, 4, 2, 90624),
         Config(64, 64, 4, 1, 83456),
+    ),
+    "dkdv": (
+        Config(64, 64, 8, 2, 107520),
+        Config(64, 64, 8, 1, 101377),
+        Config(64, 64, 4, 2, 91136),
+        Config(64, 64, 4, 1, 83968),
     ),
 }
 

@@ -49,24 +49,24 @@ class Config(NamedTuple):
 
 #: What the schedule declares; the first that fits the device is the default.
 CONFIGS = (
-    Config(128, 64, 8, 2, 81920),
-    Config(128, 64, 8, 3, 98304),
-    Config(64, 64, 4, 2, 49152),
-    Config(64, 64, 4, 3, 65536),
+    Config(128, 64, 8, 2, 57344),
+    Config(128, 64, 8, 3, 73728),
+    Config(64, 64, 4, 2, 40960),
+    Config(64, 64, 4, 3, 57344),
 )
 #: The same for each kernel of the backward, in the order of execution.
 BACKWARD_CONFIGS = {
     "dq": (
-        Config(64, 64, 8, 2, 57344),
-        Config(64, 64, 8, 1, 50176),
-        Config(64, 64, 4, 2, 57344),
-        Config(64, 64, 4, 1, 50176),
-    ),
-    "dkdv": (
         Config(64, 64, 8, 2, 57856),
         Config(64, 64, 8, 1, 50688),
         Config(64, 64, 4, 2, 57856),
         Config(64, 64, 4, 1, 50688),
+    ),
+    "dkdv": (
+        Config(64, 64, 8, 2, 74752),
+        Config(64, 64, 8, 1, 67584),
+        Config(64, 64, 4, 2, 58368),
+        Config(64, 64, 4, 1, 51200),
     ),
 }
 

@@ -49,9 +49,9 @@ class Config(NamedTuple):
 
 #: What the schedule declares; the first that fits the device is the default.
 CONFIGS = (
-    Config(64, 64, 4, 2, 73728, 0, staged=99328),
-    Config(64, 64, 4, 3, 106496, 0, staged=132096),
-    Config(64, 128, 4, 2, 131072, 0, staged=181248),
+    Config(64, 64, 4, 2, 65536, 0, staged=99328),
+    Config(64, 64, 4, 3, 98304, 0, staged=132096),
+    Config(64, 128, 4, 2, 131072, 0, staged=214016),
 )
 #: Measured choices: device -> (largest N, index into CONFIGS), the last without a limit.
 TUNED: dict[str, tuple[tuple[int | None, int], ...]] = {}

@@ -49,10 +49,10 @@ class Config(NamedTuple):
 
 #: What the schedule declares; the first that fits the device is the default.
 CONFIGS = (
-    Config(64, 64, 4, 2, 49152, 0, staged=58368),
-    Config(64, 64, 4, 3, 65536, 0, staged=74752),
-    Config(64, 128, 4, 2, 90112, 0, staged=107520),
-    Config(64, 128, 4, 3, 122880, 0, staged=140288),
+    Config(64, 64, 4, 2, 40960, 0, staged=58368),
+    Config(64, 64, 4, 3, 57344, 0, staged=74752),
+    Config(64, 128, 4, 2, 90112, 0, staged=140288),
+    Config(64, 128, 4, 3, 122880, 0, staged=173056),
 )
 #: Measured choices: device -> (largest N, index into CONFIGS), the last without a limit.
 TUNED: dict[str, tuple[tuple[int | None, int], ...]] = {}
