@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from attnc.verify.case import Case
-from tests.targets import EACH, skip_without_compiler, small_decode_tiles, small_tiles
+from tests.targets import EACH, needs_gxx, skip_without_compiler, small_decode_tiles, small_tiles
 from tests.verify.judging import assert_within_bound, right_by_day, spec, subject_of_text
 
 PLAIN = (
@@ -86,7 +86,7 @@ def test_softpick_of_packed_rows(target: str) -> None:
     assert_within_bound(made, Case(dims={"B": 3, "M": 21, "N": 21, "H": 2}))
 
 
-@pytest.mark.parametrize("target", ["triton", "cuda.sm_80"])
+@pytest.mark.parametrize("target", EACH)
 @pytest.mark.parametrize("split", ["1", "3", "fixed(32)"])
 def test_splits_share_one_denominator(split: str, target: str) -> None:
     """The small number that joins it does so once."""
@@ -95,6 +95,24 @@ def test_splits_share_one_denominator(split: str, target: str) -> None:
     schedule = f"{small_decode_tiles(target)}, split.kv = {split}"
     made = subject_of_text(spec(lines, schedule, target=target))
     assert_within_bound(made, Case(dims={"B": 2, "M": 1, "N": 77, "Hkv": 2, "G": 2}))
+
+
+@needs_gxx
+@pytest.mark.parametrize("split", ["1", "3"])
+@pytest.mark.parametrize("values", ["[B, N, 1, 128]", "[B, N, 1, 128] via prefix(k)"], ids=["one", "two"])
+def test_splits_and_consumers_on_hopper_share_one_denominator(values: str, split: str) -> None:
+    lines = (
+        "input q: bf16[B, M, H, 192]",
+        "input k: bf16[B, N, 1, 192]",
+        f"input v: bf16{values}",
+        "score = dot(q, k) / sqrt(D)",
+        "normalize = softpick",
+        "output o: bf16[B, M, H, 128]",
+        "output lse: f32[B, H, M]",
+    )
+    schedule = f"loops = [kv], pack = gqa, split.kv = {split}"
+    made = subject_of_text(spec(lines, schedule, target="cuda.sm_90a"))
+    assert_within_bound(made, Case(dims={"B": 1, "M": 1, "N": 300, "H": 5}))
 
 
 def test_formula() -> None:

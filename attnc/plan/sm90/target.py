@@ -85,6 +85,7 @@ class Sm90a(Target):
     has_backward: ClassVar = True
     breaks_order: ClassVar = "prompts walk from the last key to the first, decode steps from the first on"
     forms: ClassVar = frozenset({"softmax", "softpick", "none"})
+    decode_forms: ClassVar = frozenset({"softmax", "softpick"})
     has_lazy_maximum: ClassVar = True
     has_rows_kernel: ClassVar = True
     own_tensors: ClassVar = TAKING_TILES

@@ -130,6 +130,14 @@ def check_warps(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
             )
             break
     split = knobs["warp_split"]
+    if attention.softmax.form != "softmax":
+        label, instead = (
+            "maxima of warps are joined for softmax alone",
+            "write 'warp_split = q', or remove it",
+        )
+        yield unsupported(
+            f"warp_split = kv has no 'normalize = {attention.softmax.form}'", split.span, label, instead
+        )
     if len(split.choices) > 1:
         yield several_values(split)
     yield from check_decode_knobs({key: knob for key, knob in knobs.items() if key != "warp_split"}, schedule)
