@@ -344,8 +344,10 @@ def _knob(knob: Knob) -> Iterator[Diagnostic]:
 def _default_schedule(shape: TileShape) -> list[str]:
     wide = shape.dtype == "f32"  # twice the memory, and three products for one
     width = shape.width * (2 if wide else 1)
-    if width <= 64:
+    if width <= 64 and shape.form != "stick_breaking":
         first = Tiles(64, 128, 4, 2)
+    elif width <= 128 and shape.form == "stick_breaking":
+        first = Tiles(64, 64, 4, 2)
     elif width <= 128:
         first = Tiles(64 if shape.masked else 128, 64, 4, 2 + shape.masked)
     elif width <= 256:
@@ -368,7 +370,10 @@ _LEAST = 16
 
 
 def _default_backward(shape: TileShape, width: int, wide: bool) -> list[str]:
-    if width <= 64:
+    if width <= 128 and shape.form == "stick_breaking":  # sums over keys take registers
+        dq = Tiles(64, 64, 4, 2)
+        dkdv = Tiles(32, 64, 8, 2)
+    elif width <= 64:
         dq = Tiles(64, 64, 4, 3)
         dkdv = Tiles(64, 64, 4, 2)
     elif width <= 128:
