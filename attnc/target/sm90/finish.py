@@ -8,7 +8,7 @@ from attnc.expr.nodes import COLUMN, TRUE, Const, Expr, Index, children
 from attnc.model.dtypes import DType
 from attnc.plan.ir import Fetch, Forward, Module, Statement
 from attnc.plan.sm90 import roles_of
-from attnc.plan.sm90.finishing import Finishing
+from attnc.plan.sm90.finishing import Finishing, Staged
 from attnc.target.sm80.finish import Finish
 from attnc.target.sm80.printer import address, local, scalar, stored_type
 
@@ -36,6 +36,7 @@ class Sm90Finish(Finish):
     """
 
     paired: tuple[PairedRow, ...]
+    staged: Staged | None
 
     def __init__(
         self, module: Module, kernel: Forward, dtypes: dict[str, DType], *, kept_columns: str
