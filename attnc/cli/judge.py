@@ -52,7 +52,7 @@ class Judged:
             f" on {self.place}; worst error {100 * report.worst:.0f} % of the bound{where}",
         )
         if report.left_out:
-            say(f"      {count_noun(report.left_out, 'case')} left out: they take more memory than there is")
+            say(f"      {count_noun(report.left_out, 'case')} left out; the first {report.lack}")
         if covered and report.coverage is not None:
             for line in coverage_lines(report.coverage):
                 say(line)
@@ -71,6 +71,7 @@ class Judged:
             "cases": report.examples,
             "replayed": report.replayed,
             "left_out": report.left_out,
+            "lack": report.lack,
             "seconds": round(report.seconds, 3),
             "worst": report.worst,
             "where": report.where,

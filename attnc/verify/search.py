@@ -50,7 +50,7 @@ class Report:
     """How a module did. `worst`, `eager_ratio`: the largest seen; `examples`: how many cases were run;
     `open`: elements of which nothing is promised; `coverage`: what the cases have met; `replayed`: how many
     kept failures were run in addition; only `failures` has details of them; left_out: cases besides that took
-    more memory than there is.
+    more memory than there is; lack: what the first of these asked for.
     """
 
     examples: int
@@ -63,6 +63,7 @@ class Report:
     coverage: Summary | None = None
     replayed: int = 0
     left_out: int = 0
+    lack: str = ""
 
     @property
     def ok(self) -> bool:
@@ -234,6 +235,7 @@ class _Tally:
     eager_ratio: float = 0.0
     open: int = 0
     left_out: int = 0
+    lack: str = ""
     failures: list[Failure] = field(default_factory=list)
 
     @property
@@ -244,6 +246,8 @@ class _Tally:
         verdict = step.take(self.trial)
         self.examples += not verdict.is_left_out
         self.left_out += verdict.is_left_out
+        if verdict.is_left_out:
+            self.lack = self.lack or verdict.message
         self.eager_ratio = max(self.eager_ratio, verdict.eager_ratio)
         self.open += verdict.open
         if verdict.worst > self.worst[0]:
@@ -266,6 +270,7 @@ class _Tally:
             open=self.open,
             failures=tuple(self.failures),
             left_out=self.left_out,
+            lack=self.lack,
         )
 
 

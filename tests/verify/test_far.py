@@ -159,3 +159,4 @@ def test_a_far_case_without_room_is_left_out_and_another_fails(monkeypatch: pyte
     monkeypatch.setattr(search, "list_steps", lambda trial, count, fills: steps)
     report = search.run(search.AttentionTrial(subject))
     assert (report.examples, report.left_out, len(report.failures)) == (1, 1, 1)
+    assert report.lack.endswith("no room for 8 GiB")
