@@ -123,16 +123,18 @@ def flash_mla_with_kvcache(
     else:
         refuse(name, causal=causal)
         _check_lists(name, "indices", indices, q)
-        counts = _counts(name, "topk_length", topk_length, (len(q),), indices)[:, None].expand(q.shape[:2])
+        if topk_length is not None:
+            _check_lengths(name, "topk_length", topk_length, (len(q),))
         if form is not None:
-            named = [(k_cache, indices, counts)]
+            named = [(k_cache, indices, topk_length)]
             if extra_k_cache is not None:
                 beside = (extra_indices_in_kvcache, extra_topk_length)
                 named.append(_read_extra(name, q, form, extra_k_cache, *beside))
             keys, lists = _unpack_listed(form, named)
-            counts = torch.full_like(counts, lists.shape[-1])
+            topk_length = None  # entries that do not count are -1
         else:
             keys, lists = _pool(name, k_cache).expand(len(q), -1, -1, -1), indices
+        counts = _counts(name, "topk_length", topk_length, (len(q),), lists)[:, None].expand(q.shape[:2])
         o, lse = _attend(name, q, keys, lists, counts, scale, head_dim_v)
     return _join_sink(name, o, lse, attn_sink), _of_lonely(lse).mT.contiguous()
 
@@ -196,8 +198,8 @@ def _pool(function: str, cache: torch.Tensor) -> torch.Tensor:
 
 # --- rows of several types
 
-#: A cache, lists of its rows [B, M, n], and how many of each count [B, M].
-Named: TypeAlias = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+#: A cache, lists of its rows [B, M, n], and how many of each sequence's count [B], None for all.
+Named: TypeAlias = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
 
 
 def _read_extra(
@@ -217,8 +219,9 @@ def _read_extra(
     if lists is None:
         raise ValueError(f"{function}: {name}: expected a tensor beside extra_k_cache, got None")
     _check_lists(function, name, lists, q)
-    counts = _counts(function, "extra_topk_length", lengths, (len(q),), lists)
-    return cache, lists, counts[:, None].expand(q.shape[:2])
+    if lengths is not None:
+        _check_lengths(function, "extra_topk_length", lengths, (len(q),))
+    return cache, lists, lengths
 
 
 def _unpack_pages(
@@ -250,10 +253,10 @@ def _unpack_listed(form: RowFormat, named: list[Named]) -> tuple[torch.Tensor, t
     made = cache.new_empty((len(given), sum(sizes), form.columns), dtype=torch.bfloat16)
     found, first = [], 0
     for (cache, lists, counts), size in zip(named, sizes, strict=True):
-        places = torch.arange(lists.shape[2], device=lists.device)
-        rows = cache.shape[0] * cache.shape[1]
-        counted = (places < counts[..., None]) & (lists >= 0) & (lists < rows)
-        ordered = torch.where(counted, lists, -1).sort(dim=-1).values
+        if counts is not None:
+            places = torch.arange(lists.shape[2], device=lists.device)
+            lists = torch.where(places < counts[:, None, None], lists, -1)
+        ordered = lists.sort(dim=-1).values
         found.append(unpack_listed(cache.view(torch.uint8), form.packing, ordered, made, first=first))
         first += size
     return made[:, :, None], found[0] if len(found) == 1 else torch.cat(found, -1)
@@ -265,6 +268,10 @@ def _counts(
     """Returns how many entries of each list count: all of them, where nothing is given."""
     if given is None:
         return torch.full(shape, indices.shape[-1], dtype=torch.int32, device=indices.device)
+    return _check_lengths(function, name, given, shape)
+
+
+def _check_lengths(function: str, name: str, given: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
     if tuple(given.shape) != shape or given.dtype != torch.int32:
         got = f"{given.dtype} {list(given.shape)}"
         raise ValueError(f"{function}: {name}: expected torch.int32 {list(shape)}, got {got}")

@@ -28,11 +28,11 @@ def _of_e8m0(x):  # type: ignore[no-untyped-def]  # as above
 
 
 @triton.jit(  # type: ignore[untyped-decorator]  # as above
-    do_not_specialize=["count", "in_sequence", "most", "page", "made_rows", "first"]
+    do_not_specialize=["count", "in_sequence", "most", "rows", "page", "made_rows", "first"]
 )
 def _unpack(  # type: ignore[no-untyped-def]  # Triton reads annotations its own way
     bytes_ptr, floats_ptr, halves_ptr, listed_ptr, own_ptr, made_ptr,
-    count, in_sequence, most, page, page_stride, made_rows, first,
+    count, in_sequence, most, rows, page, page_stride, made_rows, first,
     NARROW: tl.constexpr, BLOCK: tl.constexpr, ROTARY: tl.constexpr, PITCH: tl.constexpr,
     SCALE_BYTES: tl.constexpr, ROWS: tl.constexpr, ONCE: tl.constexpr,
 ):  # fmt: skip
@@ -40,7 +40,7 @@ def _unpack(  # type: ignore[no-untyped-def]  # Triton reads annotations its own
     entry = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     exists = entry < count
     row = tl.load(listed_ptr + entry, mask=exists, other=-1).to(tl.int64)
-    counts = exists & (row >= 0)
+    counts = exists & (row >= 0) & (row < rows)
     if ONCE:
         before = tl.load(listed_ptr + entry - 1, mask=exists & (entry % most != 0), other=-1).to(tl.int64)
         counts = counts & (row != before)
@@ -85,14 +85,15 @@ def unpack_listed(
     cache: [pages, page, 1, bytes] of u8, a page's rows one behind the other. packing: of a row the numbers of
     e4m3, how many share a scale, the numbers of bf16 behind them, bytes from row to row, and how many bytes
     of exponents of two it has behind the rows of its page; 0: scales are f32 between the numbers. listed: i32
-    or i64 [B, M, n], contiguous: page * size + row, or less than 0 for none. once: lists are sorted, and the
+    or i64 [B, M, n], contiguous: page * size + row; others say nothing. once: lists are sorted, and the
     first of equal entries alone counts.
     """
     own = torch.empty(listed.shape, dtype=torch.int32, device=cache.device)
     if listed.numel():
         _unpack[(triton.cdiv(listed.numel(), _ROWS),)](
             cache, cache.view(torch.float32), cache.view(torch.bfloat16), listed, own, made,
-            listed.numel(), listed.shape[1] * listed.shape[2], listed.shape[2], cache.shape[1],
+            listed.numel(), listed.shape[1] * listed.shape[2], listed.shape[2],
+            cache.shape[0] * cache.shape[1], cache.shape[1],
             cache.stride(0), made.shape[1], first, *packing, _ROWS, once,
         )  # fmt: skip
     return own
