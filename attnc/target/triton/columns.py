@@ -4,14 +4,23 @@ from __future__ import annotations
 
 from math import gcd
 
+from attnc.model.attention import Attention
+from attnc.model.dtypes import DType
 from attnc.plan.conversion import count_alike
 from attnc.plan.ir.kernel import KEY_ROW, TILE_COLUMN, ColumnScale
 from attnc.target.triton.printer import load, tiled
 
 
-def scale_tile(tile: str, scale: ColumnScale, first: int, width: int) -> list[str]:
+def widened_to(attention: Attention, name: str) -> DType:
+    """Returns what a tile of k or v of 8 bits becomes where it is loaded: the type of q; f16, which is
+    nearer, where scales of columns are multiplied before it becomes that.
+    """
+    return DType.F16 if name in attention.column_scales else attention.element
+
+
+def scale_tile(tile: str, scale: ColumnScale, first: int, width: int, dtype: str) -> list[str]:
     """Returns statements that multiply a tile by its scales. first: of its columns; width: how many they are,
-    a power of two.
+    a power of two; dtype: of the result.
     """
     alike = gcd(count_alike(scale), first, width)
     each = alike & -alike  # tiles are cut into powers of two
@@ -20,5 +29,5 @@ def scale_tile(tile: str, scale: ColumnScale, first: int, width: int) -> list[st
         f"{KEY_ROW.name} = kv_lo + tl.arange(0, BLOCK_N)",
         f"{TILE_COLUMN.name} = {f'{first} + ' if first else ''}{column}",
         *(f"{fetch.name} = {load(fetch)}" for fetch in scale.fetches),
-        f"{tile} = _scale_columns({tile}, {tiled(scale.value)}, {each})",
+        f"{tile} = _scale_columns({tile}, {tiled(scale.value)}, {each}, {dtype})",
     ]

@@ -18,7 +18,7 @@ from attnc.plan.signature import block, feature
 from attnc.plan.triton.resources import FEWEST_FROM_SHARED
 from attnc.target.declaration import CallText, Table, Value, Words, in_words, quote_word
 from attnc.target.kernel_view import OutputView, parts_of, sizes_of_kernel
-from attnc.target.triton.columns import scale_tile
+from attnc.target.triton.columns import scale_tile, widened_to
 from attnc.target.triton.printer import TL_DTYPES, offset, scalar, tiled, transposed, widening
 
 
@@ -257,7 +257,7 @@ class KernelText(ProgramText):
         if scale is None or (name == "v" and self._shares_v):  # v is k then, which has been multiplied
             return []
         first, width = (self._columns[part].first, self._columns[part].width) if name == "k" else (0, self.dv)
-        return scale_tile(tile, scale, first, block(width))
+        return scale_tile(tile, scale, first, block(width), TL_DTYPES[self.module.variant.attention.element])
 
     @property
     def _shares_v(self) -> bool:
@@ -266,7 +266,7 @@ class KernelText(ProgramText):
     def _load_kv(self, name: str, width: int, first: int = 0) -> str:
         attention = self.module.variant.attention
         stored = DType(attention.tensor(self.view.rows(name).tensor).dtype)
-        load, widened = self._load_stored(name, width, first), widening(stored, attention.element)
+        load, widened = self._load_stored(name, width, first), widening(stored, widened_to(attention, name))
         return f"{widened}({load}, {self.stays(name)})" if widened else load
 
     def stays(self, name: str) -> str:

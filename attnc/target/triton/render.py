@@ -39,6 +39,7 @@ from attnc.target.quote import without_comments
 from attnc.target.support import imports
 from attnc.target.templates import python_environment, tidy
 from attnc.target.triton.backward import BackwardText
+from attnc.target.triton.columns import widened_to
 from attnc.target.triton.decode import CombineText, DecodeText
 from attnc.target.triton.epilogue import EpilogueText
 from attnc.target.triton.kernel import KernelText, triton_kernel
@@ -206,7 +207,8 @@ def device_functions(module: Module) -> frozenset[str]:
     called = {name for expr in expressions_within((forward, backward)) for name in _called_by(expr)}
     called.update(*map(_moves_rows, kernels))
     attention = module.variant.attention
-    called.update(widening(DType(tensor.dtype), attention.element) for tensor in (attention.k, attention.v))
+    for name, tensor in (("k", attention.k), ("v", attention.v)):
+        called.add(widening(DType(tensor.dtype), widened_to(attention, name)))
     if attention.column_scales:
         called.add("_scale_columns")
     if any(kernel.grid.sequences is not None for kernel in kernels):

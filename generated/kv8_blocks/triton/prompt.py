@@ -75,8 +75,8 @@ def _store_rows(x, start, stop, stride, tile, ROWS: tl.constexpr, BLOCK_D: tl.co
 
 
 @triton.jit
-def _e4m3_to_bf16(x, STAYS: tl.constexpr):
-    """The numbers of a tile, exactly, in 16 bits: four at a time, by way of f16.
+def _e4m3_to_f16(x, STAYS: tl.constexpr):
+    """The numbers of a tile, exactly, in 16 bits: four at a time.
 
     STAYS: in the threads that loaded them, which leave them in shared memory as they would a tile of 16 bits (Triton
     changes no layout before assembly that is not pure); otherwise in those that multiply them.
@@ -88,26 +88,18 @@ def _e4m3_to_bf16(x, STAYS: tl.constexpr):
         mov.b32 {x, y}, $2;
         cvt.rn.f16x2.e4m3x2 lo, x;
         cvt.rn.f16x2.e4m3x2 hi, y;
-        .reg .b16 a, b;
-        .reg .f32 c, d;
-        mov.b32 {a, b}, lo;
-        cvt.f32.f16 c, a;
-        cvt.f32.f16 d, b;
-        cvt.rn.bf16x2.f32 $0, d, c;
-        mov.b32 {a, b}, hi;
-        cvt.f32.f16 c, a;
-        cvt.f32.f16 d, b;
-        cvt.rn.bf16x2.f32 $1, d, c;
+        mov.b32 $0, lo;
+        mov.b32 $1, hi;
         }""",
-        "=r,=r,r", [x], tl.bfloat16, not STAYS, 4,
+        "=r,=r,r", [x], tl.float16, not STAYS, 4,
     )
 
 
 @triton.jit
-def _scale_columns(x, scale, EACH: tl.constexpr):
+def _scale_columns(x, scale, EACH: tl.constexpr, DTYPE: tl.constexpr):
     """A tile times a scale of each row and EACH columns, in float32, rounded once."""
     wide = tl.reshape(x.to(tl.float32), [x.shape[0], x.shape[1] // EACH, EACH]) * scale[:, :, None]
-    return tl.reshape(wide, [x.shape[0], x.shape[1]]).to(x.dtype)
+    return tl.reshape(wide, [x.shape[0], x.shape[1]]).to(DTYPE)
 
 
 @triton.jit
@@ -117,7 +109,7 @@ def _forward_step(
     stride_v_scale_2, stride_v_scale_3, MASKED: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
     """One kv tile: FlashAttention-2, algorithm 1, lines 8 to 10."""
-    k = _e4m3_to_bf16(_load_rows(K, kv_lo, N, stride_kn, BLOCK_N, 128), False)
+    k = _e4m3_to_f16(_load_rows(K, kv_lo, N, stride_kn, BLOCK_N, 128), False)
     key_row = kv_lo + tl.arange(0, BLOCK_N)
     column = tl.arange(0, 4) * 32
     k_scale_tile = tl.load(
@@ -126,7 +118,7 @@ def _forward_step(
         ) * stride_k_scale_0 + key_row[:, None].to(tl.int64) * stride_k_scale_1 + (h // G).to(tl.int64) * stride_k_scale_2 + (column[None, :] // 32).to(tl.int64) * stride_k_scale_3,
         mask=(key_row[:, None] < N) & (h // G < Hkv) & (column[None, :] // 32 < 4), other=0,
     ).to(tl.int32)
-    k = _scale_columns(k, tl.exp2((k_scale_tile - 127).to(tl.float32)), 32)
+    k = _scale_columns(k, tl.exp2((k_scale_tile - 127).to(tl.float32)), 32, tl.bfloat16)
     s = tl.dot(q, k.T)
     if MASKED:
         # kv8_blocks.attn:11  mask = causal
@@ -139,7 +131,7 @@ def _forward_step(
     p = tl.exp2(s * SCALE - shift[:, None])
     alpha = tl.exp2(m - shift)
     l_new = l * alpha + tl.sum(p, 1)
-    v = _e4m3_to_bf16(_load_rows(V, kv_lo, N, stride_vn, BLOCK_N, 128), q.shape[0] < 64)
+    v = _e4m3_to_f16(_load_rows(V, kv_lo, N, stride_vn, BLOCK_N, 128), q.shape[0] < 64)
     key_row = kv_lo + tl.arange(0, BLOCK_N)
     column = tl.arange(0, 4) * 32
     v_scale_tile = tl.load(
@@ -148,7 +140,7 @@ def _forward_step(
         ) * stride_v_scale_0 + key_row[:, None].to(tl.int64) * stride_v_scale_1 + (h // G).to(tl.int64) * stride_v_scale_2 + (column[None, :] // 32).to(tl.int64) * stride_v_scale_3,
         mask=(key_row[:, None] < N) & (h // G < Hkv) & (column[None, :] // 32 < 4), other=0,
     ).to(tl.int32)
-    v = _scale_columns(v, tl.exp2((v_scale_tile - 127).to(tl.float32)), 32)
+    v = _scale_columns(v, tl.exp2((v_scale_tile - 127).to(tl.float32)), 32, tl.bfloat16)
     acc = tl.dot(p.to(v.dtype), v, acc * alpha[:, None])
     return acc, l_new, m_new
 
@@ -227,7 +219,7 @@ def kv8_blocks_forward(
 
 CALL = TritonAttention(
     name="kv8_blocks",
-    operator="kv8_blocks_prompt_8790707d",
+    operator="kv8_blocks_prompt_43970f17",
     inputs=(
         Tensor("q", "bf16[B, M, H, 128]", "bmh"),
         Tensor("k", "e4m3[B, N, Hkv, 128]", "bnh"),
