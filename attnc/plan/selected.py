@@ -111,7 +111,9 @@ class _SelectedMaker:
         names = self._names()
         walked, line = self._walk(names)
         prologue = Prologue(stored=stored, sink=None, adjoints=())
-        return self._kernel(names, walked, line, ("dq",), prologue, None)
+        kernel = self._kernel(names, walked, line, ("dq",), prologue, None)
+        is_joined = stored and self.listing.gathers and joined_parts(self.attention)
+        return replace(kernel, joined=kernel.parts if is_joined else ())
 
     def blocks(self, makes: tuple[Made, ...]) -> BackwardKernel:
         """Returns the kernel that makes dk and dv of a tile of a block, over the queries that select it."""

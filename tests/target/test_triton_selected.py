@@ -120,7 +120,7 @@ def test_rows_of_do_and_q_are_one_operand(d: int, v: int, widths: list[int]) -> 
     assert [part.first for part in parts] == [sum(widths[:number]) for number in range(len(widths))]
     text = text_of(module, module.backward_kernels["dk"])
     assert isinstance(text, TurnText)
-    assert [(part.k, part.dk) for part in text.joined] == [
+    assert [(part.k, part.sum) for part in text.joined] == [
         (f"k{end}", f"dk{end}") for end in ["", *(f"_{n}" for n in range(2, 9))][: len(widths)]
     ]
     # rows of do have no columns behind those of v

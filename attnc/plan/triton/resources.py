@@ -68,11 +68,15 @@ class SharedMemory:
     def columns(self) -> tuple[int, int]:
         attention = self.attention
         d = block(feature(attention.q)) if self._walks_over_queries else tile_columns(attention)
-        if self.kernel == "dk" and joins_rows(attention):
+        if self._joins_rows:
             return d, d
         if self.kernel != "forward" and attention.v.storage.is_part:
             return d, block(parts(attention)[0].width)
         return d, block(feature(attention.v))
+
+    @property
+    def _joins_rows(self) -> bool:
+        return self.kernel in ("dq", "dk") and joins_rows(self.attention)
 
     @property
     def _walks_over_queries(self) -> bool:
@@ -229,7 +233,10 @@ class SharedMemory:
             yield _buffer("keep", (tile_q, tile_kv), 1, 1)  # drawn four keys to a thread, and used by rows
         if outside_in:
             yield _buffer("acc", (tile_q, dv), 4, 2 if self.device.has_tensor_memory else 1)
-        if self.device.has_tensor_memory:  # what two products read, once by rows and once by columns
+        if self._joins_rows:
+            if self.kernel == "dq" and not self.device.has_tensor_memory:
+                yield _buffer("products", (2 * tile_q, tile_kv), 4, 1)
+        elif self.device.has_tensor_memory:  # what two products read, once by rows and once by columns
             for name in {"dq": ("k",), "dk": ("q",), "dkdv": ("q", "do")}.get(self.kernel, ()):
                 rows, columns = (tile_kv, d) if name == "k" else (tile_q, d if name == "q" else dv)
                 yield _buffer(f"{name} turned", (rows, columns), size, 1)

@@ -111,6 +111,16 @@ class TurnParameters(SelectedParameters):
         return turns_of(self.kv_heads)
 
 
+@dataclass(frozen=True, slots=True)
+class JoinedPartText:
+    """Names of some columns of k, of rows of do and q, and of the sum of dq or dk; the load of those rows."""
+
+    k: str
+    rows: str
+    sum: str
+    load: str
+
+
 class SelectedText(BackwardText):
     """Text of a kernel whose rows of q are heads of one query, all loaded by themselves."""
 
@@ -118,6 +128,8 @@ class SelectedText(BackwardText):
 
     def __init__(self, module: Module, planned: BackwardKernel) -> None:
         super().__init__(module, planned)
+        if planned.joined:
+            self.tensors.parts = planned.joined
         self.kv_heads, self.group = _grouping(module, planned)
         self.kv_name = "h_kv"
         if self.prologue is not None:
@@ -134,6 +146,29 @@ class SelectedText(BackwardText):
             f"h = h_kv * {_factor(self.group)} + tl.minimum(head, {self.group} - 1)",
             f"q_idx = tl.where(head < {self.group}, q_lo, M)",
         ]
+
+    @property
+    def joined(self) -> list[JoinedPartText]:
+        """Parts of the columns of rows of do and q that are one operand, a row of do before one of q; none
+        where they are two operands.
+        """
+        found = []
+        for number, (text, part) in enumerate(zip(self.parts, self.kernel.joined, strict=False), 1):
+            is_row = "(q_idx < M)" if part.first < self.tensors.dv else "((q_idx < M) & (both % 2 == 1))"
+            start = f"row + {part.first}" if part.first else "row"
+            columns = f"tl.arange(0, {part.width})[None, :]"
+            load = f"tl.load({start} + {columns}, mask={is_row}[:, None], other=0.0)"
+            summed = text.dq if self.over_q else text.dk
+            found.append(JoinedPartText(text.k, f"rows_{number}", summed, load))
+        return found
+
+    def row_of(self, name: str) -> str:
+        """Returns a pointer to the row of q or do of each head."""
+        return f"{name.upper()} + {self.offset(name)} + q_idx.to(tl.int64) * stride_{name}m"
+
+    def find_rows(self, number: str) -> list[str]:
+        """Returns statements that find q_idx and h of rows. number: of each row of q in its tile."""
+        return [line.replace("tl.arange(0, BLOCK_M)", number) for line in self.rows_of_tile]
 
     @property
     def first_row(self) -> str:
@@ -182,54 +217,21 @@ class SelectedText(BackwardText):
     @property
     def step_names(self) -> list[str]:
         names = ["kv_idx" if name == "kv_lo" else name for name in super().step_names]
+        if self.kernel.joined:
+            apart = {"do", *(part.q for part in self.parts)}
+            names = [name for name in names if name not in apart]
+            names = [*self.sums_of_tile, *(part.rows for part in self.joined), *names]
         return unique(name for name in names if name != "h" or "h" in self.kernel.step.names)
 
     @property
     def _constants(self) -> list[str]:
         masked = [self.masked] if self.kernel.step.keep is not None else []
         masked += ["ZERO_FILL"] if self.fills_when == "ZERO_FILL" else []
-        return masked
-
-
-@dataclass(frozen=True, slots=True)
-class JoinedPartText:
-    """Names of some columns of k, of rows of do and q, and of the sum of dk; the load of those rows."""
-
-    k: str
-    rows: str
-    dk: str
-    load: str
+        return [*masked, *(["BLOCK_M", "BLOCK_N"] if self.kernel.joined else [])]
 
 
 class KeysText(SelectedText):
     """Text of a kernel that owns keys, which queries select."""
-
-    def __init__(self, module: Module, planned: BackwardKernel) -> None:
-        super().__init__(module, planned)
-        if planned.joined:
-            self.tensors.parts = planned.joined
-
-    @property
-    def joined(self) -> list[JoinedPartText]:
-        """Parts of the columns of rows of do and q that are one operand, a row of do before one of q; none
-        where they are two operands.
-        """
-        found = []
-        for number, (text, part) in enumerate(zip(self.parts, self.kernel.joined, strict=False), 1):
-            is_row = "(q_idx < M)" if part.first < self.tensors.dv else "((q_idx < M) & (both % 2 == 1))"
-            start = f"row + {part.first}" if part.first else "row"
-            columns = f"tl.arange(0, {part.width})[None, :]"
-            load = f"tl.load({start} + {columns}, mask={is_row}[:, None], other=0.0)"
-            found.append(JoinedPartText(text.k, f"rows_{number}", text.dk, load))
-        return found
-
-    def row_of(self, name: str) -> str:
-        """Returns a pointer to the row of q or do of each head."""
-        return f"{name.upper()} + {self.offset(name)} + q_idx.to(tl.int64) * stride_{name}m"
-
-    def find_rows(self, number: str) -> list[str]:
-        """Returns statements that find q_idx and h of rows. number: of each row of q in its tile."""
-        return [line.replace("tl.arange(0, BLOCK_M)", number) for line in self.rows_of_tile]
 
     #: What rows are told by, besides b and h_kv.
     row_names: Sequence[str] = ()
@@ -247,7 +249,7 @@ class KeysText(SelectedText):
 
     @property
     def _constants(self) -> list[str]:
-        return [*super()._constants, "BLOCK_M", *(["BLOCK_N"] if self.kernel.joined else [])]
+        return unique((*super()._constants, "BLOCK_M"))
 
 
 class BlockText(KeysText):

@@ -56,8 +56,8 @@ CONFIGS = (
 #: The same for each kernel of the backward, in the order of execution.
 BACKWARD_CONFIGS = {
     "dq": (
-        Config(64, 32, 8, 1, 177152),
-        Config(16, 32, 8, 1, 100352),
+        Config(64, 32, 8, 1, 185344),
+        Config(16, 32, 8, 1, 111616),
     ),
     "dk": (
         Config(16, 64, 8, 2, 166913),
@@ -259,14 +259,15 @@ def _add_tile(x, row, stop, stride, tile, BLOCK_D: tl.constexpr):
 
 @triton.jit
 def _backward_dq_step(
-    dq, dq_2, q, q_2, K, do, lse2, delta, kv_idx, N, stride_kn, q_pos, MASKED: tl.constexpr,
+    dq, dq_2, rows_1, rows_2, K, lse2, delta, kv_idx, N, stride_kn, q_pos, MASKED: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
     """One kv tile: the scores once more, and dq."""
     k = _gather_tile(K, kv_idx, N, stride_kn, 512)
     k_2 = _gather_tile(K + 512, kv_idx, N, stride_kn, 64)
-    s = tl.dot(q, k.T)
-    s = tl.dot(q_2, k_2.T, s)
-    dp = tl.dot(do, k.T)
+    products = tl.dot(rows_1, k.T)
+    products = tl.dot(rows_2, k_2.T, products)
+    dp, s = tl.split(tl.permute(tl.reshape(products, [BLOCK_M, 2, BLOCK_N]), [0, 2, 1]))
     p = tl.exp2(s * SCALE - lse2[:, None])
     if MASKED:
         # selected_training.attn:10  mask = listed(selected, rows = 1, keys = 1) and causal
@@ -302,16 +303,24 @@ def dsa_training_backward_dq(
     K += b.to(tl.int64) * stride_kb + h_kv.to(tl.int64) * stride_kh
     list_line = (tl.where(q_lo >= M, -1, b.to(tl.int64) * M + q_lo)).to(tl.int32)
 
+    # A head has two rows, of do and of q: both are multiplied by k.
+    both = tl.arange(0, 2 * BLOCK_M)
+    head = head_lo + both // 2
+    h = h_kv * H + tl.minimum(head, H - 1)
+    q_idx = tl.where(head < H, q_lo, M)
+    row = tl.where(
+        both % 2 == 0,
+        DO + b.to(tl.int64) * stride_dob + h.to(tl.int64) * stride_doh + q_idx.to(tl.int64) * stride_dom,
+        Q + b.to(tl.int64) * stride_qb + h.to(tl.int64) * stride_qh + q_idx.to(tl.int64) * stride_qm,
+    )[:, None]
+    rows_1 = tl.load(row + tl.arange(0, 512)[None, :], mask=(q_idx < M)[:, None], other=0.0)
+    rows_2 = tl.load(
+        row + 512 + tl.arange(0, 64)[None, :], mask=((q_idx < M) & (both % 2 == 1))[:, None], other=0.0,
+    )
     head = head_lo + tl.arange(0, BLOCK_M)
     h = h_kv * H + tl.minimum(head, H - 1)
     q_idx = tl.where(head < H, q_lo, M)
     q_pos = q_idx + N - M
-    q = _gather_tile(
-        (Q + b.to(tl.int64) * stride_qb + h.to(tl.int64) * stride_qh)[:, None], q_idx, M, stride_qm, 512,
-    )
-    q_2 = _gather_tile(
-        (Q + b.to(tl.int64) * stride_qb + h.to(tl.int64) * stride_qh + 512)[:, None], q_idx, M, stride_qm, 64,
-    )
     o = _gather_tile(
         (O + b.to(tl.int64) * stride_ob + h.to(tl.int64) * stride_oh)[:, None], q_idx, M, stride_om, 512,
     )
@@ -329,6 +338,10 @@ def dsa_training_backward_dq(
     lse2 = tl.where(lse == -float("inf"), float("inf"), lse * LOG2E)
     tl.store(lse2_ptr + first_row + q_idx, lse2, mask=q_idx < M)
     tl.store(delta_ptr + first_row + q_idx, delta, mask=q_idx < M)
+    # Loaded again, they are laid out as products are; else those would be as what a row was summed of.
+    tl.debug_barrier()
+    lse2 = tl.load(lse2_ptr + first_row + q_idx, mask=q_idx < M, other=float("inf"))
+    delta = tl.load(delta_ptr + first_row + q_idx, mask=q_idx < M, other=0.0)
     dq = tl.zeros([BLOCK_M, 512], tl.float32)
     dq_2 = tl.zeros([BLOCK_M, 64], tl.float32)
 
@@ -338,7 +351,8 @@ def dsa_training_backward_dq(
     for list_item in range(0, listed * 1, BLOCK_N):
         kv_idx = _find_keys(list_row + 1, list_item, listed * 1, N, BLOCK_N, 1)
         dq, dq_2 = _backward_dq_step(
-            dq, dq_2, q, q_2, K, do, lse2, delta, kv_idx, N, stride_kn, q_pos, MASKED=True,
+            dq, dq_2, rows_1, rows_2, K, lse2, delta, kv_idx, N, stride_kn, q_pos, MASKED=True,
+            BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N,
         )
 
     _scatter_tile(
@@ -376,7 +390,7 @@ def _backward_dk_step(
     MASKED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
     """Some heads of the query: FlashAttention-2, algorithm 2, lines 11 to 16, with keys as rows and heads as columns."""
-    # A head has two rows, of do and of q: k is multiplied by both, and its gradient is a sum over both.
+    # A head has two rows, of do and of q: both are multiplied by k.
     both = tl.arange(0, 2 * BLOCK_M)
     head = head_lo + both // 2
     h = h_kv * H + tl.minimum(head, H - 1)
@@ -561,7 +575,7 @@ def dsa_training_backward_sum(
 
 CALL = TritonAttention(
     name="dsa_training",
-    operator="dsa_training_default_a55078c0",
+    operator="dsa_training_default_ccc44ce9",
     inputs=(
         Tensor("q", "bf16[B, M, H, 576]", "bmh"),
         Tensor("k", "bf16[B, N, 1, 576]", "bnh"),
