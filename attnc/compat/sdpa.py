@@ -19,6 +19,7 @@ import torch
 
 from attnc.api.repeats import Plan, keep, repeat, without_gradients
 from attnc.compat.call import FUNCTIONS, Call, arranged, refuse, rows
+from attnc.support.memory import allocate, memory_of, plain
 
 #: output, logsumexp, state of the dropout, two that nobody reads
 _Forward: TypeAlias = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
@@ -122,10 +123,14 @@ _PACKED = (
 )  # fmt: skip
 
 
+#: Layouts of the state of dropout, and of a number that nobody reads.
+_STATE = ((2,), (1,), torch.uint64), ((), (), torch.uint64)
+
+
 def _with_state(o: torch.Tensor, lse: torch.Tensor, query: torch.Tensor) -> _Forward:
     """Returns results with what the backward of dropout reads, and what nobody reads."""
-    state, unused = (torch.empty(shape, dtype=torch.uint64, device=query.device) for shape in ((2,), ()))
-    return o, lse, state, unused, query.new_empty(0)
+    state, unused, mask = allocate((*_STATE, ((0,), (1,), query.dtype)), query)
+    return o, lse, state, unused, mask
 
 
 def flash_attention_forward_inplace(out: torch.Tensor, *arguments: Any, **options: Any) -> torch.Tensor:
@@ -218,7 +223,7 @@ def sdpa_forward(
         results[2].view(torch.int64)[0] = call.seed
     order = call.order("qkv", {"q": q, "k": k, "v": v})
     if order is not None:
-        keep(known, _plan_sdpa(call.function, order))
+        keep(known, _plan_sdpa(call.function, order, o, lse))
     return _as_sdpa(results, max_q, max_k)
 
 
@@ -234,15 +239,17 @@ def _as_sdpa(found: _Forward, max_q: int, max_k: int) -> tuple[Any, ...]:
     return o.transpose(1, 2), lse, None, None, max_q, max_k, state, unused, mask
 
 
-def _plan_sdpa(function: str, order: tuple[int | torch.Tensor, ...]) -> Plan:
-    """Returns the plan of calls of sdpa_forward like one whose kernel has this name."""
-    inputs_of = arranged(order)
+def _plan_sdpa(
+    function: str, order: tuple[int | torch.Tensor, ...], o: torch.Tensor, lse: torch.Tensor
+) -> Plan:
+    """Returns the plan of calls of sdpa_forward like one whose kernel has this name, and which gave o and
+    lse.
+    """
+    inputs_of, layouts = arranged(order), plain(map(memory_of, (o, lse)))
 
     def arrange(given: Sequence[torch.Tensor]) -> tuple[Sequence[Any], Any]:
-        query, _, value = given
         inputs, _ = inputs_of([x.transpose(1, 2) for x in given])
-        lse = torch.empty(query.shape[:3], dtype=torch.float32, device=query.device)
-        return inputs, (_like(query, value).transpose(1, 2), lse)
+        return inputs, tuple(allocate(layouts, given[0]))
 
     def finish(found: Any, given: Sequence[torch.Tensor]) -> _Forward:
         o, lse = found
