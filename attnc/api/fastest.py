@@ -85,6 +85,14 @@ def targets_of_call(
     return found[1:] or (TRITON,)
 
 
+def targets_of_one_row(function: str, q: torch.Tensor) -> tuple[str, ...]:
+    """Returns the targets for one query for each KV head, of 16 bits, whose keys are narrow rows of one
+    tensor. No row shares these keys, and sm_80's kernel, whose warps share a tile of them, is the fastest on
+    a Hopper GPU. Others, and calls under `run_on`, take Triton's, as for all few queries.
+    """
+    return _targets_of_one_row(function, index_of(q), _CHOSEN[0])
+
+
 def current_index() -> int:
     """Returns the number of this process's GPU; -1 for the CPU."""
     return torch.cuda.current_device() if torch.cuda.is_available() else -1
@@ -113,7 +121,15 @@ def targets_on(function: str, index: int, kind: Kind, chosen: str = "") -> tuple
     return found
 
 
-# What torch.compiler.assume_constant_result does, without importing the compiler: tracing calls it for real.
+def _targets_of_one_row(function: str, index: int, chosen: str) -> tuple[str, ...]:
+    if index < 0 or chosen or gpu_of(index).capability != divmod(_CAPABILITY, 10):
+        return (TRITON,)
+    found = targets_on(function, index, "16 bits", SM80)
+    return tuple(target for target in found if target != HOPPER)
+
+
+# What torch.compiler.assume_constant_result does, without importing the compiler: tracing calls both.
+_targets_of_one_row._dynamo_marked_constant = True  # type: ignore[attr-defined]  # functions take attributes
 targets_on._dynamo_marked_constant = True  # type: ignore[attr-defined]  # functions take attributes
 
 

@@ -12,7 +12,7 @@ from weakref import WeakValueDictionary
 
 import torch
 
-from attnc.api.fastest import HOPPER, NARROW_ROWS, TILE_ROWS, targets_of_call
+from attnc.api.fastest import HOPPER, NARROW_ROWS, TILE_ROWS, targets_of_call, targets_of_one_row
 from attnc.api.repeats import Arrange, Plan, keep
 from attnc.compat.blocks import list_of_blocks
 from attnc.compat.compiled import builds_in, load_form, making
@@ -336,6 +336,10 @@ class Call:
             self._form["splits"] = max(0, splits)
         if "splits" not in self._form or self._shares_much():
             self._choose()
+        elif self._shares_nothing():
+            targets = targets_of_one_row(self._name, self._tensors["q"])
+            if targets[0] != _USUAL:
+                self._form["targets"] = targets
         name, inputs = self._prepare_function()
         function = getattr(FUNCTIONS, name)
         if key is not None:
@@ -397,13 +401,25 @@ class Call:
             self._form["cap"] = cap
 
     def _shares_much(self) -> bool:
-        """Returns whether Triton's kernel is not the fastest for few queries: where rows that share the keys
-        of a KV head are more than one of its tiles, or keys are narrow rows of pages.
+        """Returns whether Hopper's kernel is the fastest for few queries: where rows that share the keys of a
+        KV head are more than a tile of Triton's, or keys are narrow rows of pages.
         """
+        return self._count_sharing() > TILE_ROWS or (self._form.get("kv") == "paged" and self._is_narrow())
+
+    def _shares_nothing(self) -> bool:
+        """Returns whether a call is one for `targets_of_one_row`."""
+        is_plain = self._form.get("kv", "dense") == "dense" and self._form["dtype"] != "float32"
+        return is_plain and self._is_narrow() and self._count_sharing() == 1
+
+    def _count_sharing(self) -> int:
+        """Returns how many rows of a sequence share the keys of a KV head."""
         q, k = self._tensors["q"], self._tensors["k"]
         rows: int = q.shape[1] * (q.shape[2] // max(k.shape[2], 1))
-        width = max(self._form["size"], self._form["size_v"])
-        return rows > TILE_ROWS or (self._form.get("kv") == "paged" and width <= NARROW_ROWS)
+        return rows
+
+    def _is_narrow(self) -> bool:
+        width: int = max(self._form["size"], self._form["size_v"])
+        return width <= NARROW_ROWS
 
     def _prepare_function(self) -> tuple[str, list[Any]]:
         """Returns the name in FUNCTIONS of the form that the call has, and what it takes."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-from attnc.api.fastest import TILE_ROWS
+from attnc.api.fastest import NARROW_ROWS, TILE_ROWS
 
 Facts: TypeAlias = tuple[tuple[str, Any], ...]
 Layout: TypeAlias = Literal["dense", "ragged", "paged"]
@@ -149,9 +149,10 @@ class Form:
             return ""
         shared = f"loops = [kv], pack = gqa, split.kv = {self.splits or 'auto'}"
         tiles = f"tile.q = {TILE_ROWS}, tile.kv in {{{_DECODE_TILES[_DTYPES[self.dtype]]}}}, warps = 4"
+        stages = "2, 3" if max(self.size, self.size_v) <= NARROW_ROWS else "3, 2"
         targets = {
             "triton": f"{shared}\n  {tiles}, stages in {{3, 2, 1}}",
-            "cuda.sm_80": f"{shared}\n  {tiles}, stages in {{3, 2}}, warp_split = kv",
+            "cuda.sm_80": f"{shared}\n  {tiles}, stages in {{{stages}}}, warp_split = kv",
             "cuda.sm_90a": shared,
         }
         return "".join(

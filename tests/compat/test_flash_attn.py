@@ -428,6 +428,25 @@ def test_calls_take_the_fastest_kernels(asked: Asked) -> None:
     assert targets == ["cuda.sm_90a", "triton", *["cuda.sm_90a"] * 3, "triton", "triton"]
 
 
+def test_single_queries_that_share_no_keys_take_the_kernel_whose_warps_do(asked: Asked) -> None:
+    """Where keys are narrow rows of one tensor, and nobody chose another target."""
+
+    def call(heads: int = 1, width: int = 16, dtype: torch.dtype = torch.float16, rows: int = 1) -> None:
+        q = torch.randn(1, rows, heads, width, dtype=dtype)
+        k, v = torch.randn(2, 1, 5, 1, width, dtype=dtype).unbind()
+        flash_attn_func(q, k, v)
+
+    call()
+    call(width=64)
+    call(heads=2)
+    call(width=24, rows=2)
+    call(width=72)
+    call(dtype=torch.float32)
+    run_on("triton")
+    call(width=32)
+    assert [target for target, _ in asked] == [*["cuda.sm_80"] * 2, *["triton"] * 5]
+
+
 def test_gradients_are_the_fastest_unless_somebody_wants_the_same_bits(asked: Asked) -> None:
     q, k, v = (x.requires_grad_() for x in tensors(rows=20))
     flash_attn_func(q, k, v, causal=True)
