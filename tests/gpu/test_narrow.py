@@ -7,10 +7,12 @@ from dataclasses import replace
 import pytest
 import torch
 
+from attnc.adapters.flash_mla import flash_mla_with_kvcache
+from attnc.adapters.latent_rows import FORMATS, store_rows, unpack_cache
 from attnc.model.dtypes import DType
-from attnc.verify.subject import Subject
+from attnc.verify.subject import Subject, subject_of
 from tests.kernels.test_narrow import KINDS, NARROW, case, numbers, same_numbers, subject, types_of
-from tests.verify.judging import assert_within_bound
+from tests.verify.judging import assert_within_bound, modules_of, spec
 
 
 def skip_what_is_not_read(*dtypes: str) -> None:
@@ -40,3 +42,90 @@ def test_outputs_are_within_the_bound(kind: str, pair: tuple[str, str]) -> None:
     made = subject(kind, *types)
     for number in range(len(made.configs)):
         assert_within_bound(made, replace(case(made, seed=number, config=number), dims=large(made)))
+
+
+@pytest.mark.parametrize("size", list(FORMATS))
+def test_rows_of_several_types_are_read_in_a_graph(size: int, device: torch.device) -> None:
+    """Lists that change between replays, of two caches, against rows of 16 bits."""
+    torch.manual_seed(0)
+    columns, page = FORMATS[size].columns, 64
+    memory = torch.zeros(40, page * size + 64, dtype=torch.uint8, device=device)
+    cache = memory[:, : page * size].view(40, page, 1, size)
+    store_rows(torch.randn(40 * page, columns, device=device), cache, torch.arange(40 * page, device=device))
+    wide = unpack_cache(cache)
+    both = torch.cat([wide.flatten(0, 1), wide[30:].flatten(0, 1)])[None]
+    q = torch.randn(3, 2, 16, columns, device=device).bfloat16()
+    lists = torch.randint(40 * page, (3, 2, 300), device=device).int()
+    more = torch.randint(10 * page, (3, 2, 70), device=device).int()
+
+    def attend() -> tuple[torch.Tensor, torch.Tensor]:
+        return flash_mla_with_kvcache(
+            q,
+            cache,
+            None,
+            None,
+            512,
+            is_fp8_kvcache=True,
+            indices=lists,
+            extra_k_cache=cache[30:],
+            extra_indices_in_kvcache=more,
+        )
+
+    for _ in range(2):
+        attend()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = attend()
+    for seed in range(3):
+        torch.manual_seed(seed)
+        lists.copy_(torch.randint(-3, 40 * page, lists.shape, device=device))
+        more.copy_(torch.randint(-3, 10 * page, more.shape, device=device))
+        graph.replay()
+        named = torch.cat([lists, torch.where(more < 0, -1, more + 40 * page)], -1)
+        expected = flash_mla_with_kvcache(q, both, None, None, 512, indices=named)
+        for mine, theirs in zip(found, expected, strict=True):
+            assert torch.equal(mine, theirs)
+
+
+def test_calls_that_convert_one_after_the_other_keep_their_numbers(device: torch.device) -> None:
+    """Kernels begin while those before them end, and take memory that these have just left."""
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("kernels of Hopper alone are converted for")
+    torch.manual_seed(0)
+    lines = [
+        "input q: bf16[B, M, Hkv * G, 128]",
+        "input k, v: {}[B, N, Hkv, 128] via paged(table, page = 16)",
+        "input table: i32[B, P]",
+        "input lens: i32[B]",
+        "length N = lens[b]",
+        "score = dot(q, k) / sqrt(D)",
+        "mask = causal",
+        "normalize = softmax",
+        "output o: bf16[B, M, Hkv * G, 128]",
+    ]
+    knobs = "softmax = online(maximum = lazy(20)), order = longest_first, tile.kv = 128"
+    functions = []
+    for kv, more in (("e4m3", ", convert = before"), ("bf16", "")):
+        text = spec([line.format(kv) for line in lines], knobs + more, target="cuda.sm_90a")
+        (module,) = modules_of(text)
+        functions.append(subject_of(module).function)
+    narrow, wide = functions
+    q = torch.randn(2, 300, 8, 128, device=device).bfloat16()
+    pools = torch.randn(6, 2, 80, 16, 2, 128, device=device).to(torch.float8_e4m3fn)
+    table = torch.randperm(80, device=device).int().view(2, 40)
+    lens = torch.tensor([640, 411], device=device, dtype=torch.int32)
+    expected = [wide(q, *pool.bfloat16(), table, lens) for pool in pools]
+
+    def attend() -> list[torch.Tensor]:
+        return [narrow(q, *pool, table, lens) for pool in pools]
+
+    for _ in range(3):
+        for mine, theirs in zip(attend(), expected, strict=True):
+            assert torch.equal(mine, theirs)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = attend()
+    for _ in range(20):
+        graph.replay()
+    for mine, theirs in zip(found, expected, strict=True):
+        assert torch.equal(mine, theirs)
