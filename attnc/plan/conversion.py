@@ -22,6 +22,10 @@ from attnc.plan.ir.module import Conversion, Converted
 from attnc.plan.loads import LoadNames
 from attnc.plan.signature import arguments, normalise
 
+#: Threads of a block, blocks for each multiprocessor, columns that a thread loads together, and the most that
+#: it converts at a time.
+CONVERT_THREADS, CONVERT_BLOCKS, CONVERT_CHUNK, COLUMNS_AT_ONCE = 256, 8, 8, 16
+
 
 def list_convertible(attention: Attention) -> list[Tensor]:
     """Lists what of k and v has another type than q, or scales of its columns; of those in pages both, which

@@ -23,7 +23,7 @@ from attnc.target.sm80.backward import CudaBackwardText, CudaFileText, FinishTex
 from attnc.target.sm80.declaration import CudaBackward, cuda_declaration
 from attnc.target.sm80.epilogue import CudaEpilogueText
 from attnc.target.sm80.kernel import CudaDecodeText, CudaText
-from attnc.target.sm80.printer import at_row, local, scalar
+from attnc.target.sm80.printer import at_row, local, scalar, sizes_of_call
 from attnc.target.sm80.tidy import ValueLines, tidy_cuda
 from attnc.target.support import imports, with_headers
 from attnc.target.templates import fill_each, python_environment, template_environment, tidy
@@ -190,7 +190,7 @@ def cuda_environment() -> jinja2.Environment:
     environment = template_environment("[[", "]]")  # C++ has braces of its own
     environment.add_extension(ValueLines)
     environment.filters.update(quote=quote, lines=join_statements, comment=join_comments, each=fill_each)
-    environment.globals.update(local=local, scalar=scalar, at_row=at_row)
+    environment.globals.update(local=local, scalar=scalar, at_row=at_row, sizes_of_call=sizes_of_call)
     return environment
 
 

@@ -1,157 +1,86 @@
-"""Text of the kernel that converts keys and values before the one that multiplies them: what
-`templates/sm90/_convert.cu.jinja` prints, and the declaration of its launch and memory.
+"""What `templates/sm90/_convert.cu.jinja` prints: the kernel that converts keys and values before the one that
+multiplies them; and the declaration of its launch and memory.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import groupby
 from math import gcd
+from typing import NamedTuple
 
 from attnc.expr.nodes import Dim, Expr, walk
 from attnc.model.dtypes import DType
-from attnc.model.tensors import Paged, Role
-from attnc.plan.conversion import count_alike
+from attnc.model.tensors import Role
+from attnc.plan.conversion import (
+    COLUMNS_AT_ONCE,
+    CONVERT_BLOCKS,
+    CONVERT_CHUNK,
+    CONVERT_THREADS,
+    count_alike,
+)
 from attnc.plan.ir import Fetch, Module, statement_expressions
-from attnc.plan.ir.kernel import KEY_ROW
 from attnc.plan.ir.module import Converted
 from attnc.plan.lists import KV_HEAD
 from attnc.plan.signature import feature
 from attnc.target.declaration import CallText, show_size, tensor
-from attnc.target.sm80.printer import local, scalar, sizes_of_call, statement, stored_type
+from attnc.target.sm80.declaration import cuda_kernel
+from attnc.target.sm80.printer import scalar, statement, stored_type
 
-#: Threads of a block, blocks for each multiprocessor, columns that a thread loads together, and the most that
-#: it converts at a time.
-CONVERT_THREADS, _BLOCKS, _CHUNK, COLUMNS_AT_ONCE = 256, 8, 8, 16
 #: What the number of a row along an axis is called.
 _INDICES = {Role.BATCH: "b", Role.KEY: "n", Role.HEAD: KV_HEAD.name}
 
 
+class RowAxis(NamedTuple):
+    """An axis of rows. index: the name of a row's index; size: of the axis, in the kernel; place: the index in
+    memory, which pages make another one; stride: its name.
+    """
+
+    index: str
+    size: str
+    place: str
+    stride: str
+
+
 class ConvertedText:
     """A tensor that is converted. name: "k" or "v"; columns: of a row; made: what declarations call the
-    result.
+    result; table, page: of rows in pages; ends: of packed sequences; scale: of the column at hand, is_alike:
+    whether columns that a thread loads together have one; read: sizes that it mentions.
     """
 
     def __init__(self, module: Module, converted: Converted, dtypes: dict[str, DType]) -> None:
-        assert module.conversion is not None
-        self._conversion, self._converted, self._dtypes = module.conversion, converted, dtypes
-        self._tensor = converted.stored.tensor
-        self.name, self.columns = self._tensor.name, feature(self._tensor)
-        self.stored = stored_type(DType(self._tensor.dtype), module.variant)
-        self.made = f"_{self.name}"
-        self._sizes = [show_size(bind) for bind in converted.made.axes[:-1]]
-        self._roles = self._tensor.roles[:-1]
+        self._converted, self._dtypes = converted, dtypes
+        tensor, scale = converted.stored.tensor, converted.scale
+        storage = tensor.storage
+        self.name, self.columns, self.made = tensor.name, feature(tensor), f"_{tensor.name}"
+        self.stored = stored_type(DType(tensor.dtype), module.variant)
+        self.sizes = [show_size(bind) for bind in converted.made.axes[:-1]]
+        self.table, self.page = storage.table, storage.rows_of_page
+        self.ends = storage.ends if storage.is_packed else ""
+        self.scale = "" if scale is None else scalar(scale.value)
+        self.is_alike = scale is not None and count_alike(scale) % CONVERT_CHUNK == 0
+        self.read = [] if scale is None else list_sizes(scale.value, scale.fetches)
+        self.declared_strides = [name for name in converted.stored.strides if name]
+        self.strides = [name.replace("stride_", "stride_stored_", 1) for name in self.declared_strides]
+
+    @property
+    def axes(self) -> list[RowAxis]:
+        indices = [_INDICES[role] for role in self._converted.stored.tensor.roles[:-1]]
+        in_pages = {"b": "page", "n": f"n % {self.page}"} if self.page else {}
+        places = [in_pages.get(index, index) for index in indices]
+        sizes = [f"args.{size}" if size.isidentifier() else size for size in self.sizes]
+        return [RowAxis(*axis) for axis in zip(indices, sizes, places, self.strides, strict=True)]
+
+    def lie_of_rows(self) -> tuple[object, ...]:
+        """Returns what rows of two tensors that lie alike have in common."""
+        return self.columns, [(axis.name, axis.size) for axis in self.axes], self.table, self.page
 
     @property
     def dims(self) -> list[str]:
-        """The sizes of a call that its rows are counted by."""
-        sequences = ["B"] if self._tensor.storage.is_packed and self.scale else []
-        made = self._conversion
-        of_length = () if made.length is None else _list_sizes(made.length, made.fetches)
-        names = (*self._sizes, *sequences, *self._read, *of_length)
-        return [name for name in names if name.isidentifier()]
-
-    @property
-    def _read(self) -> list[str]:
-        """The sizes that a scale mentions."""
-        found = self._converted.scale
-        return [] if found is None else list(_list_sizes(found.value, found.fetches))
-
-    @property
-    def skips(self) -> list[str]:
-        """Statements that leave out rows behind the keys of a sequence."""
-        made = self._conversion
-        if made.length is None:
-            return []
-        return [
-            *sizes_of_call(_list_sizes(made.length, made.fetches)),
-            *(statement(fetch, self._dtypes, (), scalar) for fetch in made.fetches),
-            f"if (n >= {scalar(made.length)})",
-            "    continue;",
-        ]
-
-    @property
-    def lines(self) -> str:
-        """How many rows it has, as a size."""
-        return " * ".join(self._sizes)
-
-    @property
-    def all_lines(self) -> str:
-        """The same in the kernel, in 64 bits."""
-        return " * ".join(["1ll", *map(_of_call, self._sizes)])
-
-    @property
-    def indices(self) -> Iterator[str]:
-        """Statements that take the number of a row apart: from the last axis to the first."""
-        rest = "line"
-        last = len(self._roles) - 1
-        for axis in range(last, 0, -1):
-            size = _of_call(self._sizes[axis])
-            name, after = _INDICES[self._roles[axis]], f"rest_{axis}"
-            yield f"const int {name} = {rest} % {size};"
-            yield f"const long long {after} = {rest} / {size};"
-            rest = after
-        yield f"const int {_INDICES[self._roles[0]]} = {rest};"
-
-    @property
-    def place(self) -> str:
-        """The address of the first of some columns of a row."""
-        indices = {**_INDICES}
-        if page := self._tensor.storage.rows_of_page:
-            indices |= {Role.BATCH: "page", Role.KEY: f"n % {page}"}
-        places = zip((indices[role] for role in self._roles), self._letters, strict=True)
-        terms = [f"{index} * args.{self.stride(letter)}" for index, letter in places]
-        return f"args.stored_{self.name}_ptr + {' + '.join(terms)} + column_lo"
-
-    @property
-    def page(self) -> list[str]:
-        """Statements that look up the page of a row."""
-        match self._tensor.storage:
-            case Paged(block_table=table, page=page):
-                entry = f"args.{table}_ptr[b * args.stride_{table}_0 + n / {page} * args.stride_{table}_1]"
-                return [f"const int page = {entry};"]
-            case _:
-                return []
-
-    def stride(self, letter: str) -> str:
-        return f"stride_stored_{self.name}{letter}"
-
-    @property
-    def _letters(self) -> list[str]:
-        return [name.removeprefix(f"stride_{self.name}") for name in self._converted.stored.strides if name]
-
-    @property
-    def pointers(self) -> list[str]:
-        return [f"const {self.stored}* stored_{self.name}_ptr;", f"element* made_{self.name}_ptr;"]
-
-    @property
-    def strides(self) -> list[str]:
-        return [self.stride(letter) for letter in self._letters]
-
-    @property
-    def declared_strides(self) -> list[str]:
-        return [name for name in self._converted.stored.strides if name]
-
-    @property
-    def declared(self) -> CallText:
-        """The declaration of the result."""
-        made = self._converted.made
-        strides = (name.replace(f"stride_{self.name}", f"stride_{self.made}") for name in made.strides)
-        return tensor(replace(made, tensor=replace(made.tensor, name=self.made), strides=tuple(strides)))
-
-    # -- scales --------------------------------------------------------------------------------------------
-
-    @property
-    def scale(self) -> str:
-        found = self._converted.scale
-        return "" if found is None else scalar(found.value)
-
-    @property
-    def is_alike(self) -> bool:
-        """Whether the columns that a thread loads together have one scale."""
-        found = self._converted.scale
-        return found is not None and count_alike(found) % _CHUNK == 0
+        """The sizes of a call that its rows are counted by, and a scale reads."""
+        sequences = ["B"] if self.ends and self.scale else []
+        return [name for name in (*self.sizes, *sequences, *self.read) if name.isidentifier()]
 
     @property
     def scale_values(self) -> Iterator[str]:
@@ -161,86 +90,64 @@ class ConvertedText:
             yield statement(fetch, self._dtypes, (), scalar)
 
     @property
-    def places(self) -> Iterator[str]:
-        """Where a row is, as scales are found by it."""
-        cu = self._tensor.storage.ends if self._tensor.storage.is_packed else ""
-        key = "n"
-        if cu:
-            found = f"upper_bound(args.{cu}_ptr, args.stride_{cu}_0, args.B + 1, n)"
-            yield local("const int", b=f"min({found}, args.B) - 1")  # of rows behind them all, the last
-            key = f"n - (int)args.{cu}_ptr[b * args.stride_{cu}_0]"
-        yield from sizes_of_call(self._read)
-        yield local("const int", {KEY_ROW.name: key, "h": KV_HEAD.name})
+    def declared(self) -> CallText:
+        """The declaration of the result."""
+        made = self._converted.made
+        strides = (name.replace(f"stride_{self.name}", f"stride_{self.made}") for name in made.strides)
+        return tensor(replace(made, tensor=replace(made.tensor, name=self.made), strides=tuple(strides)))
 
 
-def _list_sizes(value: Expr, fetches: Iterable[Fetch]) -> Iterator[str]:
+def list_sizes(value: Expr, fetches: Iterable[Fetch]) -> list[str]:
+    """Lists the sizes of a call that a value and what it loads mention."""
     exprs = [value, *(x for fetch in fetches for x in statement_expressions(fetch))]
-    return (node.name for expr in exprs for node in walk(expr) if isinstance(node, Dim))
+    return [node.name for expr in exprs for node in walk(expr) if isinstance(node, Dim)]
 
 
-def _of_call(size: str) -> str:
-    return f"args.{size}" if size.isidentifier() else size
-
-
-@dataclass(frozen=True, slots=True)
 class ConvertedGroup:
-    """Tensors whose rows lie alike, and whose numbers are loaded together."""
+    """Tensors whose rows lie alike, and whose numbers are loaded together. at_once: columns that a thread
+    converts at a time; chunks: those that it loads together, of them; pieces: threads for a row.
+    """
 
-    parts: tuple[ConvertedText, ...]
-
-    @property
-    def first(self) -> ConvertedText:
-        return self.parts[0]
-
-    @property
-    def at_once(self) -> int:
-        """Columns that a thread converts at a time."""
-        return gcd(self.first.columns, COLUMNS_AT_ONCE)
-
-    @property
-    def chunks(self) -> int:
-        return self.at_once // _CHUNK
-
-    @property
-    def pieces(self) -> int:
-        """Threads for a row."""
-        return self.first.columns // self.at_once
+    def __init__(self, parts: Iterable[ConvertedText]) -> None:
+        self.parts = list(parts)
+        self.first, columns = self.parts[0], self.parts[0].columns
+        self.at_once = gcd(columns, COLUMNS_AT_ONCE)
+        self.chunks, self.pieces = self.at_once // CONVERT_CHUNK, columns // self.at_once
 
 
 class ConversionText:
-    """Text of the kernel. dtypes: of the tensors of the module."""
+    """Text of the kernel. dtypes: of the tensors of the module; length: of the keys of a sequence that are
+    converted, "": all; length_sizes, length_values: sizes that it mentions, and statements that load it.
+    """
 
     def __init__(self, module: Module, dtypes: dict[str, DType]) -> None:
-        assert module.conversion is not None
+        planned = module.conversion
+        assert planned is not None
         self.name = f"{module.variant.attention.name}_convert"
         self.threads = CONVERT_THREADS
-        self.parts = [ConvertedText(module, made, dtypes) for made in module.conversion.tensors]
-        alike = groupby(self.parts, lambda part: (part.lines, part.columns, list(part.indices), part.page))
-        self.groups = [ConvertedGroup(tuple(parts)) for _, parts in alike]
-
-    @property
-    def scales(self) -> bool:
-        return any(part.scale for part in self.parts)
-
-    @property
-    def pointers(self) -> list[str]:
-        return [pointer for part in self.parts for pointer in part.pointers]
-
-    @property
-    def strides(self) -> list[list[str]]:
-        return [part.strides for part in self.parts]
+        self.parts = [ConvertedText(module, made, dtypes) for made in planned.tensors]
+        self.groups = [ConvertedGroup(parts) for _, parts in groupby(self.parts, ConvertedText.lie_of_rows)]
+        self.scales = any(part.scale for part in self.parts)
+        self.length = "" if planned.length is None else scalar(planned.length)
+        self.length_sizes = [] if planned.length is None else list_sizes(planned.length, planned.fetches)
+        self.length_values = [statement(fetch, dtypes, (), scalar) for fetch in planned.fetches]
 
     @property
     def dims(self) -> list[str]:
-        return list(dict.fromkeys(name for part in self.parts for name in part.dims))
+        return list(dict.fromkeys(name for part in self.parts for name in (*part.dims, *self.length_sizes)))
+
+    @property
+    def pointers(self) -> list[str]:
+        pairs = (
+            (f"const {x.stored}* stored_{x.name}_ptr;", f"element* made_{x.name}_ptr;") for x in self.parts
+        )
+        return [pointer for pair in pairs for pointer in pair]
 
     @property
     def launch(self) -> CallText:
-        from attnc.target.sm80.declaration import cuda_kernel
-
-        chunks = (f"{group.first.lines} * {group.pieces}" for group in self.groups)
-        most = ", ".join(dict.fromkeys(chunks))
-        most = f"max({most})" if "," in most else most
-        blocks = f"min(cdiv({most}, {CONVERT_THREADS}), {_BLOCKS} * multiprocessors())"
+        counts = (f"{' * '.join(group.first.sizes)} * {group.pieces}" for group in self.groups)
+        chunks = list(dict.fromkeys(counts))
+        most = f"max({', '.join(chunks)})" if len(chunks) > 1 else chunks[0]
+        blocks = f"min(cdiv({most}, {CONVERT_THREADS}), {CONVERT_BLOCKS} * multiprocessors())"
         own = {"WARPS": str(CONVERT_THREADS // 32), "shared": "0"}
         return cuda_kernel(self.name, blocks, changes=own)

@@ -87,7 +87,7 @@ class Sm90Text(CudaText):
             workspaces=[*lists, *(made.pointers if made else ()), "int* counter_ptr;"],
             maps=(*self.roles.boxes, *(["o"] if any(self.roles.ways_out) else [])),
             boxes=self.roles.boxes_alone,
-            more_strides=made.strides if made else (),
+            more_strides=[part.strides for part in made.parts] if made else (),
         )
 
     @property
