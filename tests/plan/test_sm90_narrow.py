@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from attnc.model.dtypes import DType
 from attnc.plan.ir import Module
 from attnc.plan.sm90 import decode_layout_of
 from attnc.plan.sm90.layout import hopper
-from attnc.plan.sm90.narrow import Narrow, narrow_misfit, pieces_of_bytes
+from attnc.plan.sm90.narrow import NarrowPart, narrow_misfit
 from tests.refusals import refusal
 from tests.verify.judging import modules_of, spec
 
@@ -61,8 +62,8 @@ def test_what_has_8_bits_is_converted(types: tuple[str, str], expected: tuple[st
 
 def test_values_in_the_keys_are_converted_with_them() -> None:
     layout = decode_layout_of(planned("tile.kv = 32, stages = 2", d=576, prefix=512).kernel)
-    assert layout.narrow == Narrow(tensors=("k",), panels=5)
-    assert pieces_of_bytes(576) == 5
+    assert layout.narrow.parts == (NarrowPart(name="k", number=0, dtype=DType.E4M3, columns=576),)
+    assert layout.narrow.panels == 5
 
 
 @pytest.mark.parametrize(

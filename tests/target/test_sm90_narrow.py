@@ -6,7 +6,6 @@ import pytest
 
 from attnc.plan.sm90 import decode_layout_of
 from attnc.target.files import render_files
-from attnc.target.sm90.narrow import narrow_parts
 from tests.verify.judging import modules_of, spec
 
 
@@ -22,10 +21,9 @@ def texts(k: str, v: str) -> tuple[str, list[tuple[str, str, int, int]]]:
     ]
     (module,) = modules_of(spec(lines, "loops = [kv], split.kv = 2, tile.kv = 32", target="cuda.sm_90a"))
     layout = decode_layout_of(module.kernel)
-    parts = narrow_parts(layout.narrow, layout, module.variant.attention)
     files = render_files(module, path="a.attn", sha256="")
     text = next(text for name, text in files.items() if name.endswith(".cu"))
-    return text, [(part.name, part.stored, part.number, part.panels) for part in parts]
+    return text, [(x.name, str(x.dtype), x.number, x.panels) for x in layout.narrow.parts]
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from attnc.diagnostics import Diagnostic
 from attnc.model.attention import Attention
 from attnc.model.dtypes import DType
 from attnc.model.schedule import Schedule
+from attnc.model.tensors import Tensor
 from attnc.plan.columns import plan_column_scales
 from attnc.plan.conversion import count_alike, list_convertible
 from attnc.plan.fitting import several_values, unsupported
@@ -37,21 +38,64 @@ _PERIOD, _MOST_ROWS = 8, 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Narrow:
-    """What is converted. tensors: "k", "v" or both; panels: pieces of a tile of all of them; scales: of a row
-    of all of them, each of a block of its columns.
+class NarrowPart:
+    """A tensor whose tiles are copied as they lie in memory. name: "k" or "v"; number: among those that are;
+    columns: of a row; block: neighbouring columns that have one scale, scales: of a row, both 0 where columns
+    have no scales.
     """
 
-    tensors: tuple[str, ...] = ()
-    panels: int = 0
+    name: str
+    number: int
+    dtype: DType
+    columns: int
+    block: int = 0
     scales: int = 0
 
+    @property
+    def bytes(self) -> int:
+        return self.columns * self.dtype.bytes
+
+    @property
+    def panels(self) -> int:
+        """Pieces of a tile, of 128 bytes a row."""
+        return -(-self.bytes // PIECE_OF_BYTES)
+
+    @property
+    def width(self) -> int:
+        """Columns of a piece."""
+        return PIECE_OF_BYTES // self.dtype.bytes
+
+    @property
+    def is_converted(self) -> bool:
+        return self.dtype.is_narrow
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Narrow:
+    """What tiles of k and v are copied as they lie in memory, and converted if they have 8 bits."""
+
+    parts: tuple[NarrowPart, ...] = ()
+
     def __bool__(self) -> bool:
-        return bool(self.tensors)
+        return bool(self.parts)
+
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        return tuple(part.name for part in self.parts)
+
+    @property
+    def panels(self) -> int:
+        """Pieces of a tile of each of them."""
+        return sum(part.panels for part in self.parts)
+
+    @property
+    def scales(self) -> int:
+        """Scales of a row of each of them."""
+        return sum(part.scales for part in self.parts)
 
     @property
     def barriers(self) -> int:
-        return CONVERTING_WARPS * len(self.tensors)
+        return CONVERTING_WARPS * len(self.parts)
 
     def tile_bytes(self, tile_kv: int) -> int:
         """Returns bytes of a tile of 8 bits of so many keys, of all tensors."""
@@ -125,12 +169,25 @@ def narrow_of(attention: Attention, *, apart: bool = False) -> Narrow:
     """
     stored = [tensor for tensor in (attention.k, attention.v) if apart or not tensor.storage.is_part]
     found = [tensor for tensor in stored if DType(tensor.dtype).is_narrow]
-    tensors = tuple("k" if tensor is attention.k else "v" for tensor in found)
-    return Narrow(
-        tensors=tensors,
-        panels=sum(pieces_of_bytes(feature(tensor)) for tensor in found),
-        scales=sum(cut_columns(attention, name)[1] for name in tensors),
-    )
+    return copy_as_stored(attention, found)
+
+
+def copy_as_stored(attention: Attention, tensors: Iterable[Tensor]) -> Narrow:
+    """Returns that tiles of these tensors, of k and v, are copied as they lie in memory."""
+    parts = []
+    for number, tensor in enumerate(tensors):
+        name = "k" if tensor is attention.k else "v"
+        block, scales = cut_columns(attention, name)
+        part = NarrowPart(
+            name=name,
+            number=number,
+            dtype=DType(tensor.dtype),
+            columns=feature(tensor),
+            block=block,
+            scales=scales,
+        )
+        parts.append(part)
+    return Narrow(parts=tuple(parts))
 
 
 def cut_columns(attention: Attention, name: str) -> tuple[int, int]:
@@ -151,11 +208,6 @@ def _columns_alike(attention: Attention) -> Mapping[str, int]:
     normal = normalise(attention)
     scales = plan_column_scales(normal, LoadNames.of(normal), packs=True)
     return {scale.tensor: count_alike(scale) for scale in scales}
-
-
-def pieces_of_bytes(columns: int) -> int:
-    """Returns pieces of a row of so many columns of 8 bits."""
-    return -(-columns // PIECE_OF_BYTES)
 
 
 def narrow_misfit(tile_kv: int) -> str | None:

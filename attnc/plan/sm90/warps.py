@@ -19,9 +19,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 
 from attnc.diagnostics import Diagnostic
-from attnc.model.attention import Attention, Variant
+from attnc.model.attention import Variant
 from attnc.model.configs import configs
-from attnc.model.dtypes import DType
 from attnc.model.schedule import HopperConfig, Schedule, TileConfig, Value
 from attnc.plan.fitting import Tiles, nothing_fits, remedy, several_values, unsupported
 from attnc.plan.layout import Buffer, Estimate
@@ -29,7 +28,7 @@ from attnc.plan.signature import feature
 from attnc.plan.sm80.layout import GRANULE, MMA, UNALIGNED_ROWS
 from attnc.plan.sm90.decode import Sm90DecodeLayout, check_decode_knobs, sm90_decode_layout
 from attnc.plan.sm90.layout import FREE_REGISTERS, beyond_shared_memory, hopper
-from attnc.plan.sm90.narrow import CONVERTING_WARPS, Narrow, cut_columns, pieces_of_bytes
+from attnc.plan.sm90.narrow import CONVERTING_WARPS, copy_as_stored
 
 #: Rows of a tile, keys of a warp, blocks on a multiprocessor, columns that a thread has registers for.
 ROWS, WARP_KEYS, BLOCKS, MOST_COLUMNS = 16, 32, 3, 128
@@ -95,16 +94,6 @@ class Sm90WarpsLayout(Sm90DecodeLayout):
         }
 
 
-def read_as_stored(attention: Attention) -> Narrow:
-    """Returns what is copied as it lies in memory: keys and values, of whatever type."""
-    tensors = (attention.k, attention.v)
-    return Narrow(
-        tensors=("k", "v"),
-        panels=sum(pieces_of_bytes(feature(x) * DType(x.dtype).bytes) for x in tensors),
-        scales=sum(cut_columns(attention, name)[1] for name in ("k", "v")),
-    )
-
-
 def has_keys_of_warps(schedule: Schedule) -> bool:
     """Returns whether the warps of a decode kernel share out keys."""
     knob = schedule.forward.get("warp_split")
@@ -147,7 +136,9 @@ def sm90_warps_layout(variant: Variant, schedule: Schedule) -> Sm90WarpsLayout:
     """Returns the layout that all configs of a schedule share."""
     common = sm90_decode_layout(variant, schedule)
     given = {field.name: getattr(common, field.name) for field in fields(common)}
-    own = {"warp_split": "kv", "consumers": 1, "shares": False, "narrow": read_as_stored(variant.attention)}
+    tensors = variant.attention.k, variant.attention.v
+    narrow = copy_as_stored(variant.attention, tensors)
+    own = {"warp_split": "kv", "consumers": 1, "shares": False, "narrow": narrow}
     return Sm90WarpsLayout(**{**given, **own})
 
 

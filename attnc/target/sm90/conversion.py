@@ -1,5 +1,5 @@
-"""What `templates/sm90/_convert.cu.jinja` prints: the kernel that converts keys and values before the one that
-multiplies them; and the declaration of its launch and memory.
+"""What `templates/sm90/_convert.cu.jinja` prints: the kernel that converts keys and values before the one
+that multiplies them; and the declaration of its launch and memory.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ _INDICES = {Role.BATCH: "b", Role.KEY: "n", Role.HEAD: KV_HEAD.name}
 
 
 class RowAxis(NamedTuple):
-    """An axis of rows. index: the name of a row's index; size: of the axis, in the kernel; place: the index in
+    """An axis of rows. name: of an index; size: of the axis, in the kernel; place: the index in
     memory, which pages make another one; stride: its name.
     """
 
-    index: str
+    name: str
     size: str
     place: str
     stride: str

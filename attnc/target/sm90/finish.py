@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from attnc.expr.nodes import COLUMN, TRUE, Const, Expr, Index, children
+from attnc.expr.nodes import COLUMN, Const, Expr, Index, children
 from attnc.model.dtypes import DType
 from attnc.plan.ir import Fetch, Forward, Module, Statement
 from attnc.plan.sm90 import roles_of
@@ -16,7 +16,7 @@ from attnc.target.sm80.printer import address, local, scalar, stored_type
 @dataclass(frozen=True, slots=True)
 class PairedRow:
     """A row that is loaded by pairs of columns. first, at: its column 0, and d; stride: from one to the next;
-    exists: whether it does.
+    exists: whether it does; condition: that it does, "" where it always does.
     """
 
     name: str
@@ -24,10 +24,7 @@ class PairedRow:
     at: str
     stride: str
     exists: str
-
-    @property
-    def condition(self) -> str:
-        return "" if self.exists == "true" else f"if ({self.exists}) "
+    condition: str
 
 
 class Sm90Finish(Finish):
@@ -74,14 +71,7 @@ class Sm90Finish(Finish):
 def _pair(fetch: Fetch) -> PairedRow:
     tensor, row, indices = fetch.load.tensor, fetch.row, fetch.load.indices
     base, done = (f"args.{tensor}_ptr", 0) if row is None else (row.name, len(row.indices))
-
-    def at(column: Expr) -> str:
-        return address(base, tensor, (*indices[:-1], column), scalar, done=done)
-
-    return PairedRow(
-        name=fetch.name,
-        first=at(Const(0)),
-        at=at(Index(COLUMN)),
-        stride=f"args.stride_{tensor}_{len(indices) - 1}",
-        exists="true" if fetch.guard == TRUE else scalar(fetch.guard),
-    )
+    columns: tuple[Expr, Expr] = Const(0), Index(COLUMN)
+    first, at = (address(base, tensor, (*indices[:-1], x), scalar, done=done) for x in columns)
+    stride, exists = f"args.stride_{tensor}_{len(indices) - 1}", scalar(fetch.guard)
+    return PairedRow(fetch.name, first, at, stride, exists, "" if exists == "true" else f"if ({exists}) ")

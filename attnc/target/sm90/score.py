@@ -5,7 +5,7 @@ What is computed once for a key or a row is decided by `plan.sm90.roles`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from attnc.model.attention import Variant
 from attnc.model.dtypes import DType
@@ -23,7 +23,8 @@ class Scores:
     parts: the score without its common parts, None: the product alone; exponent: what p is 2 to the power of,
     None: a multiplication; near: the same by the polynomial; cap: the capped product that it is of; ends: of
     the interval of keys that a row sees, None for another mask; vectors: what comes through shared memory, 4
-    bytes a key; pair: what comes there for each query and key; fetches: loads of an element.
+    bytes a key; pair: what comes there for each query and key; fetches: loads of an element; of_row: the part
+    of the score that all keys of a row share; vector_values: what is computed of each key.
     """
 
     def __init__(
@@ -33,14 +34,15 @@ class Scores:
         self.parts, self.exponent, self.near = planned.score, planned.exponent, planned.near
         self.cap, self.ends = planned.cap, planned.ends
         self.vectors, self.loaded, self.pair = planned.vectors, planned.loaded, planned.pair
+        self.loads_keys, self.is_loaded = planned.loads_keys, bool(self.vectors or self.pair)
+        self.pair_by_fragments = layout.pair == 2
+        self._dtypes, self._variant = dtypes, variant
         self.columns = () if self.parts is None else self.parts.columns
-        self.fetches = step.fetches_along_keys(
-            kernel.step.fetches, None if self.parts is None else self.parts.value
-        )
+        self.of_row = "" if self.parts is None or self.parts.of_row is None else at_row(self.parts.of_row)
+        value = None if self.parts is None else self.parts.value
+        self.fetches = step.fetches_along_keys(kernel.step.fetches, value)
         self._of_mask, self._of_values = step.mask_fetches, step.value_fetches
-        self._of_keys = planned.of_keys
-        self._dtypes, self._dims, self._layout, self._variant = dtypes, kernel.dims, layout, variant
-        self.loads_keys = planned.loads_keys
+        self.vector_values = [statement(item, dtypes, kernel.dims) for item in planned.of_keys]
 
     # -- what is loaded of each key --------------------------------------------------------------------------
 
@@ -56,47 +58,22 @@ class Scores:
         return f"const float {let.name}[ROWS] = {{{values}}};"
 
     @property
-    def seen(self) -> str:
-        assert self.ends is not None
-        first, end = (
-            None if end is None else f"columns_before({at_row(end)}, first_key + 128 * w)"
-            for end in (self.ends.first, self.ends.end)
-        )
-        return f"{end} & ~{first}" if first and end else end or f"~{first}"
+    def key_columns(self) -> list[tuple[int, int, int, str]]:
+        """Where the three bf16 of a number of each key lie among those of its columns, and its value."""
+        of_keys = ((3 * i, column.of_key) for i, column in enumerate(self.columns))
+        return [(at, at + 1, at + 2, at_row(value)) for at, value in of_keys if value is not None]
 
     @property
-    def key_columns(self) -> list[tuple[int, str]]:
-        """Where a number of each key lies among those of its columns, and its value."""
-        of_keys = ((i, column.of_key) for i, column in enumerate(self.columns))
-        return [(3 * i, at_row(value)) for i, value in of_keys if value is not None]
-
-    def thirds_of(self, columns: Iterable[tuple[int, str]]) -> list[tuple[int, int, int]]:
-        """Returns where the three bf16 of each float lie."""
-        return [(at, at + 1, at + 2) for at, _ in columns]
-
-    @property
-    def number_columns(self) -> list[tuple[int, str]]:
-        return [(3 * i, at_row(x.factor)) for i, x in enumerate(self.columns) if x.of_key is None]
-
-    @property
-    def is_loaded(self) -> bool:
-        return bool(self.vectors or self.pair)
-
-    @property
-    def of_row(self) -> str:
-        return "" if self.parts is None or self.parts.of_row is None else at_row(self.parts.of_row)
-
-    @property
-    def vector_values(self) -> Iterator[str]:
-        return (statement(item, self._dtypes, self._dims) for item in self._of_keys)
+    def number_columns(self) -> list[tuple[int, int, int, str]]:
+        """The same of the factors of rows that the number of a key is multiplied by."""
+        factors = ((3 * i, column.factor) for i, column in enumerate(self.columns) if column.of_key is None)
+        return [(at, at + 1, at + 2, at_row(factor)) for at, factor in factors]
 
     @property
     def words(self) -> Iterator[tuple[int, str]]:
         """The values of a key that go through shared memory, 4 bytes each, with their numbers."""
-        return enumerate((*map(self._as_word, self.vectors), *(value for _, value in self.key_columns)))
-
-    def _as_word(self, vector: Fetch | Let) -> str:
-        return f"(int){vector.name}" if self._vector_type(vector) == "bool" else vector.name
+        named = (f"{'(int)' * (self._vector_type(x) == 'bool')}{x.name}" for x in self.vectors)
+        return enumerate((*named, *(value for *_, value in self.key_columns)))
 
     def score_vectors(self, *, with_mask: bool) -> Iterator[tuple[str, int]]:
         """Yields the names and numbers of what the score reads; with_mask: and the mask."""
@@ -116,10 +93,6 @@ class Scores:
         return local(f"const {kind}", {vector.name: value + differs})
 
     # -- what is loaded of each query and key ----------------------------------------------------------------
-
-    @property
-    def pair_by_fragments(self) -> bool:
-        return self._layout.pair == 2
 
     @property
     def pair_place(self) -> str:

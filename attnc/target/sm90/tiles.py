@@ -10,7 +10,7 @@ from math import gcd
 from attnc.model.tensors import Role
 from attnc.plan.ir import Decode, Forward
 from attnc.plan.signature import RowZero
-from attnc.plan.sm80.layout import MMA, CudaLayout
+from attnc.plan.sm80.layout import CudaLayout
 from attnc.plan.sm90.layout import PIECE, Products
 from attnc.target.sm80.rows import GlobalRows
 
@@ -52,7 +52,7 @@ class WgmmaTiles:
         padded_d, padded_dv = layout.d != layout.d_multiplied, layout.dv != layout.dv_multiplied
         self.d_stored = str(layout.d) if padded_d else "D"
         self.dv_stored = str(layout.dv) if padded_dv else "DV"
-        self._is_padded, self._parts = padded_d or padded_dv, parts
+        self._parts = parts
         v = "K" if layout.v_in_k else "V"
         self.v_at, self.v_bytes = f"{v}_AT", f"{v}_BYTES"
         last, *others = key_tiles
@@ -69,14 +69,6 @@ class WgmmaTiles:
     def stored_columns(self, gradient: str) -> str:
         """Returns the columns of rows of a gradient in memory."""
         return self.dv_stored if gradient == "dv" else self.d_stored
-
-    @property
-    def copied_columns(self) -> str:
-        return f"(COLUMNS + {MMA - 1}) / {MMA} * {MMA}" if self._is_padded else "COLUMNS"
-
-    @property
-    def is_copied(self) -> str:
-        return f"from != 0{' && column_of(panel) + 8 * chunk < COLUMNS' if self._is_padded else ''}"
 
     def value_products(self, accumulate: str) -> list[str]:
         """acc += p v, or acc = p v, of 16 keys."""
