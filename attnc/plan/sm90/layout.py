@@ -12,7 +12,7 @@ ever.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -100,6 +100,11 @@ def cut_products(columns: int, widest: int) -> Products:
     """Cuts a sum into products whose results fit the registers that a thread starts with."""
     step = columns if columns <= widest else widest // PIECE * PIECE
     return tuple((first, min(step, columns - first)) for first in range(0, columns, step))
+
+
+def list_key_tiles(configs: Iterable[TileConfig]) -> list[int]:
+    """Lists the keys of a tile under some config."""
+    return sorted({config.tile_kv for config in configs})
 
 
 def registers_left(consumers: int, registers: int, other_warpgroups: int = 1, blocks: int = 1) -> int:

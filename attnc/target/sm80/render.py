@@ -7,7 +7,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache, partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import jinja2
 
@@ -136,17 +136,44 @@ def render_backward(module: Module, page: Mapping[str, object]) -> tuple[CudaBac
     if backward is None:
         return None, {}
     arguments = ArgumentText(module)
-    texts: list[tuple[str, CudaFileText]] = []
-    if backward.epilogue is not None:
-        texts.append(("backward_epilogue", CudaEpilogueText(module, arguments, backward.epilogue)))
-    if backward.preprocess is not None:
-        texts.append(("backward_preprocess", RowsText(module, arguments, backward.preprocess)))
-    texts += ((p.structure, CudaBackwardText(module, arguments, p)) for p in backward.kernels)
+    sources = list_row_sources(module, arguments, RowsText)
+    for planned in backward.kernels:
+        text = CudaBackwardText(module, arguments, planned)
+        sources.append((f"cuda/{planned.structure}", FRAME, text))
     if arguments.adds_dq:
-        texts.append(("backward_finish", FinishText(module, arguments)))
-    names = {text.name: file_of(module, text.name) for _, text in texts}
-    files = {names[text.name]: backward_source(f"cuda/{template}", text, page) for template, text in texts}
+        sources.append(("cuda/backward_finish", FRAME, FinishText(module, arguments)))
+    names, files = write_sources(module, sources, page)
     return CudaBackward(module, arguments, names), files
+
+
+#: The templates of a kernel and of its file, and what they print.
+Source: TypeAlias = tuple[str, str, CudaFileText]
+#: The template of most files.
+FRAME = "cuda/backward_module"
+
+
+def list_row_sources(module: Module, arguments: ArgumentText, preprocess: type[RowsText]) -> list[Source]:
+    """Lists the kernels that come before those of gradients: of the epilogue, and of rows."""
+    backward, sources = module.backward, list[Source]()
+    assert backward is not None
+    if backward.epilogue is not None:
+        text = CudaEpilogueText(module, arguments, backward.epilogue)
+        sources.append(("cuda/backward_epilogue", FRAME, text))
+    if backward.preprocess is not None:
+        rows = preprocess(module, arguments, backward.preprocess)
+        sources.append(("cuda/backward_preprocess", FRAME, rows))
+    return sources
+
+
+def write_sources(
+    module: Module, sources: Iterable[Source], page: Mapping[str, object]
+) -> tuple[dict[str, str], dict[str, str]]:
+    """Returns the files of kernels by the kernels' names, and the texts of these files."""
+    names = {text.name: file_of(module, text.name) for _, _, text in sources}
+    texts = {
+        names[text.name]: backward_source(template, text, page, frame) for template, frame, text in sources
+    }
+    return names, texts
 
 
 def file_of(module: Module, kernel: str) -> str:
@@ -156,9 +183,7 @@ def file_of(module: Module, kernel: str) -> str:
     return f"{module.variant.kernels}_{kernel.removeprefix(f'{module.variant.attention.name}_')}.cu"
 
 
-def backward_source(
-    template: str, text: CudaFileText, page: Mapping[str, object], frame: str = "cuda/backward_module"
-) -> str:
+def backward_source(template: str, text: CudaFileText, page: Mapping[str, object], frame: str) -> str:
     """Returns a kernel's file, from the template of the kernel and that of all that is around it."""
     environment = cuda_environment()
     kernel = text.kernel if isinstance(text, CudaBackwardText) else text.module.kernel

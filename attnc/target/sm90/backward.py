@@ -57,7 +57,7 @@ def join_name(module: Module) -> str:
 class Sm90JoinText(CudaFileText):
     """Text of the kernel that adds parts of dk and dv: what `templates/sm90/backward_join.cu.jinja` prints.
 
-    joined: name, columns, scale as a factor, and whether it leaves in f32.
+    makes: dk and dv, as far as walks are cut; factor: of dk.
     """
 
     def __init__(self, module: Module, arguments: Sm90Arguments) -> None:
@@ -67,16 +67,7 @@ class Sm90JoinText(CudaFileText):
         self.makes = [name.removesuffix("_sum") for name in arguments.summed]
         widths = {"dk": f"D = {self.layout.d}", "dv": f"DV = {self.layout.dv}"}
         self.width = ", ".join(widths[name] for name in self.makes)
-        scale = f" * {scalar(Const(module.backward.kernels[0].chain.scale))}"
-        self.joined = [
-            (
-                name,
-                "DV" if name == "dv" else "D",
-                "" if name == "dv" else scale,
-                name not in arguments.as_elements,
-            )
-            for name in self.makes
-        ]
+        self.factor = f" * {scalar(Const(module.backward.kernels[0].chain.scale))}"
 
 
 class Sm90FinishText(FinishText):

@@ -52,7 +52,7 @@ class Sm90BackwardText(CudaBackwardText):
     for `cuda.sm_80`. One warp finds what tiles are; the others read in a record what it publishes of them.
 
     roles: as they are planned, with what kernels over keys have besides (dkdv), and products that two
-    warpgroups share (latent); whole_walk: what a walk that is not cut begins and ends with.
+    warpgroups share (latent); sums_kept: gradients that leave in f32, to be added to.
     """
 
     plan: Sm90Backward
@@ -77,16 +77,11 @@ class Sm90BackwardText(CudaBackwardText):
             self.factors = Factors(planned, self.sums, at_once=True)
             self.chain, columns = replace(self.chain, slope=None), self.latent.widths
         elif self.chain.adds_dq:
-            more = ["WGMMA_SS_ROWS(64)"]
+            more = [64]
         tiles = [roles.key_tile]
-        self.wgmma = WgmmaTiles(self.layout, key_tiles=tiles, sum_columns=columns, more_wgmma=more)
+        self.wgmma = WgmmaTiles(self.layout, key_tiles=tiles, sum_columns=columns, SS_ROWS=more)
         self.boxes = Boxes(self.rows.zero)
         self.sums_kept = {"dk", "dv"}.difference(arguments.as_elements)
-        bounds = {"lo": self.loop.lo, "hi": self.loop.hi} if roles.cuts_walks else {}
-        self.whole_walk = {
-            name: f"work.{name}" if bound == name and name in roles.work.published else bound
-            for name, bound in bounds.items()
-        }
 
     def _make_loads(self) -> SharedLoads:
         """A weight that nothing normalises is read for dv alone: others start from its derivative."""

@@ -9,14 +9,14 @@ from itertools import islice, takewhile
 
 from attnc.plan.ir import Decode, Let, Module
 from attnc.plan.sm90.decode import Sm90DecodeLayout, knows_first_tile, shows_unseen_values
-from attnc.plan.sm90.layout import cut_products, widest_product
+from attnc.plan.sm90.layout import cut_products, list_key_tiles, widest_product
 from attnc.plan.sm90.narrow import CONVERTING_WARPS
 from attnc.target.sm80.kernel import CudaDecodeText
 from attnc.target.sm80.lists import CudaListsText
 from attnc.target.sm80.output_arguments import OutputArguments
 from attnc.target.sm80.split import Split
 from attnc.target.sm90.narrow import NarrowTiles
-from attnc.target.sm90.tiles import FRAGMENT, Boxes, WgmmaTiles, list_key_tiles
+from attnc.target.sm90.tiles import FRAGMENT, Boxes, WgmmaTiles
 
 
 class Sm90DecodeText(CudaDecodeText):
@@ -50,7 +50,7 @@ class Sm90DecodeText(CudaDecodeText):
         widths = dict.fromkeys(map(layout.columns, kernel.configs))
         parts = [cut_products(columns, widest_product(layout.entry_registers)) for columns in widths]
         sums = list(dict.fromkeys(columns for part in parts for _, columns in part))
-        key_tiles, self.boxes = list_key_tiles(kernel), Boxes(self.view.row_zero, self.rows)
+        key_tiles, self.boxes = list_key_tiles(kernel.configs), Boxes(self.view.row_zero)
         self.wgmma = WgmmaTiles(
             layout,
             key_tiles=key_tiles,
@@ -58,10 +58,8 @@ class Sm90DecodeText(CudaDecodeText):
             parts=parts[0],
             page=layout.page,
             warps=CONVERTING_WARPS if layout.narrow else 1,
-            more_wgmma=[
-                *(f"WGMMA_SS_ROWS({columns})" for columns in sums if layout.shares_columns),
-                *(f"WGMMA_RS_COLUMNS({keys})" for keys in key_tiles if layout.keeps_rest),
-            ],
+            SS_ROWS=sums if layout.shares_columns else (),
+            RS_COLUMNS=key_tiles if layout.keeps_rest else (),
         )
         self.narrow = NarrowTiles(self, layout.narrow) if layout.narrow else None
         self.unseen_values = shows_unseen_values(kernel, layout)

@@ -8,7 +8,7 @@ from functools import cached_property
 
 from attnc.plan.ir import Forward, Module
 from attnc.plan.sm90 import roles_of
-from attnc.plan.sm90.layout import Sm90Layout, cut_products, widest_product
+from attnc.plan.sm90.layout import Sm90Layout, cut_products, list_key_tiles, widest_product
 from attnc.plan.sm90.narrow import CONVERTING_WARPS
 from attnc.target.sm80.kernel import CudaText
 from attnc.target.sm80.lists import CudaListsText
@@ -18,13 +18,12 @@ from attnc.target.sm90.conversion import ConversionText
 from attnc.target.sm90.finish import Sm90Finish
 from attnc.target.sm90.narrow import NarrowTiles
 from attnc.target.sm90.score import Scores, Sm90Step
-from attnc.target.sm90.tiles import FRAGMENT, Boxes, WgmmaTiles, list_key_tiles
+from attnc.target.sm90.tiles import FRAGMENT, Boxes, WgmmaTiles
 
 
 class Sm90Text(CudaText):
-    """What `templates/sm90/*.jinja` print besides what `cuda.sm_80` has. roles: as they are planned; work,
-    score, keys, stores: what roles compute of a work tile and of scores, how they walk over keys, and how o
-    is stored.
+    """What `templates/sm90/*.jinja` print besides what `cuda.sm_80` has. roles: as they are planned; score:
+    what they compute of scores; narrow, conversion: of keys and values of 8 bits.
     """
 
     kernel: Forward
@@ -50,7 +49,7 @@ class Sm90Text(CudaText):
         self.search_lanes = lanes if self.roles.searches_together else ""
         held = min(layout.shape(c).entry_registers for c in kernel.configs)
         parts = cut_products(layout.dv_multiplied, widest_product(held))
-        key_tiles, self.boxes = list_key_tiles(kernel), Boxes(self.view.row_zero, self.rows)
+        key_tiles, self.boxes = list_key_tiles(kernel.configs), Boxes(self.view.row_zero)
         self.wgmma = WgmmaTiles(
             layout,
             key_tiles=key_tiles,
@@ -58,7 +57,7 @@ class Sm90Text(CudaText):
             parts=parts,
             page=self.rows.page,
             warps=CONVERTING_WARPS if layout.narrow else 1,
-            more_wgmma=(f"WGMMA_RS_BF16({keys})" for keys in key_tiles if self.score.columns),
+            RS_BF16=key_tiles if self.score.columns else (),
         )
         self.finish = Sm90Finish(self.module, kernel, self.dtypes, kept_columns=self.wgmma.dv_stored)
         self.lists = None if module.lists is None else CudaListsText(module, module.lists, self.dtypes)

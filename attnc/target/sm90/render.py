@@ -9,18 +9,19 @@ from attnc.plan.ir import Decode, Module
 from attnc.plan.sm90 import decode_layout_of, layout_of
 from attnc.plan.sm90.backward import Sm90Backward
 from attnc.target.header import forward_numbers, header
-from attnc.target.sm80.backward import CudaBackwardText, CudaFileText
+from attnc.target.sm80.backward import CudaBackwardText
 from attnc.target.sm80.declaration import CudaBackward
-from attnc.target.sm80.epilogue import CudaEpilogueText
 from attnc.target.sm80.lists import CudaListsText
 from attnc.target.sm80.render import (
-    backward_source,
+    FRAME,
     cuda_environment,
     file_of,
     kernel_page,
+    list_row_sources,
     operator_of,
     render_backward,
     render_host,
+    write_sources,
 )
 from attnc.target.sm80.tidy import tidy_cuda
 from attnc.target.sm90.backward import Sm90FinishText, Sm90JoinText, Sm90PreprocessText
@@ -64,32 +65,22 @@ def _backward(module: Module, page: Mapping[str, object]) -> tuple[CudaBackward 
     if backward is None or not isinstance(backward.layout, Sm90Backward):
         return render_backward(module, page)
     arguments = Sm90Arguments(module)
-    frame = "cuda/backward_module"
-    sources: dict[CudaFileText, tuple[str, str]] = {}
-    if backward.epilogue is not None:
-        sources[CudaEpilogueText(module, arguments, backward.epilogue)] = ("cuda/backward_epilogue", frame)
-    if backward.preprocess is not None:
-        preprocess = Sm90PreprocessText(module, arguments, backward.preprocess)
-        sources[preprocess] = ("cuda/backward_preprocess", frame)
+    sources = list_row_sources(module, arguments, Sm90PreprocessText)
     for planned in backward.kernels:
         if planned.kind not in backward.layout.by_wgmma:
-            sources[CudaBackwardText(module, arguments, planned)] = (f"cuda/{planned.structure}", frame)
+            text = CudaBackwardText(module, arguments, planned)
+            sources.append((f"cuda/{planned.structure}", FRAME, text))
             continue
         made = Sm90BackwardText(module, arguments, planned)
-        sources[made] = template_of(made)
+        sources.append((*template_of(made), made))
     if arguments.summed:
-        sources[Sm90JoinText(module, arguments)] = ("sm90/backward_join", frame)
+        sources.append(("sm90/backward_join", FRAME, Sm90JoinText(module, arguments)))
     if arguments.adds_dq:
-        sources[Sm90FinishText(module, arguments)] = ("sm90/backward_finish", frame)
-    names = {made.name: file_of(module, made.name) for made in sources}
+        sources.append(("sm90/backward_finish", FRAME, Sm90FinishText(module, arguments)))
+    names, files = write_sources(module, sources, page)
     lists = None
     if module.lists is not None:
         lists = CudaListsText(module, module.lists, arguments.dtypes, inverts=True)
-    files = {
-        names[made.name]: backward_source(template, made, page, frame)
-        for made, (template, frame) in sources.items()
-    }
-    if lists is not None:
         files = {file_of(module, lists.name): _lists_source(page, lists), **files}
     return HopperBackward(module, arguments, names, lists), files
 
