@@ -74,7 +74,7 @@ from attnc.plan.lists import listing_of, without_list
 from attnc.plan.regions import guard_of, regions
 from attnc.plan.signature import feature, is_plain, kv_heads, normalise
 from attnc.plan.sm80.backward import plan_cuda_backward
-from attnc.plan.sm80.layout import CudaBackwardLayout, CudaLayout, over_rows
+from attnc.plan.sm80.layout import GRANULE, CudaBackwardLayout, CudaLayout, over_rows
 from attnc.plan.sm90.layout import (
     PIECE,
     SYSTEM_BYTES,
@@ -315,6 +315,13 @@ class Sm90Backward(CudaBackwardLayout):
     @property
     def v_panels(self) -> int:
         return -(-self.layout.dv // PIECE)
+
+    @property
+    def finish_pitch(self) -> int:
+        """The elements from a row of rounded dq to the next in shared memory: an odd number of chunks, so
+        that the 8 rows of 4 pairs which a warp stores at once lie in all 32 banks.
+        """
+        return self.layout.d_multiplied + GRANULE
 
     def tile(self, kernel: KernelName) -> tuple[int, int]:
         """tile.q and tile.kv: what registers leave for S and dP beside the sums."""

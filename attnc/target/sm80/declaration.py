@@ -29,7 +29,6 @@ from attnc.target.sm80.arguments import ArgumentText
 from attnc.target.sm80.backward import ROWS_WARPS, finish_name
 from attnc.target.sm80.kernel import CudaDecodeText, CudaText
 from attnc.target.sm80.printer import STORED
-from attnc.target.sm80.split import Split
 
 #: What blocks take tiles from; the support package adds its address to the others.
 COUNTER = "counter"
@@ -48,18 +47,14 @@ def cuda_declaration(
         fields["chunk"] = str(text.layout.chunk)
     names = text.arguments.names
     dv = text.layout.dv
-    kernels = []
     if isinstance(text, CudaDecodeText):
-        blocks = "tiles * SPLITS" if text.split else tiles(module, text.kernel)
-        kernels.append(cuda_kernel(kernel.name, blocks))
-        if text.split:
-            fields |= parts_fields(module, text.kernel, text.split)
-            names += parts_addresses(text.split)
-            kernels.append(join_kernel(text.split, 4 * (dv + 1)))
+        kernels, of_splits, parts = decode_kernels(module, text, 4 * (dv + 1))
+        fields |= of_splits
+        names += parts
         if text.unified is not None and text.unified.fallback:
             names.append("fallbacks")
     else:
-        kernels.append(cuda_kernel(kernel.name, _blocks(kernel)))
+        kernels = [cuda_kernel(kernel.name, _blocks(kernel))]
         if kernel.grid.over == "head":
             scratch = {"acc": f"(B, H, M, {dv})", "l": "(B, H, M)", "m": "(B, H, M)"}
             fields["scratch"] = Table({name: quote_word(shape) for name, shape in scratch.items()})
@@ -87,28 +82,31 @@ def cuda_files(module: Module) -> dict[str, Value]:
     return found
 
 
-def parts_fields(module: Module, kernel: Decode, split: Split) -> dict[str, Value]:
-    """Returns how the keys of a sequence are split, and the memory for what comes of its splits."""
+def decode_kernels(
+    module: Module, text: CudaDecodeText, join_bytes: int, shares: str = ""
+) -> tuple[list[CallText], dict[str, Value], list[str]]:
+    """Returns the kernels of a decode, how the keys of a sequence are split with the memory for what comes of
+    splits, and its addresses. join_bytes: shared memory of a warp that joins splits; shares: blocks that
+    share a tile, as a factor.
+    """
+    split = text.split
+    blocks = "tiles * SPLITS" if split else tiles(module, text.kernel)
+    kernels = [cuda_kernel(text.kernel.name, blocks + shares)]
+    if split is None:
+        return kernels, {}, []
+    own = {"shared": f"config.WARPS * {join_bytes}"}  # a tile's would let few blocks fit
+    kernels.append(cuda_kernel(split.joined_by, "rows", changes=own, joins=True))
     size = quote_word(f"SPLIT_ROWS * {split.columns + 1}")
-    return {"split": split_record(module, kernel, split.planned, None), "scratch": Table({"splits": size})}
-
-
-def parts_addresses(split: Split) -> list[str]:
-    """Returns where o of the splits is kept, and behind it lse."""
-    return ["splits", f"splits+SPLIT_ROWS*{4 * split.columns}"]
+    fields: dict[str, Value] = {
+        "split": split_record(module, text.kernel, split.planned, None),
+        "scratch": Table({"splits": size}),
+    }
+    return kernels, fields, ["splits", f"splits+SPLIT_ROWS*{4 * split.columns}"]
 
 
 def fixed_split_size(sizes: Sequence[str]) -> dict[str, str]:
     """Returns keys of a split, where some config fixes them; 0: they are counted."""
     return {"SPLIT_SIZE": "config.split_size"} if "SPLIT_SIZE" in sizes else {}
-
-
-def join_kernel(split: Split, warp_bytes: int) -> CallText:
-    """Returns what joins the splits, with its own shared memory, so much of each warp, not a tile's, which
-    few blocks fit.
-    """
-    shared = {"shared": f"config.WARPS * {warp_bytes}"}
-    return cuda_kernel(split.joined_by, "rows", changes=shared, joins=True)
 
 
 def cuda_kernels(

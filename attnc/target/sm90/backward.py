@@ -7,7 +7,6 @@ from dataclasses import replace
 
 from attnc.expr.nodes import Const
 from attnc.plan.ir import Module
-from attnc.plan.sm80.layout import GRANULE, CudaLayout
 from attnc.plan.sm90.backward import JOIN_WARPS, TURNS, Sm90Backward
 from attnc.target.sm80.arguments import ArgumentText
 from attnc.target.sm80.backward import CudaFileText, FinishText, RowsText, default_of
@@ -15,19 +14,9 @@ from attnc.target.sm80.printer import scalar
 from attnc.target.sm90.backward_tiles import Sm90Arguments
 
 
-def finish_pitch(layout: CudaLayout) -> int:
-    """Returns the elements from a row of rounded dq to the next in shared memory: an odd number of chunks, so
-    that the 8 rows of 4 pairs which a warp stores at once lie in all 32 banks.
-    """
-    return layout.d_multiplied + GRANULE
-
-
-def _dq_constants(plan: Sm90Backward) -> Iterator[str]:
-    size = f"{64 * plan.qk_panels} * BLOCK_M"
-    if plan.turns:
-        yield f"constexpr int TURNS = {TURNS}, DQ_SIZE = {size} + TURNS;"
-    else:
-        yield f"constexpr int DQ_SIZE = {size};"
+def _declare_dq(plan: Sm90Backward) -> str:
+    turns, behind = (f"TURNS = {TURNS}, ", " + TURNS") if plan.turns else ("", "")
+    return f"constexpr int {turns}DQ_SIZE = {64 * plan.qk_panels} * BLOCK_M{behind};"
 
 
 class Sm90PreprocessText(RowsText):
@@ -46,7 +35,7 @@ class Sm90PreprocessText(RowsText):
     @property
     def constants(self) -> Iterator[str]:
         if self.plan.adds_dq:
-            yield from _dq_constants(self.plan)
+            yield _declare_dq(self.plan)
 
 
 def join_name(module: Module) -> str:
@@ -82,6 +71,6 @@ class Sm90FinishText(FinishText):
 
     @property
     def constants(self) -> Iterator[str]:
-        yield from _dq_constants(self.plan)
-        behind = finish_pitch(self.layout) - self.layout.d
+        yield _declare_dq(self.plan)
+        behind = self.plan.finish_pitch - self.layout.d
         yield f"constexpr int PITCH = D + {behind};  // rows of a fragment lie in different banks"

@@ -27,7 +27,6 @@ from attnc.target.declaration import (
     declare_allocation,
     quote_word,
     show_size,
-    tiles,
 )
 from attnc.target.sm80.backward import finish_name
 from attnc.target.sm80.declaration import (
@@ -35,13 +34,11 @@ from attnc.target.sm80.declaration import (
     cuda_files,
     cuda_kernel,
     cuda_kernels,
+    decode_kernels,
     fixed_split_size,
-    join_kernel,
-    parts_addresses,
-    parts_fields,
 )
 from attnc.target.sm80.lists import CudaListsText
-from attnc.target.sm90.backward import finish_pitch, join_name
+from attnc.target.sm90.backward import join_name
 from attnc.target.sm90.backward_tiles import Sm90Arguments
 from attnc.target.sm90.decode import Sm90DecodeText
 from attnc.target.sm90.kernel import Sm90Text
@@ -58,13 +55,10 @@ def hopper_declaration(
     fields: dict[str, Value] = {**cuda_files(module), **attention_fields(module, kernel, operator)}
     passed, names = text.arguments, text.arguments.names
     if isinstance(text, Sm90DecodeText):
-        blocks = "tiles * SPLITS" if text.split else tiles(module, text.kernel)
-        blocks += f" * ({text.layout.dv} // config.BLOCK_D)" if text.layout.shares else ""
-        kernels = [cuda_kernel(kernel.name, blocks)]
-        if text.split:
-            fields |= parts_fields(module, text.kernel, text.split)
-            names += parts_addresses(text.split)
-            kernels.append(join_kernel(text.split, 32 * 16))
+        shares = f" * ({text.layout.dv} // config.BLOCK_D)" if text.layout.shares else ""
+        kernels, of_splits, parts = decode_kernels(module, text, 32 * 16, shares)
+        fields |= of_splits
+        names += parts
         if text.lists is not None:
             made = {**_scratch(fields), "_lists": quote_word(text.lists.memory)}
             fields["scratch"] = Table(made)
@@ -77,7 +71,8 @@ def hopper_declaration(
             fields["costs"] = Items(list(map(quote_word, costs)))
         sizes = {"q": "BLOCK_M", "o": str(STORED_ROWS)}
         sizes |= {text.score.pair.load.tensor: "BLOCK_M"} if text.score.pair else {}
-        boxes = {name: sizes.get(name, text.box_rows) for name in passed.maps}
+        rows = "BLOCK_N // CLUSTER" if text.layout.clusters else text.wgmma.box_rows
+        boxes = {name: sizes.get(name, rows) for name in passed.maps}
         kernels, more = [cuda_kernel(kernel.name, _blocks(text))], {}
         if text.lists is not None:
             fields["scratch"] = Table({"_list_bits": quote_word(text.lists.memory)})
@@ -223,7 +218,7 @@ class HopperBackward(CudaBackward):
             return cuda_kernel(name, most, config=self.configs[-1], changes=own)
         if name != finish_name(self.module):
             return super().kernel(name)
-        row_bytes = finish_pitch(self._plan.layout) * self._plan.layout.element.bytes
+        row_bytes = self._plan.finish_pitch * self._plan.layout.element.bytes
         own = {"WARPS": str(FINISH_WARPS), "STAGES": "1", "shared": f"{row_bytes} * config.BLOCK_M"}
         blocks = "cdiv(M, BLOCK_M) * B * H"
         return cuda_kernel(name, blocks, config=self.configs[-1], changes=own)

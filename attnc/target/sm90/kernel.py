@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
 from dataclasses import replace
 from functools import cached_property
 
@@ -13,7 +12,7 @@ from attnc.plan.sm90.narrow import CONVERTING_WARPS
 from attnc.target.sm80.kernel import CudaText
 from attnc.target.sm80.lists import CudaListsText
 from attnc.target.sm80.output_arguments import OutputArguments
-from attnc.target.sm80.printer import CudaWalk, sizes_of_call
+from attnc.target.sm80.printer import CudaWalk
 from attnc.target.sm90.conversion import ConversionText
 from attnc.target.sm90.finish import Sm90Finish
 from attnc.target.sm90.narrow import NarrowTiles
@@ -70,10 +69,6 @@ class Sm90Text(CudaText):
         walk = CudaWalk(walk=self.kernel.walk, of_call="", section="", last_rounds=rounds)
         return replace(walk, blocks="clusters", size="CLUSTER_M") if self.layout.clusters else walk
 
-    @property
-    def box_rows(self) -> str:
-        return "BLOCK_N // CLUSTER" if self.layout.clusters else self.wgmma.box_rows
-
     @cached_property
     def arguments(self) -> OutputArguments:
         """Without sections of heads: blocks are at different tiles of a head, which stays in the L2 cache,
@@ -88,16 +83,3 @@ class Sm90Text(CudaText):
             boxes=self.roles.boxes_alone,
             more_strides=[part.strides for part in made.parts] if made else (),
         )
-
-    @property
-    def sizes(self) -> Iterator[str]:
-        """Those of the call that the scheduler reads: others are of a sequence, which it finds."""
-        return self._sizes_without({"N"} & {*self.roles.work.sizes})
-
-    @property
-    def other_sizes(self) -> Iterator[str]:
-        """The same of the other roles."""
-        return self._sizes_without({*self.roles.work.sizes})
-
-    def _sizes_without(self, found: Collection[str]) -> Iterator[str]:
-        return sizes_of_call(name for name in self.kernel.dims if name not in found)

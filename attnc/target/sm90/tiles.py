@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from math import gcd
+from typing import NamedTuple
 
 from attnc.model.tensors import Role
 from attnc.plan.signature import RowZero
@@ -58,18 +59,16 @@ class WgmmaTiles:
 FRAGMENT = "[j][2 * r + c]"
 
 
-class Boxes:
-    """Where boxes of rows are found."""
+class Boxes(NamedTuple):
+    """Where boxes of rows are found. find_zero: where row 0 of a matrix lies."""
 
-    def __init__(self, find_zero: Callable[[str], RowZero]) -> None:
-        """find_zero: where row 0 of a matrix lies."""
-        self._find_zero = find_zero
+    find_zero: Callable[[str], RowZero]
 
     def coordinates(self, name: str, row: str, page: str = "") -> str:
         """Returns row, head and batch of a box that begins at a row, as TMA takes them. page: in the place of
         the batch, where rows lie in pages.
         """
-        place = self._find_zero(name)
+        place = self.find_zero(name)
         indices = place.indices
         first, head, batch = (indices.get(role, "") for role in (place.rows, Role.HEAD, Role.BATCH))
         return f"{first + ' + ' if first else ''}{row}, {head or '0'}, {page or batch or '0'}"
