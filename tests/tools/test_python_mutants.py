@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.processes import run_program
-from tools.mutants import python_host
+from tools.mutants import python, python_host
 from tools.mutants.lines import Lines, read_lines
 from tools.mutants.operators import Mutant
 from tools.mutants.python_host import COLLECTION, answer
@@ -186,3 +187,18 @@ def test_lines_are_recorded_by_test(tmp_path: Path) -> None:
     lines.forget({one})
     assert lines.tests.keys() == {zero}
     assert lines.tests_of["attnc/small.py"][3] == set()
+
+
+def test_mutants_of_modules_that_have_changed_are_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = body_of(DEFINED)
+    host: Any = Told("own")
+    monkeypatch.setattr(python, "start_hosts", lambda *_: [host])
+    results: list[dict[str, Any]] = [
+        {"phase": "plan", "text": text, "mutant": asdict(mutant_at(line))}
+        for text in (python.hash_of(FILE), "old")
+    ]
+    python.run(results, lines_of(own=(0.1, [line])), 1, float("inf"), lambda: None)
+    assert [result.get("outcome") for result in results] == ["killed", None]
+    assert "1 of 2 are of modules that have changed" in capsys.readouterr().err

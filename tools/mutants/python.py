@@ -13,6 +13,7 @@ command with the file goes on with what has no outcome yet.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import sys
 import tempfile
@@ -20,6 +21,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
+from functools import cache
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -28,7 +30,7 @@ from attnc.files import write_text
 from tools.mutants.lines import Lines
 from tools.mutants.operators import Mutant
 from tools.mutants.python_judge import Judges, record_lines, start_hosts
-from tools.mutants.python_sample import SETTINGS, draw_mutants
+from tools.mutants.python_sample import ROOT, SETTINGS, draw_mutants
 from tools.mutants.scores import SCORES, describe, join_results, keep_scores, list_table, summarize
 
 
@@ -86,8 +88,14 @@ def _parse() -> argparse.Namespace:
 
 
 def _describe(mutant: Mutant) -> dict[str, Any]:
-    package = mutant.file.split("/")[1]
-    return {"place": {"target": "python"}, "phase": package, "mutant": asdict(mutant)}
+    package, place = mutant.file.split("/")[1], {"target": "python"}
+    return {"place": place, "phase": package, "text": hash_of(mutant.file), "mutant": asdict(mutant)}
+
+
+@cache
+def hash_of(file: str) -> str:
+    """Returns what tells the text of a module from others."""
+    return hashlib.sha256((ROOT / file).read_bytes()).hexdigest()[:16]
 
 
 def _write(path: Path, results: Sequence[Mapping[str, Any]]) -> None:
@@ -97,8 +105,14 @@ def _write(path: Path, results: Sequence[Mapping[str, Any]]) -> None:
 def run(
     results: Sequence[dict[str, Any]], lines: Lines, workers: int, until: float, keep: Callable[[], None]
 ) -> None:
-    """Judges the mutants that have no outcome yet, and adds it to them. keep: called after each."""
+    """Judges the mutants that have no outcome yet, and adds it to them. Leaves out those of modules that have
+    changed since. keep: called after each.
+    """
     left = [result for result in results if "outcome" not in result]
+    stale = [result for result in left if result["text"] != hash_of(result["mutant"]["file"])]
+    if stale:
+        print(f"{len(stale)} of {len(left)} are of modules that have changed", file=sys.stderr, flush=True)
+    left = [result for result in left if result not in stale]
     lock = Lock()
     with tempfile.TemporaryDirectory() as name, ThreadPoolExecutor(workers) as pool:
         judges = Judges(lines, start_hosts(lines, Path(name), workers))
