@@ -10,6 +10,7 @@ from attnc.expr.evaluate import evaluate
 from attnc.expr.interval import classify
 from attnc.expr.nodes import Dim, Expr, show
 from attnc.expr.solve import Ranges, Var, solve
+from tests.by_day import some_by_day
 from tests.expr.masks import case
 from tests.expr.soundness import check_classify, check_solve
 from tests.expr.spell import spell
@@ -161,8 +162,14 @@ def test_classify(mask: str, may: str, must: str) -> None:
     assert tuple(map(show, classify(spell(mask)))) == (may, must)
 
 
-@pytest.mark.parametrize("mask", [*KV, "q_pos < 3 or kv_idx < 4", "kv_idx % 3 == 1", "kv_idx != q_pos"])
-@pytest.mark.parametrize("shape", [(7, 7), (5, 23), (19, 6), (1, 40), (1, 1)])
+@pytest.mark.parametrize(
+    ("shape", "mask"),
+    some_by_day(
+        [(7, 7), (5, 23), (19, 6), (1, 40), (1, 1)],
+        [*KV, "q_pos < 3 or kv_idx < 4", "kv_idx % 3 == 1", "kv_idx != q_pos"],
+        of=4,
+    ),
+)
 def test_usual_masks_are_decided_wherever_they_can_be(mask: str, shape: tuple[int, int]) -> None:
     tree = spell(mask.replace("128", "6").replace("16", "4"))
     for tile in ((1, 1), (4, 4), (3, 5)):

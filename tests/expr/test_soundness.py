@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given, settings
 
 from attnc.expr.nodes import Expr
+from tests.by_day import some_by_day
 from tests.expr.masks import Case, case, cases, masks
 from tests.expr.soundness import check_classify, check_solve
 from tests.expr.spell import spell
@@ -71,7 +72,7 @@ def test_random_masks(mask: Expr, drawn: Case) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("text", CORNERS)
+@pytest.mark.parametrize("text", some_by_day(CORNERS, of=3))
 def test_corners(text: str) -> None:
     mask = spell(text)
     for shape in ((6, 6), (3, 11), (11, 4), (1, 5)):

@@ -33,7 +33,7 @@ def decode(splits: str, mask: str = "causal", pack: str = "gqa") -> Subject:
     return paged(16, mask=mask, schedule=schedule(splits, pack=pack))
 
 
-@pytest.mark.parametrize(("mask", "splits"), some_by_day(MASKS, ("1", "5", "auto", "fixed(64)"), of=2))
+@pytest.mark.parametrize(("mask", "splits"), some_by_day(MASKS, ("1", "5", "auto", "fixed(64)"), of=4))
 def test_every_mask_and_split(mask: str, splits: str) -> None:
     made = decode(splits, mask)
     for dims in ({}, {"M": 1}, {"M": 9, "G": 2}, {"N": 1}):

@@ -118,7 +118,7 @@ def widened(value: Value, dtype: torch.dtype) -> Value:
     return value.to(dtype) if is_narrow and isinstance(value, torch.Tensor) else value
 
 
-@pytest.mark.parametrize(("kind", "pair", "q"), some_by_day(KINDS, PAIRS[:3], ("bf16", "f16"), of=6))
+@pytest.mark.parametrize(("kind", "pair", "q"), some_by_day(KINDS, PAIRS[:3], ("bf16", "f16"), of=12))
 def test_the_bits_are_those_of_the_same_numbers_in_16_bits(kind: str, pair: tuple[str, str], q: str) -> None:
     k, v = (q if dtype == "bf16" else dtype for dtype in types_of(kind, pair))
     narrow, wide = subject(kind, k, v, q), subject(kind, q, q, q)
@@ -131,7 +131,7 @@ def test_the_bits_are_those_of_the_same_numbers_in_16_bits(kind: str, pair: tupl
             assert same_bits(output, outputs[name]), (name, number)
 
 
-@pytest.mark.parametrize(("kind", "pair"), some_by_day(KINDS, PAIRS, of=4))
+@pytest.mark.parametrize(("kind", "pair"), some_by_day(KINDS, PAIRS, of=8))
 def test_outputs_are_within_the_bound(kind: str, pair: tuple[str, str]) -> None:
     made = subject(kind, *types_of(kind, pair))
     for number, (values, special) in enumerate(
@@ -231,7 +231,7 @@ def scaled_by_key(kind: str, scale: str) -> Subject:
     some_by_day(
         [kind for kind in KINDS if kind != "unified maximum"],
         ["vs[b, kv_idx]", "vs[h // G, kv_idx] * (1 + q_idx) - 0.5 * h"],
-        of=2,
+        of=4,
     ),
 )
 def test_a_scale_of_v_may_depend_on_the_key(kind: str, scale: str) -> None:
@@ -283,7 +283,7 @@ def in_blocks(kind: str, k: str, v: str, *, byte: bool = False) -> str:
     )
 
 
-@pytest.mark.parametrize(("kind", "byte"), some_by_day(BLOCKS, (False, True), of=2))
+@pytest.mark.parametrize(("kind", "byte"), some_by_day(BLOCKS, (False, True), of=4))
 def test_blocks_of_columns_have_scales(kind: str, byte: bool) -> None:
     made = subject_of_text(in_blocks(kind, *types_of(kind, PAIRS[0]), byte=byte))
     sizes = {**case(made).dims, "X": 2, "Y": 75}
@@ -326,7 +326,7 @@ def test_scales_of_columns_give_the_bits_of_rows_that_were_converted(kind: str) 
         assert same_bits(output, same[name]), name
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", some_by_day(KINDS, of=2))
 def test_the_lse_is_without_the_scale_of_v(kind: str) -> None:
     scaled = FinishedRun.of(subject(kind, "e4m3", "e4m3"), case(subject(kind, "e4m3", "e4m3")))
     ones = torch.ones_like(scaled.tensor("vs"))

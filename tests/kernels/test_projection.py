@@ -39,11 +39,11 @@ def subject(name: str, variant: str) -> ProjectionSubject:
 @pytest.mark.parametrize(
     ("name", "variant"),
     [
-        ("linear", "bf16"),
+        pytest.param("linear", "bf16", marks=pytest.mark.nightly),
         ("linear", "f16"),
         ("linear", "f32"),
         ("linear_bias", "bf16"),
-        ("linear_bias", "f16"),
+        pytest.param("linear_bias", "f16", marks=pytest.mark.nightly),
     ],
 )
 def test_the_fixed_cases(name: str, variant: str) -> None:

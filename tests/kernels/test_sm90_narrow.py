@@ -342,9 +342,7 @@ SIZES_OF_PROMPTS = (
 )
 
 
-@pytest.mark.parametrize(
-    "kind", [x if n % 2 == 0 else pytest.param(x, marks=pytest.mark.nightly) for n, x in enumerate(PROMPTS)]
-)
+@pytest.mark.parametrize("kind", some_by_day(PROMPTS, of=3))
 def test_prompts_are_within_the_bound_and_have_the_bits_of_16(kind: str) -> None:
     made = subject(kind)
     for dims in SIZES_OF_PROMPTS:
@@ -374,7 +372,7 @@ def case(made: Subject, sizes: tuple[int, int, int, int], **changes: Any) -> Cas
     return Case(**{"dims": {"B": b, "M": m, "G": g, "N": n, "R": 64, **heads}, "logits": "rising", **changes})
 
 
-@pytest.mark.parametrize(("kind", "sizes"), some_by_day(KINDS, SIZES, of=8))
+@pytest.mark.parametrize(("kind", "sizes"), some_by_day(KINDS, SIZES, of=14))
 def test_outputs_are_within_the_bound(kind: str, sizes: tuple[int, int, int, int]) -> None:
     made = subject(kind)
     for config in range(0, len(made.configs), 2):
@@ -382,9 +380,7 @@ def test_outputs_are_within_the_bound(kind: str, sizes: tuple[int, int, int, int
         assert found.ok, found.message
 
 
-@pytest.mark.parametrize(
-    "kind", [k if n % 6 == 0 else pytest.param(k, marks=pytest.mark.nightly) for n, k in enumerate(KINDS)]
-)
+@pytest.mark.parametrize("kind", some_by_day(KINDS, of=10))
 def test_the_bits_are_those_of_16_bits(kind: str) -> None:
     made = subject(kind)
     assert made.plan is not None

@@ -175,7 +175,7 @@ def test_prompts_over_pages(widths: tuple[int, int], page: int) -> None:
 
 @pytest.mark.parametrize(
     ("widths", "page"),
-    some_by_day([(8, 8), (40, 24), (72, 72), (72, 64), (64, 72), (248, 136)], [0, 16, 4], of=3),
+    some_by_day([(8, 8), (40, 24), (72, 72), (72, 64), (64, 72), (248, 136)], [0, 16, 4], of=6),
 )
 def test_decoding(widths: tuple[int, int], page: int) -> None:
     d, dv = widths

@@ -16,7 +16,7 @@ from tests.expr.spell import spell
 
 
 @pytest.mark.slow
-@settings(max_examples=150)
+@settings(max_examples=settings().max_examples // 2)
 @given(masks(2), cases(), st.integers(0, 2**16))
 def test_what_is_brought_near_compares_as_before(mask: Expr, case: Case, seed: int) -> None:
     if is_defined(mask):

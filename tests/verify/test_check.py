@@ -17,6 +17,7 @@ from attnc.verify.check import backward_config, check, run_backward
 from attnc.verify.problem import FILLS, build
 from attnc.verify.strategies import Limits, cases, free_dims
 from attnc.verify.subject import Subject
+from tests.by_day import some_by_day
 from tests.plans import SPECS, plans_of
 from tests.verify.judging import committed, examples, fuzz, right_by_day, verify
 
@@ -158,7 +159,7 @@ def test_failures_shrink_and_are_saved(tmp_path: Path) -> None:
     assert f"--variant {real.variant.name} --target triton --case '{{" in report.failures[0].repro
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", some_by_day(NAMES, of=2))
 def test_cases_are_affordable_and_survive_json(name: str) -> None:
     variant = plans_of(name).modules[0].variant
     limits = Limits(tiles={0: (64, 32), 3: (128, 64)})

@@ -94,13 +94,19 @@ def kept(text: str, texts: Mapping[str, tuple[str, str]] | None = None, seeds: i
         pytest.param(
             spec(extra="input sink: f32[H]", softmax="softmax(sink = sink[h])", mask="window(9, 0)"),
             id="sinks",
+            marks=pytest.mark.nightly,
         ),
         pytest.param(spec(score="softcap(dot(q, k) / 4, 5)"), id="softcap"),
         pytest.param(
             spec(extra="input slope: f32[H]", score="dot(q, k) / 4 + alibi(slope[h])"),
             id="slope of each head",
+            marks=pytest.mark.nightly,
         ),
-        pytest.param(spec(softmaxes="softmax = online(rescale = lazy(3)), "), id="rescaled lazily"),
+        pytest.param(
+            spec(softmaxes="softmax = online(rescale = lazy(3)), "),
+            id="rescaled lazily",
+            marks=pytest.mark.nightly,
+        ),
         pytest.param(
             spec(
                 "causal and doc[b, q_pos] == doc[b, kv_idx]",
