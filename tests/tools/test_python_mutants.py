@@ -202,3 +202,26 @@ def test_mutants_of_modules_that_have_changed_are_left_out(
     python.run(results, lines_of(own=(0.1, [line])), 1, float("inf"), lambda: None)
     assert [result.get("outcome") for result in results] == ["killed", None]
     assert "1 of 2 are of modules that have changed" in capsys.readouterr().err
+
+
+def survivor(**changes: str) -> dict[str, Any]:
+    mutant = {**asdict(mutant_at(DEFINED)), "operator": "ReplaceOrWithAnd", **changes}
+    return {"outcome": "survived", "message": "", "mutant": mutant}
+
+
+def test_survivors_that_compute_the_same_are_listed_with_the_reason() -> None:
+    known = next(iter(SETTINGS["equal"]))
+    same = python.explain_equal(survivor(**{name: value for name, value in known.items() if name != "why"}))
+    assert (same["outcome"], same["message"]) == ("equal", known["why"])
+    slower = python.explain_equal(survivor(operator="RemoveDecorator", old="@memo\n"))
+    assert slower["outcome"] == "equal"
+    for other in (survivor(), survivor(operator="RemoveDecorator", old="@property\n")):
+        assert python.explain_equal(other) == other
+    killed = {**survivor(operator="RemoveDecorator", old="@memo\n"), "outcome": "killed"}
+    assert python.explain_equal(killed) == killed
+
+
+@pytest.mark.parametrize("known", SETTINGS["equal"], ids=lambda known: f"{known['file']} {known['old']}")
+def test_what_is_said_to_compute_the_same_is_there(known: Mapping[str, str]) -> None:
+    assert known["old"].strip() in (ROOT / known["file"]).read_text(encoding="utf-8")
+    assert len(known["why"]) > 20

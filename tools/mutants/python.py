@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import re
 import sys
 import tempfile
 import time
@@ -33,6 +34,9 @@ from tools.mutants.python_judge import Judges, record_lines, start_hosts
 from tools.mutants.python_sample import ROOT, SETTINGS, draw_mutants
 from tools.mutants.scores import SCORES, describe, join_results, keep_scores, list_table, summarize
 
+#: Decorators that remember results.
+_REMEMBERS = re.compile(r"@(memo|cache|lru_cache)\b")
+
 
 def main() -> int:
     """Runs a campaign and prints its table. Exit status 1 where a mutant survived."""
@@ -50,7 +54,8 @@ def main() -> int:
             lines = record_lines(packages, given.lines or Path(folder), given.workers)
             until = time.monotonic() + given.seconds
             run(results, lines, given.workers, until, lambda: _write(out, results))
-    outcomes = join_results({n: result for n, result in enumerate(results) if "outcome" in result}, {})
+    judged = {n: result for n, result in enumerate(results) if "outcome" in result}
+    outcomes = join_results({n: explain_equal(result) for n, result in judged.items()}, {})
     print("\n".join(list_table(outcomes)))
     if given.keep:
         keep_scores(SCORES, "python", summarize(outcomes, seed=given.seed, where=given.keep))
@@ -96,6 +101,23 @@ def _describe(mutant: Mutant) -> dict[str, Any]:
 def hash_of(file: str) -> str:
     """Returns what tells the text of a module from others."""
     return hashlib.sha256((ROOT / file).read_bytes()).hexdigest()[:16]
+
+
+def explain_equal(result: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns a survivor that is known to compute the same as equal, with the reason; any other result as it
+    is.
+    """
+    mutant = result["mutant"]
+    if result["outcome"] != "survived":
+        return result
+    known = next((each["why"] for each in SETTINGS["equal"] if _is_of(each, mutant)), None)
+    if mutant["operator"] == "RemoveDecorator" and _REMEMBERS.search(mutant["old"]):
+        known = "results that were remembered are computed again"
+    return result if known is None else {**result, "outcome": "equal", "message": known}
+
+
+def _is_of(known: Mapping[str, str], mutant: Mapping[str, Any]) -> bool:
+    return all(mutant[name] == value for name, value in known.items() if name != "why")
 
 
 def _write(path: Path, results: Sequence[Mapping[str, Any]]) -> None:
