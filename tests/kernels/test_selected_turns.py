@@ -29,8 +29,9 @@ LISTS: Mapping[str, torch.Tensor] = {
 }
 
 
-@pytest.mark.parametrize("name", LISTS)
-@pytest.mark.parametrize("keys", [1, 3])
+@pytest.mark.parametrize(
+    ("name", "keys"), [*((name, 1) for name in LISTS), ("some of all keys", 3), ("no keys now and then", 3)]
+)
 def test_a_query_waits_for_all_before_it_that_have_its_keys(
     monkeypatch: pytest.MonkeyPatch, name: str, keys: int
 ) -> None:
