@@ -214,8 +214,13 @@ def triton_kernel(module: ir.Module, kernel: Which, position: int, device: Devic
         case BackwardConfig(maxnreg=limit):
             early = not isinstance(config, DkDvConfig) or config.dp == "early"
             constants |= {"dlse_ptr": None, "EARLY_DP": early}
-    function = getattr(load_module(module), planned.name)
-    signature = {name: _type_of(name, module, constants) for name in function.arg_names}
+    loaded = load_module(module)
+    function = getattr(loaded, planned.name)
+    made = () if module.backward is None else loaded.CALL.backward.made
+    integers = {f"{one.name}_ptr" for one in made if one.type.startswith("i32[")}
+    signature = {
+        name: "*i32" if name in integers else _type_of(name, module, constants) for name in function.arg_names
+    }
     return TritonKernel(
         function=function,
         signature=signature,

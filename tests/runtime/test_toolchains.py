@@ -51,7 +51,9 @@ print(json.dumps({name: [u.registers, u.stack, u.shared] for name, u in usages.i
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "variant"), [("causal_gqa", 2), ("fa1", 0), ("document", 0)])
+@pytest.mark.parametrize(
+    ("name", "variant"), [("causal_gqa", 2), ("fa1", 0), ("document", 0), ("selected_training", 0)]
+)
 def test_a_backward_kernel_takes_the_shared_memory_that_was_estimated(name: str, variant: int) -> None:
     if tool("cuobjdump") is None:
         pytest.skip("no cuobjdump in Triton's wheel")
