@@ -289,14 +289,14 @@ class _Patch:
         def create_masked_load(
             builder: Any, ptrs: Any, mask: Any, other: Any, *rest: Any, **named: Any
         ) -> Any:
-            WATCH.load(ptrs.data, getattr(mask, "data", mask), other is not None)
+            WATCH.load(ptrs.data, lanes(mask), other is not None)
             return original(builder, ptrs, mask, other, *rest, **named)
 
         return create_masked_load
 
     def wrap_store(self, original: Any) -> Any:
         def create_masked_store(builder: Any, ptrs: Any, value: Any, mask: Any, *rest: Any) -> Any:
-            WATCH.store(ptrs.data, getattr(mask, "data", mask))
+            WATCH.store(ptrs.data, lanes(mask))
             return original(builder, ptrs, value, mask, *rest)
 
         return create_masked_store
@@ -528,6 +528,11 @@ class _Patch:
             return self.tl.tensor(self.handle(result, args[0].dtype), args[0].type)
 
         return apply
+
+
+def lanes(mask: Any) -> Array:
+    """Returns which lanes a load or a store has, given a handle or, where all of them take part, an array."""
+    return mask if isinstance(mask, np.ndarray) else mask.data  # an array has `data`, too: its bytes
 
 
 def f32_to_tf32(values: Array) -> Array:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
 from attnc.reference import philox
-from attnc.verify.interpreter import PrecisionFault, ensure_interpreter, is_interpreting
+from attnc.verify.interpreter import PrecisionFault, ensure_interpreter, is_interpreting, lanes
 from attnc.verify.memory import MemoryFault, guarding
 from tests.verify import kernels
 
@@ -241,3 +242,10 @@ def test_a_machine_without_triton_is_told_what_to_install() -> None:
     assert ran.stdout.startswith("triton")
     assert "kernels for Triton run in its interpreter" in ran.stdout
     assert "pip install triton" in ran.stdout
+
+
+def test_lanes_of_a_mask_are_an_array() -> None:
+    """An array has an attribute `data`, too, which is its bytes and no array."""
+    mask = np.array([True, False])
+    assert lanes(mask) is mask
+    assert lanes(SimpleNamespace(data=mask)) is mask
