@@ -78,6 +78,7 @@ REGIONS: Mapping[tuple[str, str], Callable[[str], str]] = {
     ("docs/performance.md", "summary"): lambda page: documented_figures.summary(),
     ("docs/performance.md", "hopper"): lambda page: documented_figures.forward_hopper(),
     ("docs/performance.md", "hopper backward"): lambda page: documented_figures.backward_hopper(),
+    ("docs/performance.md", "hopper backward fa4"): lambda page: documented_figures.backward_beside_fa4(),
     ("docs/performance.md", "hopper deterministic"): lambda page: documented_figures.deterministic_hopper(),
     ("docs/performance.md", "cuda"): lambda page: documented_figures.forward_cuda(),
     ("docs/performance.md", "cuda backward"): lambda page: documented_figures.backward_cuda(),

@@ -113,6 +113,12 @@ def backward_hopper() -> str:
     return _beside_flash("backward_hopper_h200")
 
 
+def backward_beside_fa4() -> str:
+    """Gradients in a run in which FlashAttention-4 took part."""
+    peers = {"cudnn": "cuDNN", "fa3": "FA3", "fa4": "FA4"}
+    return _beside("backward_fa4_h200", peers, {name: f"to {title}" for name, title in peers.items()})
+
+
 def deterministic_hopper() -> str:
     """Gradients that are the same bits in every run beside those of the table before, TFLOP/s."""
     path = ROOT / "docs" / "figures" / "backward_hopper_h200.json"
