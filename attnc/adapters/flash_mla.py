@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 
 from attnc.adapters.latent_rows import RowFormat, check_pages, format_of
-from attnc.adapters.specs import Kernel, Wanted, dtype_of, kernel, number_of, refuse
+from attnc.adapters.specs import Kernel, Wanted, kernel, number_of, refuse
+from attnc.api.tensors import FLOATS, INTEGERS, NUMBERS, GivenTensors, refuse_gradients
 
 Results: TypeAlias = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]
 
@@ -59,15 +60,13 @@ def flash_mla_sparse_fwd(
     """
     name = "flash_mla_sparse_fwd"
     refuse(name, indexer_topk=indexer_topk)
-    _check_shapes(name, {"q": (q, 3), "kv": (kv, 3)})
-    _check_entries(name, "indices", indices)
-    _check_keys(name, "kv", kv, 1, q)
-    if tuple(indices.shape[:2]) != (len(q), 1):
-        raise ValueError(f"{name}: indices: expected shape [{len(q)}, 1, topk], got {list(indices.shape)}")
-    lists, counts = indices[None, :, 0], _counts(name, "topk_length", topk_length, (len(q),), indices)[None]
+    checked = _check_keys(name, q, ("M H D", "N 1 D"), kv=kv)
+    checked.check("indices", indices, "M 1 topk", INTEGERS)
+    _check_sink(checked, name, attn_sink)
+    lists, counts = indices[None, :, 0], _counts(checked, "topk_length", topk_length, "M", indices)[None]
     o, lse = _attend(name, q[None], kv[None], lists, counts, sm_scale, d_v)
     largest = _max_logits(q, kv[:, 0], lists[0], counts[0], sm_scale) if wants_max_logits else None
-    return _join_sink(name, o, lse, attn_sink)[0], largest, _of_lonely(lse)[0]
+    return _join_sink(o, lse, attn_sink)[0], largest, _of_lonely(lse)[0]
 
 
 def flash_mla_with_kvcache(
@@ -110,70 +109,68 @@ def flash_mla_with_kvcache(
     }
     if not is_fp8_kvcache or indices is None or extra_k_cache is None:
         refuse(name, **extra)
-    _check_shapes(name, {"q": (q, 4), "k_cache": (k_cache, 4)})
-    form = _check_packed(name, "k_cache", q, k_cache) if is_fp8_kvcache else None
-    if form is None:
-        _check_keys(name, "k_cache", k_cache, 2, q)
+    form = None
+    if is_fp8_kvcache:
+        checked = _check_keys(name, q, ("B M H D", ""))
+        form = _check_packed(name, "k_cache", q, k_cache)
+    else:
+        checked = _check_keys(name, q, ("B M H D", "P page 1 D"), k_cache=k_cache)
+        checked.check_pages("k_cache", q)
+    _check_sink(checked, name, attn_sink)
     scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
     if indices is None:
         refuse(name, topk_length=topk_length)
-        if form is not None and block_table is not None:
+        if block_table is None or cache_seqlens is None:
+            missing = "block_table" if block_table is None else "cache_seqlens"
+            raise ValueError(f"{name}: {missing}: expected a tensor, or indices, got None")
+        checked.check("block_table", block_table, "B _", (torch.int32,))
+        checked.check("cache_seqlens", cache_seqlens, "B", (torch.int32,))
+        if form is not None:
             k_cache, block_table = _unpack_pages(k_cache, form, block_table)
         o, lse = _attend_all(name, q, k_cache, block_table, cache_seqlens, head_dim_v, scale, causal)
     else:
         refuse(name, causal=causal)
-        _check_lists(name, "indices", indices, q)
+        checked.check("indices", indices, "B M topk", INTEGERS)
         if topk_length is not None:
-            _check_lengths(name, "topk_length", topk_length, (len(q),))
+            checked.check("topk_length", topk_length, "B", (torch.int32,))
         if form is not None:
             named = [(k_cache, indices, topk_length)]
             if extra_k_cache is not None:
                 beside = (extra_indices_in_kvcache, extra_topk_length)
-                named.append(_read_extra(name, q, form, extra_k_cache, *beside))
+                named.append(_read_extra(checked, name, q, form, extra_k_cache, *beside))
             keys, lists = _unpack_listed(form, named)
             topk_length = None  # entries that do not count are -1
         else:
             keys, lists = _pool(name, k_cache).expand(len(q), -1, -1, -1), indices
-        counts = _counts(name, "topk_length", topk_length, (len(q),), lists)[:, None].expand(q.shape[:2])
+        counts = _counts(checked, "topk_length", topk_length, "B", lists)[:, None].expand(q.shape[:2])
         o, lse = _attend(name, q, keys, lists, counts, scale, head_dim_v)
-    return _join_sink(name, o, lse, attn_sink), _of_lonely(lse).mT.contiguous()
+    return _join_sink(o, lse, attn_sink), _of_lonely(lse).mT.contiguous()
 
 
 # --- arguments
 
 
-def _check_shapes(function: str, tensors: dict[str, tuple[torch.Tensor, int]]) -> None:
-    for name, (x, axes) in tensors.items():
-        if not isinstance(x, torch.Tensor):
-            raise TypeError(f"{function}: {name}: expected a tensor, got {type(x).__name__}")
-        if x.dim() != axes:
-            raise ValueError(f"{function}: {name}: expected a tensor of {axes} axes, got {list(x.shape)}")
+def _check_keys(function: str, q: torch.Tensor, axes: tuple[str, str], **keys: Any) -> GivenTensors:
+    """Holds q, and keys of its type by their name, to these axes; returns what the rest is held to."""
+    checked = GivenTensors(function)
+    checked.check("q", q, axes[0], FLOATS)
+    checked.check_range("q", "H", 1)
+    for name, x in keys.items():
+        checked.check(name, x, axes[1], (q.dtype,), "like q")
+    checked.check_rows(q=q, **keys)
+    refuse_gradients(function, q=q, **keys)
+    return checked
 
 
-def _check_keys(function: str, name: str, keys: torch.Tensor, head: int, q: torch.Tensor) -> None:
-    dtype = dtype_of(f"{function}: q", q)
-    if keys.dtype != dtype:
-        raise TypeError(f"{function}: {name}: expected dtype {dtype}, like q, got {keys.dtype}")
-    if keys.shape[head] != 1 or keys.shape[-1] != q.shape[-1]:
-        wanted = ["any"] * head + [1, q.shape[-1]]
-        raise ValueError(f"{function}: {name}: expected shape {wanted}, got {list(keys.shape)}")
-
-
-def _check_entries(function: str, name: str, lists: torch.Tensor) -> None:
-    _check_shapes(function, {name: (lists, 3)})
-    if lists.dtype not in (torch.int32, torch.int64):
-        raise TypeError(f"{function}: {name}: expected dtype torch.int32, got {lists.dtype}")
-
-
-def _check_lists(function: str, name: str, lists: torch.Tensor, q: torch.Tensor) -> None:
-    _check_entries(function, name, lists)
-    if lists.shape[:2] != q.shape[:2]:
-        expected = f"[{q.shape[0]}, {q.shape[1]}, topk]"
-        raise ValueError(f"{function}: {name}: expected shape {expected}, got {list(lists.shape)}")
+def _check_sink(checked: GivenTensors, function: str, sink: torch.Tensor | None) -> None:
+    if sink is not None:
+        checked.check("attn_sink", sink, "H", NUMBERS)
+        refuse_gradients(function, attn_sink=sink)
 
 
 def _check_packed(function: str, name: str, q: torch.Tensor, cache: torch.Tensor) -> RowFormat:
     """Returns the format of a cache's rows, which lie one behind the other in a page."""
+    GivenTensors(function).check(name, cache, "_ _ _ _", (torch.uint8, torch.float8_e4m3fn))
     form = format_of(f"{function}: {name}", cache)
     if cache.shape[2] != 1:
         raise ValueError(f"{function}: {name}: expected one head, got {list(cache.shape)}")
@@ -203,6 +200,7 @@ Named: TypeAlias = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
 
 
 def _read_extra(
+    checked: GivenTensors,
     function: str,
     q: torch.Tensor,
     form: RowFormat,
@@ -211,16 +209,15 @@ def _read_extra(
     lengths: torch.Tensor | None,
 ) -> Named:
     """Returns a second cache with its lists, once they have been looked at."""
-    _check_shapes(function, {"extra_k_cache": (cache, 4)})
     if _check_packed(function, "extra_k_cache", q, cache) is not form:
         got = f"got shape {list(cache.shape)}"
         raise ValueError(f"{function}: extra_k_cache: expected rows of {form.bytes} bytes, {got}")
     name = "extra_indices_in_kvcache"
     if lists is None:
         raise ValueError(f"{function}: {name}: expected a tensor beside extra_k_cache, got None")
-    _check_lists(function, name, lists, q)
+    checked.check(name, lists, "B M extra", INTEGERS)
     if lengths is not None:
-        _check_lengths(function, "extra_topk_length", lengths, (len(q),))
+        checked.check("extra_topk_length", lengths, "B", (torch.int32,))
     return cache, lists, lengths
 
 
@@ -263,18 +260,13 @@ def _unpack_listed(form: RowFormat, named: list[Named]) -> tuple[torch.Tensor, t
 
 
 def _counts(
-    function: str, name: str, given: torch.Tensor | None, shape: tuple[int, ...], indices: torch.Tensor
+    checked: GivenTensors, name: str, given: torch.Tensor | None, size: str, indices: torch.Tensor
 ) -> torch.Tensor:
     """Returns how many entries of each list count: all of them, where nothing is given."""
     if given is None:
+        shape = indices.shape[:1]
         return torch.full(shape, indices.shape[-1], dtype=torch.int32, device=indices.device)
-    return _check_lengths(function, name, given, shape)
-
-
-def _check_lengths(function: str, name: str, given: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
-    if tuple(given.shape) != shape or given.dtype != torch.int32:
-        got = f"{given.dtype} {list(given.shape)}"
-        raise ValueError(f"{function}: {name}: expected torch.int32 {list(shape)}, got {got}")
+    checked.check(name, given, size, (torch.int32,))
     return given
 
 
@@ -328,16 +320,13 @@ def _attend_all(
     function: str,
     q: torch.Tensor,
     k_cache: torch.Tensor,
-    block_table: torch.Tensor | None,
-    lengths: torch.Tensor | None,
+    block_table: torch.Tensor,
+    lengths: torch.Tensor,
     width: int,
     scale: float,
     causal: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns (o [B, M, H, width], lse [B, M, H]) over all keys of a cache, without a sink."""
-    for name, x in (("block_table", block_table), ("cache_seqlens", lengths)):
-        if x is None:
-            raise ValueError(f"{function}: {name}: expected a tensor, or indices, got None")
     scale = number_of(f"{function}: softmax_scale", scale)
     page, rows = k_cache.shape[1], _tile_rows(q.shape[1] * q.shape[2])
     made = _paged_kernel(q.dtype, q.shape[-1], width, scale, page, bool(causal), rows)
@@ -377,12 +366,10 @@ def _tile_rows(rows: int) -> int:
 # --- results
 
 
-def _join_sink(function: str, o: torch.Tensor, lse: torch.Tensor, sink: torch.Tensor | None) -> torch.Tensor:
+def _join_sink(o: torch.Tensor, lse: torch.Tensor, sink: torch.Tensor | None) -> torch.Tensor:
     """Returns o [B, M, H, Dv] with a logit of each head in its denominator, which lse does not know."""
     if sink is None:
         return o
-    if tuple(sink.shape) != (o.shape[2],):
-        raise ValueError(f"{function}: attn_sink: expected shape [{o.shape[2]}], got {list(sink.shape)}")
     share = torch.sigmoid(lse - sink.float())
     return (o * torch.where(lse == -torch.inf, 0.0, share)[..., None]).to(o.dtype)
 

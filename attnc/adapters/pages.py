@@ -4,8 +4,9 @@ keys (`attend_packed`), as prompts of latent attention have them.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -15,7 +16,6 @@ from attnc.adapters.specs import (
     Changes,
     Kernel,
     Wanted,
-    dtype_of,
     expand_scales,
     find_function,
     kernel,
@@ -24,6 +24,7 @@ from attnc.adapters.specs import (
     suits_conversion,
 )
 from attnc.api.repeats import keep, repeat, without_gradients
+from attnc.api.tensors import FLOATS, INTEGERS, NUMBERS, GivenTensors
 from attnc.paging.trees import WORDS
 
 
@@ -112,12 +113,8 @@ def attend(
     key, found = repeat(facts, (*given.values(),))
     if found is not None:
         return
-    dtype, cache = _dtypes(q, k, v)
+    dtype, cache = _check_tensors(given, tokens)
     sequences, heads = len(seqused_k), k.shape[2]
-    if tree is not None:
-        _check_tree(tree, sequences, tokens)
-    if qq_bias is not None and qq_bias.shape[:-2] not in ((), (sequences,)):
-        raise ValueError(f"qq_bias: expected shape [X, X] or [{sequences}, X, X], got {list(qq_bias.shape)}")
     changes: Changes = {name: torch.Tensor.float for name in (*by_head, "qq_bias") if given[name] is not None}
     if cache is not None:
         for name, x in zip(("k_descale", "v_descale"), scales, strict=True):
@@ -186,20 +183,38 @@ def _rows(wanted: int) -> int:
     return 16 if wanted <= 16 else 32 if wanted <= 32 else 64
 
 
-def _dtypes(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor | None
-) -> tuple[torch.dtype, torch.dtype | None]:
-    """Returns the element type of q, and that of the cache where it has 8 bits. TypeError where they do not
-    go together.
+def _check_tensors(given: Mapping[str, Any], tokens: int) -> tuple[torch.dtype, torch.dtype | None]:
+    """Returns the element type of q, and that of the cache where it has 8 bits. TypeError and ValueError
+    where arguments do not go together.
     """
-    dtype = dtype_of("q", q)
-    known = (dtype,) if dtype is torch.float32 else (dtype, *NARROW)
-    if k.dtype not in known:
-        hint = ": bytes of fp8 are passed by k.view(torch.float8_e4m3fn)" if k.dtype is torch.uint8 else ""
-        raise TypeError(f"k: expected dtype {' or '.join(map(str, known))} beside q, got {k.dtype}{hint}")
-    if v is not None and v.dtype != k.dtype:
-        raise TypeError(f"v: expected dtype {k.dtype}, like k, got {v.dtype}")
-    return dtype, None if k.dtype == dtype else k.dtype
+    q, k, v, tree = (given[name] for name in ("q", "k", "v", "tree"))
+    checked = GivenTensors()
+    checked.check("q", q, "T H D", FLOATS)
+    known = (q.dtype,) if q.dtype is torch.float32 else (q.dtype, *NARROW)
+    if isinstance(k, torch.Tensor) and k.dtype is torch.uint8:
+        hint = "bytes of fp8 are passed by k.view(torch.float8_e4m3fn)"
+        raise TypeError(f"k: expected dtype {' or '.join(map(str, known))} beside q, got {k.dtype}: {hint}")
+    checked.check("k", k, "P page Hkv D", known, "beside q")
+    checked.check_pages("k", q)
+    checked.check_groups("q", "H", "k", "Hkv")
+    if v is not None:
+        checked.check("v", v, "P page Hkv Dv", (k.dtype,), "like k")
+    checked.check("out", given["out"], "T H Dv", (q.dtype,), "like q")
+    checked.check_rows(q=q, k=k, out=given["out"], **({} if v is None else {"v": v}))
+    checked.check("seqused_k", given["seqused_k"], "B", (torch.int32,))
+    checked.check("block_table", given["block_table"], "B _", (torch.int32,))
+    if not tokens:
+        checked.check("cu_seqlens_q", given["cu_seqlens_q"], "B+1", (torch.int32,))
+    for name in ("alibi_slopes", "sinks"):
+        if given.get(name) is not None:
+            checked.check(name, given[name], "H", NUMBERS)
+    bias = given["qq_bias"]
+    if bias is not None:
+        by_sequence = isinstance(bias, torch.Tensor) and bias.dim() > 2
+        checked.check("qq_bias", bias, "B X X" if by_sequence else "X X", NUMBERS)
+    if tree is not None:
+        _check_tree(checked, tree, tokens)
+    return q.dtype, None if k.dtype == q.dtype else k.dtype
 
 
 @lru_cache(maxsize=256)
@@ -261,12 +276,11 @@ _TREES = {
 }
 
 
-def _check_tree(tree: torch.Tensor, sequences: int, tokens: int) -> None:
-    if tree.dtype not in _TREES:
-        raise TypeError(f"tree: expected dtype {', '.join(map(str, _TREES))}, got {tree.dtype}")
-    expected = [sequences, tokens, -(-tokens // WORDS.get(tree.dtype, 1))]
-    if not tokens or list(tree.shape) != expected:
-        raise ValueError(f"tree: expected shape {expected}, got {list(tree.shape)}")
+def _check_tree(checked: GivenTensors, tree: torch.Tensor, tokens: int) -> None:
+    if not tokens:
+        raise ValueError(f"tree: expected None where sequences have different tokens, got {list(tree.shape)}")
+    words = -(-tokens // WORDS.get(getattr(tree, "dtype", torch.bool), 1))
+    checked.check("tree", tree, f"B {tokens} {words}", (*_TREES,))
 
 
 def _mask(left: int, causal: bool, tree: torch.dtype | None) -> str:
@@ -306,7 +320,14 @@ def attend_packed(
 
     A sequence without keys has o = 0 and lse = minus infinity. ValueError or TypeError names the argument.
     """
-    form = (dtype_of("q", q), q.shape[-1], v.shape[-1], float(scale), causal, lse)
+    checked = GivenTensors()
+    checked.check("q", q, "T H D", FLOATS)
+    checked.check("k", k, "S Hkv D", (q.dtype,), "like q")
+    checked.check("v", v, "S Hkv Dv", (q.dtype,), "like q")
+    checked.check_groups("q", "H", "k", "Hkv")
+    for name, starts in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)):
+        checked.check(name, starts, "B+1", INTEGERS)
+    form = (q.dtype, q.shape[-1], v.shape[-1], float(scale), causal, lse)
     into: torch.Tensor | tuple[torch.Tensor, torch.Tensor] | None = out
     if lse and out is not None:
         into = out, q.new_empty(q.shape[1], q.shape[0], dtype=torch.float32)

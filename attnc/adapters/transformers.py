@@ -25,7 +25,6 @@ from attnc.adapters.specs import (
     DTYPES,
     Changes,
     Wanted,
-    dtype_of,
     find_function,
     kernel_name,
     number_of,
@@ -34,6 +33,7 @@ from attnc.adapters.specs import (
     run_kernel,
 )
 from attnc.api.repeats import keep, repeat
+from attnc.api.tensors import FLOATS, NUMBERS, GivenTensors
 
 is_compiling = torch.compiler.is_compiling
 MaskFunction: TypeAlias = Callable[..., torch.Tensor]
@@ -170,26 +170,28 @@ def attention(
             "attention_mask: expected what the mask function of this name returned, got None for a module"
             " that is causal"
         )
+    checked = _check_tensors(query, key, value, s_aux)
     lengths = (query.shape[0], query.shape[1], query.shape[2], key.shape[2])
     tables = {
-        name: _table(name, x, lengths)
+        name: _table(name, x, lengths, checked)
         for name, x in (("attention_mask", own), ("position_bias", position_bias))
         if x is not None
     }
     if tables:
         refuse("attention beside a mask or bias of a model's own", softcap=softcap)
     gradients = torch.is_grad_enabled() and any(x.requires_grad for x in (query, key, value))
-    wanted = [name for name, x in (("s_aux", s_aux), *tables.items()) if x is not None and x.requires_grad]
+    learned = [("s_aux", s_aux), *tables.items()] if torch.is_grad_enabled() else []
+    wanted = [name for name, x in learned if x is not None and x.requires_grad]
     form = _form_name(
-        dtype_of("query", query),
+        query.dtype,
         query.shape[-1],
         number_of("attention: scaling", scaling, query.shape[-1] ** -0.5),
         None if band is None else (band.left, band.right),
         tuple((name, _element(name, x), x.shape[0] == 1, x.shape[1] == 1) for name, x in tables.items()),
         number_of("attention: softcap", softcap, 0.0),
         s_aux is not None,
-        ("q", "k", "v", *wanted) if gradients else (),
-        query.shape[2] == 1 and not gradients,
+        (*(("q", "k", "v") if gradients else ()), *wanted),
+        query.shape[2] == 1 and not gradients and not wanted,
     )
     sinks = () if s_aux is None else (s_aux.float(),)
     given = () if band is None else bounds
@@ -218,12 +220,30 @@ def _cut(x: torch.Tensor, keys: int) -> torch.Tensor:
     return x[..., :keys]
 
 
-def _table(name: str, x: torch.Tensor, lengths: tuple[int, int, int, int]) -> torch.Tensor:
+def _check_tensors(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, s_aux: torch.Tensor | None
+) -> GivenTensors:
+    checked = GivenTensors()
+    checked.check("query", query, "B H M D", FLOATS)
+    checked.check("key", key, "B Hkv N D", (query.dtype,), "like query")
+    checked.check("value", value, "B Hkv N D", (query.dtype,), "like query")
+    checked.check_range("query", "D", 1)
+    checked.check_rows(query=query, key=key, value=value)
+    checked.check_groups("query", "H", "key", "Hkv")
+    if s_aux is not None:
+        checked.check("s_aux", s_aux, "H", NUMBERS)
+    return checked
+
+
+def _table(
+    name: str, x: torch.Tensor, lengths: tuple[int, int, int, int], checked: GivenTensors
+) -> torch.Tensor:
     """Returns a mask or bias with a value for each query and key, cut to the keys that there are. ValueError
     for another shape.
     """
     B, H, M, N = lengths
-    fits = x.dim() == 4 and x.shape[0] in (1, B) and x.shape[1] in (1, H) and x.shape[2] == M
+    checked.check(name, x, "_ _ _ _", (*FLOATS, torch.bool))
+    fits = x.shape[0] in (1, B) and x.shape[1] in (1, H) and x.shape[2] == M
     if not fits or x.shape[3] < N:
         raise ValueError(f"{name}: expected shape [{B} or 1, {H} or 1, {M}, {N}], got {list(x.shape)}")
     return _cut(x, N)
@@ -232,7 +252,7 @@ def _table(name: str, x: torch.Tensor, lengths: tuple[int, int, int, int]) -> to
 def _element(name: str, x: torch.Tensor) -> str:
     if x.dtype is torch.bool:
         return "bool"
-    return DTYPES[dtype_of(name, x)]
+    return DTYPES[x.dtype]
 
 
 @lru_cache(maxsize=256)

@@ -14,6 +14,7 @@ import torch
 
 from attnc.api.fastest import HOPPER, NARROW_ROWS, TILE_ROWS, targets_of_call, targets_of_one_row
 from attnc.api.repeats import Arrange, Plan, keep
+from attnc.api.tensors import FLOATS, NUMBERS, GivenTensors, refuse_gradients
 from attnc.compat.blocks import list_of_blocks
 from attnc.compat.compiled import builds_in, load_form, making
 from attnc.compat.form import Facts, Form, Layout
@@ -24,7 +25,6 @@ _FAR = 1 << 30
 _LARGEST = torch.finfo(torch.float32).max
 #: Of a spec's head dimension; this file is exported without the compiler, which says the same.
 LARGEST_HEAD = 1024
-_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 
 def refuse(function: str, **asked: object) -> None:
@@ -45,24 +45,30 @@ def one_of(function: str, **named: Any) -> Any:
     return next(iter(given.values()), None)
 
 
-def check(function: str, q: torch.Tensor, **others: torch.Tensor) -> str:
-    """Returns the name of the dtype that all tensors have. TypeError and ValueError naming the argument."""
-    if not isinstance(q, torch.Tensor):
-        raise TypeError(f"{function}: q: expected a tensor, got {type(q).__name__}")
-    if q.dtype not in _DTYPES:
-        raise TypeError(f"{function}: q: expected float16, bfloat16 or float32, got {q.dtype}")
-    for name, x in others.items():
-        if not isinstance(x, torch.Tensor):
-            raise TypeError(f"{function}: {name}: expected a tensor, got {type(x).__name__}")
-        if x.dtype != q.dtype:
-            raise TypeError(f"{function}: {name}: expected {q.dtype} like q, got {x.dtype}")
-    for name, x in {"q": q, **others}.items():
-        if x.dim() not in (3, 4):
-            raise ValueError(f"{function}: {name}: expected a tensor of 3 or 4 axes, got {list(x.shape)}")
+#: Axes of q, k and v: sequences of one length, end to end, keys in pages, keys in a cache.
+DENSE = ("B M H D", "B N Hkv D", "B N Hkv Dv")
+PACKED = ("T H D", "S Hkv D", "S Hkv Dv")
+PAGED = ("T H D", "P page Hkv D", "P page Hkv Dv")
+
+
+def check(function: str, axes: tuple[str, str, str], **named: Any) -> GivenTensors:
+    """Holds q, k and v, by the names that the caller has for them, to these axes; returns what the other
+    tensors of the call are held to. TypeError and ValueError name the argument.
+    """
+    given = GivenTensors(function)
+    first, q = next(iter(named.items()))
+    for (name, x), shape in zip(named.items(), axes, strict=True):
+        if x is q:
+            given.check(name, x, shape, FLOATS)
+        else:
+            given.check(name, x, shape, (q.dtype,), f"like {first}")
         if not 1 <= x.shape[-1] <= LARGEST_HEAD:
             wanted = f"a last axis of 1 to {LARGEST_HEAD}"
             raise ValueError(f"{function}: {name}: expected {wanted}, got {list(x.shape)}")
-    return str(q.dtype).removeprefix("torch.")
+        if "page" in shape:
+            given.check_pages(name, q)
+    given.check_groups(first, "H", [*named][1], "Hkv")
+    return given
 
 
 def real(function: str, name: str, value: Any) -> float:
@@ -77,14 +83,24 @@ def real(function: str, name: str, value: Any) -> float:
     return found
 
 
-def unpack(function: str, name: str, x: torch.Tensor, axis: int, parts: int) -> tuple[torch.Tensor, ...]:
-    """Takes q, k and v, or k and v, out of the tensor that holds all of them along an axis."""
-    if not isinstance(x, torch.Tensor):
-        raise TypeError(f"{function}: {name}: expected a tensor, got {type(x).__name__}")
-    if x.dim() != axis + 3 or x.shape[axis] != parts:
-        shape = ", ".join([*(["any"] * axis), str(parts), "any", "any"])
-        raise ValueError(f"{function}: {name}: expected shape [{shape}], got {list(x.shape)}")
-    return x.unbind(axis)
+def unpack_qkv(function: str, axes: str, qkv: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Takes q, k and v out of the tensor that holds them along an axis of 3."""
+    given = GivenTensors(function)
+    given.check("qkv", qkv, axes, FLOATS)
+    given.check_range("qkv", "H", 1)
+    given.check_range("qkv", "D", 1, LARGEST_HEAD)
+    return qkv.unbind(axes.split().index("3"))
+
+
+def unpack_kv(
+    function: str, axes: tuple[str, str], q: torch.Tensor, kv: torch.Tensor
+) -> tuple[torch.Tensor, ...]:
+    """Takes k and v out of the tensor that holds them along an axis of 2. axes: of q and of kv."""
+    given = GivenTensors(function)
+    given.check("q", q, axes[0], FLOATS)
+    given.check("kv", kv, axes[1], (q.dtype,), "like q")
+    given.check_groups("q", "H", "kv", "Hkv")
+    return kv.unbind(axes[1].split().index("2"))
 
 
 def rows(x: torch.Tensor) -> torch.Tensor:
@@ -196,19 +212,27 @@ def arranged(order: Sequence[int | torch.Tensor]) -> Arrange:
 
 
 class Call:
-    """A call being put together. Its methods raise TypeError and ValueError with the name of an argument."""
+    """A call being put together. Its methods raise TypeError and ValueError with the name of an argument.
+
+    given: what `check` returned of q, k and v; is_inference: whether there are no gradients
+    """
 
     def __init__(
-        self, name: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, is_inference: bool = False
+        self,
+        name: str,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        given: GivenTensors,
+        *,
+        is_inference: bool = False,
     ) -> None:
-        self._name = name
-        dtype = check(name, q, **({"k_cache": k, "v_cache": v} if is_inference else {"k": k, "v": v}))
+        self._name, self._given = name, given
         q, k, v = map(rows, (q, k, v))
+        dtype = str(q.dtype).removeprefix("torch.")
         self._tensors: dict[str, Any] = {"q": q, "k": k, "v": v}
         self._form: dict[str, Any] = {"dtype": dtype, "size": q.shape[-1], "size_v": v.shape[-1]}
-        needed = [x for x in (q, k, v) if self.wants_gradient(x)]
-        if needed and is_inference:
-            raise ValueError(f"{name}: caches have no gradients: call it under torch.no_grad()")
+        needed = not is_inference and any(self.wants_gradient(x) for x in (q, k, v))
         self._grads = ["q", "k", "v"] if needed else []
         self._is_fast = False
         self._cap: tuple[float, float] | None = None
@@ -241,16 +265,12 @@ class Call:
         for name, x in (("alibi_slopes", slopes), ("s_aux", sink)):
             if x is None:
                 continue
-            if not isinstance(x, torch.Tensor):
-                raise TypeError(f"{self._name}: {name}: expected a tensor, got {type(x).__name__}")
+            by_sequence = name == "alibi_slopes" and getattr(x, "ndim", 1) == 2
+            self._given.check(name, x, "B H" if by_sequence else "H", NUMBERS)
             self._tensors[name] = x.float()
             if self.wants_gradient(x):
                 self._grads.append(name)
         if slopes is not None:
-            if slopes.dim() not in (1, 2):
-                raise ValueError(
-                    f"{self._name}: alibi_slopes: expected shape [H] or [B, H], got {list(slopes.shape)}"
-                )
             self._form["slopes"] = slopes.dim()
         if sink is not None:
             self._form["sink"] = True
@@ -282,24 +302,36 @@ class Call:
             self._tensors["seed"] = torch.randint(1 << 62, (), device=device) if seed is None else seed
             self._form["dropout"] = True
 
-    def set_ragged(self, starts: torch.Tensor, used: torch.Tensor | None) -> None:
+    def set_ragged(
+        self, starts: torch.Tensor, used: torch.Tensor | None, *, name: str = "cu_seqlens_q"
+    ) -> None:
+        """Lays queries end to end. name: what the caller calls the starts."""
+        self._given.check(name, starts, "B+1", (torch.int32,))
         self._lay("q", "ragged", cu_seqlens_q=starts)
         if used is not None:
+            self._given.check("seqused_q", used, "B", (torch.int32,))
             self._tensors["seqused_q"] = used
             self._form["rows"] = "seqused_q"
 
-    def set_packed(self, starts: torch.Tensor | None) -> None:
+    def set_packed(self, starts: torch.Tensor | None, *, name: str = "cu_seqlens_k") -> None:
+        """Lays keys end to end. name: what the caller calls the starts."""
+        self._given.check(name, starts, "B+1", (torch.int32,))
         self._lay("kv", "ragged", cu_seqlens_k=starts)
 
     def set_paged(self, table: torch.Tensor) -> None:
+        """Lays keys in pages; the table has been checked."""
         self._lay("kv", "paged", block_table=table)
         self._form["page"] = self._tensors["k"].shape[1]
 
-    def length(self, name: str, lengths: torch.Tensor) -> None:
+    def length(self, name: str, lengths: torch.Tensor, *, called: str = "") -> None:
+        """Takes lengths of keys, or where sequences of them begin. called: by the caller, if not `name`."""
+        shape = "B+1" if name == "cu_seqlens_k" else "B"
+        self._given.check(called or name, lengths, shape, (torch.int32,))
         self._tensors[name] = lengths
         self._form["lengths"] = name
 
     def pad(self, rows: torch.Tensor) -> None:
+        self._given.check("cache_leftpad", rows, "B", (torch.int32,))
         self._tensors["cache_leftpad"] = rows
         self._form["leftpad"] = "cache_leftpad"
 
@@ -347,11 +379,11 @@ class Call:
         if out is None:
             o, lse = function(*inputs)
             return o, lse
-        if not isinstance(out, torch.Tensor):
-            raise TypeError(f"{self._name}: out: expected a tensor, got {type(out).__name__}")
-        wanted = [*self._tensors["q"].shape[:-1], self._form["size_v"]]
-        if list(out.shape) != wanted:
-            raise ValueError(f"{self._name}: out: expected shape {wanted}, got {list(out.shape)}")
+        q = self._tensors["q"]
+        wanted = [*q.shape[:-1], self._form["size_v"]]
+        self._given.check("out", out, " ".join(map(str, wanted)), (q.dtype,), "like q")
+        self._given.check_rows(out=out)
+        refuse_gradients(self._name, out=out)
         *rows, heads, _ = out.shape
         shape = (heads, *rows) if len(rows) == 1 else (rows[0], heads, rows[1])
         lse = torch.empty(shape, dtype=torch.float32, device=out.device)

@@ -15,7 +15,7 @@ from itertools import product
 from pathlib import Path
 
 import attnc
-from attnc.api import fastest, repeats
+from attnc.api import fastest, repeats, tensors
 from attnc.compat.exported import module_name
 from attnc.compat.form import Form
 from attnc.target.support import FOLDER, beside, support_files
@@ -57,7 +57,7 @@ def python_files() -> dict[str, str]:
     folder = Path(__file__).parent
     texts = {f"{name}.py": (folder / f"{name}.py").read_text(encoding="utf-8") for name in _COPIED}
     texts["compiled.py"] = (folder / "exported.py").read_text(encoding="utf-8")
-    for module in (fastest, repeats):
+    for module in (fastest, repeats, tensors):
         path = Path(str(module.__file__))
         texts[path.name] = path.read_text(encoding="utf-8")
     moved = {

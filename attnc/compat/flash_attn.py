@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import torch
 
 from attnc.api.repeats import are_left_out, repeat
-from attnc.compat.call import Call, Window, one_of, refuse, unpack
+from attnc.compat.call import DENSE, PACKED, PAGED, Call, Window, check, one_of, refuse, unpack_kv, unpack_qkv
 from attnc.compat.kvcache import flash_attn_with_kvcache
 
 __all__ = [
@@ -98,7 +98,7 @@ def flash_attn_func(
     refuse(name, qv=qv, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
     refuse(name, attention_chunk=attention_chunk, score_mod=score_mod, score_mod_bwd=score_mod_bwd)
     refuse(name, mask_mod=mask_mod, aux_tensors=aux_tensors, gather_kv_indices=gather_kv_indices)
-    call = Call(name, q, k, v)
+    call = Call(name, q, k, v, check(name, DENSE, q=q, k=k, v=v))
     sink = one_of(name, s_aux=s_aux, learnable_sink=learnable_sink, sinks=sinks)
     call.score(softmax_scale, softcap, alibi_slopes, sink)
     call.mask(causal, window_size)
@@ -181,11 +181,11 @@ def flash_attn_varlen_func(
     sink = one_of(name, s_aux=s_aux, learnable_sink=learnable_sink, sinks=sinks)
     if cu_seqlens_k is None and (table is None or seqused_k is None):
         raise ValueError(f"{name}: cu_seqlens_k: expected a tensor, or seqused_k with block_table, got None")
+    checked = check(name, PACKED if table is None else PAGED, q=q, k=k, v=v)
+    if table is not None:
+        checked.check("page_table" if block_table is None else "block_table", table, "B _", (torch.int32,))
     single = table is not None and max_seqlen_q == 1 and len(q) == len(table) and seqused_q is None
-    call = Call(name, q.unsqueeze(1) if single else q, k, v)
-    call.score(softmax_scale, softcap, alibi_slopes, sink)
-    call.mask(causal, window_size)
-    call.drop(dropout_p)
+    call = Call(name, q.unsqueeze(1) if single else q, k, v, checked)
     if not single:
         call.set_ragged(cu_seqlens_q, seqused_q)
     if table is not None:
@@ -195,6 +195,9 @@ def flash_attn_varlen_func(
         call.set_packed(cu_seqlens_k)
         if seqused_k is not None:
             call.length("seqused_k", seqused_k)
+    call.score(softmax_scale, softcap, alibi_slopes, sink)
+    call.mask(causal, window_size)
+    call.drop(dropout_p)
     if deterministic and (call.wants_gradient(sink) or call.wants_gradient(alibi_slopes)):
         raise ValueError(
             f"{name}: deterministic: expected False, as gradients of s_aux and alibi_slopes of packed"
@@ -212,13 +215,13 @@ def flash_attn_varlen_func(
 
 def flash_attn_qkvpacked_func(qkv: torch.Tensor, *arguments: Any, **options: Any) -> Result:
     """Returns `flash_attn_func` of qkv [B, N, 3, H, D]; further arguments as there."""
-    q, k, v = unpack("flash_attn_qkvpacked_func", "qkv", qkv, 2, 3)
+    q, k, v = unpack_qkv("flash_attn_qkvpacked_func", "B N 3 H D", qkv)
     return flash_attn_func(q, k, v, *arguments, **options)
 
 
 def flash_attn_kvpacked_func(q: torch.Tensor, kv: torch.Tensor, *arguments: Any, **options: Any) -> Result:
     """Returns `flash_attn_func` of q and kv [B, N, 2, Hkv, D]; further arguments as there."""
-    k, v = unpack("flash_attn_kvpacked_func", "kv", kv, 2, 2)
+    k, v = unpack_kv("flash_attn_kvpacked_func", ("B M H D", "B N 2 Hkv D"), q, kv)
     return flash_attn_func(q, k, v, *arguments, **options)
 
 
@@ -226,7 +229,7 @@ def flash_attn_varlen_qkvpacked_func(
     qkv: torch.Tensor, cu_seqlens: torch.Tensor, max_seqlen: int, *arguments: Any, **options: Any
 ) -> Result:
     """Returns `flash_attn_varlen_func` of qkv [T, 3, H, D]; further arguments as there, from dropout_p on."""
-    q, k, v = unpack("flash_attn_varlen_qkvpacked_func", "qkv", qkv, 1, 3)
+    q, k, v = unpack_qkv("flash_attn_varlen_qkvpacked_func", "T 3 H D", qkv)
     shared: tuple[Any, ...] = (cu_seqlens, cu_seqlens, max_seqlen, max_seqlen)
     return flash_attn_varlen_func(q, k, v, *shared, *arguments, **options)
 
@@ -235,7 +238,7 @@ def flash_attn_varlen_kvpacked_func(
     q: torch.Tensor, kv: torch.Tensor, *arguments: Any, **options: Any
 ) -> Result:
     """Returns `flash_attn_varlen_func` of q and kv [Tk, 2, Hkv, D]; further arguments as there."""
-    k, v = unpack("flash_attn_varlen_kvpacked_func", "kv", kv, 1, 2)
+    k, v = unpack_kv("flash_attn_varlen_kvpacked_func", ("T H D", "S 2 Hkv D"), q, kv)
     return flash_attn_varlen_func(q, k, v, *arguments, **options)
 
 

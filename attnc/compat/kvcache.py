@@ -4,15 +4,16 @@ there, then queries attend to all.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, SupportsIndex
 
 import torch
 
 from attnc.api.repeats import are_left_out, repeat
+from attnc.api.tensors import INTEGERS, GivenTensors, refuse_gradients
 from attnc.compat.call import Call, Window, check, one_of, refuse, window
 from attnc.compat.rotary import find_rows, rotate_new
 
-#: Tensors of a call that its kernel may take, by its names for them.
+#: GivenTensors of a call that its kernel may take, by its names for them.
 _CACHED = ("q", "k", "v", "cu_seqlens_q", "block_table", "cache_seqlens", "cache_leftpad")
 
 
@@ -95,34 +96,48 @@ def flash_attn_with_kvcache(
     if table is not None:
         refuse(f"{name} with block_table", cache_batch_idx=cache_batch_idx)
     if (k is None) != (v is None):
-        raise ValueError(f"{name}: expected both k and v or neither")
+        raise ValueError(f"{name}: k, v: expected both or neither, got {'v' if k is None else 'k'} alone")
     if (rotary_cos is None) != (rotary_sin is None):
-        raise ValueError(f"{name}: expected both rotary_cos and rotary_sin or neither")
+        came = "rotary_sin" if rotary_cos is None else "rotary_cos"
+        raise ValueError(f"{name}: rotary_cos, rotary_sin: expected both or neither, got {came} alone")
     if k is None:
         refuse(f"{name} without k and v", rotary_cos=rotary_cos)
     if rotary_cos is None:
         refuse(f"{name} without rotary_cos", rotary_seqlens=rotary_seqlens)
-    batch = len(q) if cu_seqlens_q is None else len(cu_seqlens_q) - 1
+    axes = ("B M H D" if cu_seqlens_q is None else "T H D", *_axes_of_caches(table, cache_batch_idx))
+    checked = check(name, axes, q=q, k_cache=k_cache, v_cache=v_cache)
+    refuse_gradients(
+        name, q=q, k_cache=k_cache, v_cache=v_cache, k=k, v=v, rotary_cos=rotary_cos, rotary_sin=rotary_sin,
+        alibi_slopes=alibi_slopes, s_aux=sink,
+    )  # fmt: skip
+    if cu_seqlens_q is not None:
+        checked.check("cu_seqlens_q", cu_seqlens_q, "B+1", (torch.int32,))
+    if table is not None:
+        checked.check("page_table" if block_table is None else "block_table", table, "B _", (torch.int32,))
     if cache_batch_idx is not None:
-        _check_shapes(name, cache_batch_idx=(cache_batch_idx, [batch]))
+        checked.check("cache_batch_idx", cache_batch_idx, "B", INTEGERS)
+    batch = len(q) if cu_seqlens_q is None else len(cu_seqlens_q) - 1
     lengths: Any = cache_seqlens
-    if not isinstance(lengths, torch.Tensor) and hasattr(lengths, "__index__"):  # NumPy's integers too
+    is_number = isinstance(lengths, SupportsIndex) and not getattr(lengths, "ndim", 0)  # NumPy's too
+    if is_number and not isinstance(lengths, torch.Tensor):
         lengths = torch.full((batch,), lengths, dtype=torch.int32, device=q.device)
     if lengths is None and (k is not None or table is not None):
         why = "as k is written behind them" if k is not None else "beside block_table"
         raise ValueError(f"{name}: cache_seqlens: expected lengths, {why}, got None")
-    call = Call(name, q, k_cache, v_cache, is_inference=True)
+    if lengths is not None:
+        checked.check("cache_seqlens", lengths, "B", (torch.int32,))
+    call = Call(name, q, k_cache, v_cache, checked, is_inference=True)
     call.score(softmax_scale, softcap, alibi_slopes, sink)
     call.mask(causal, window_size)
     if k is not None and v is not None:
-        check(name, q, k=k, v=v, k_cache=k_cache, v_cache=v_cache)
-        _check_new(name, batch, lengths, (k, k_cache), (v, v_cache), cu_seqlens_k_new)
+        _check_new(checked, k, v, cu_seqlens_k_new, q.dtype)
+        _check_room(name, k_cache, k, lengths, table)
         if rotary_cos is not None and rotary_sin is not None:
             begins = lengths if rotary_seqlens is None else rotary_seqlens
-            _check_shapes(name, rotary_seqlens=(begins, [batch]))
+            checked.check("rotary_seqlens", begins, "B", INTEGERS)
             is_causal, left, right = window(name, causal, window_size)
             q, k = rotate_new(
-                name,
+                checked,
                 q,
                 k,
                 rotary_cos,
@@ -189,32 +204,38 @@ def append(
         cache[where] = new if starts is None else torch.where(starts[-1] > 0, new, cache[where])
 
 
+def _axes_of_caches(table: torch.Tensor | None, cache_batch_idx: torch.Tensor | None) -> tuple[str, str]:
+    if table is not None:
+        return "P page Hkv D", "P page Hkv Dv"
+    rows = "B" if cache_batch_idx is None else "C"
+    return f"{rows} N Hkv D", f"{rows} N Hkv Dv"
+
+
 def _check_new(
-    name: str,
-    batch: int,
-    lengths: torch.Tensor,
-    keys: tuple[torch.Tensor, torch.Tensor],
-    values: tuple[torch.Tensor, torch.Tensor],
-    starts: torch.Tensor | None,
+    checked: GivenTensors, k: torch.Tensor, v: torch.Tensor, starts: torch.Tensor | None, dtype: torch.dtype
 ) -> None:
-    _check_shapes(name, cache_seqlens=(lengths, [batch]))
-    k, k_cache = keys
-    v, v_cache = values
-    rows = [batch, k.shape[1]] if starts is None else [len(k)]
+    """Holds new rows to the caches, so that nothing is written that does not fit."""
     if starts is not None:
-        _check_shapes(name, cu_seqlens_k_new=(starts, [batch + 1]))
-    _check_shapes(name, k=(k, [*rows, *k_cache.shape[-2:]]), v=(v, [*rows, *v_cache.shape[-2:]]))
+        checked.check("cu_seqlens_k_new", starts, "B+1", (torch.int32,))
+    rows = "B new" if starts is None else "new"
+    checked.check("k", k, f"{rows} Hkv D", (dtype,), "like q")
+    checked.check("v", v, f"{rows} Hkv Dv", (dtype,), "like q")
 
 
-def _check_shapes(name: str, **shapes: tuple[Any, list[int]]) -> None:
-    """Holds (tensor, its shape) to each other, so that nothing is written that does not fit. TypeError and
-    ValueError name the argument.
+def _check_room(
+    name: str, cache: torch.Tensor, new: torch.Tensor, lengths: torch.Tensor, table: torch.Tensor | None
+) -> None:
+    """Raises ValueError where new rows would be written behind the end of a cache. On a GPU, where to look at
+    lengths would be to wait, it looks at the cache alone.
     """
-    for which, (x, wanted) in shapes.items():
-        if not isinstance(x, torch.Tensor):
-            raise TypeError(f"{name}: {which}: expected a tensor, got {type(x).__name__}")
-        if list(x.shape) != wanted:
-            raise ValueError(f"{name}: {which}: expected shape {wanted}, got {list(x.shape)}")
+    room = cache.shape[1] if table is None else table.shape[1] * cache.shape[1]
+    if new.numel() and not (cache.numel() and room):
+        raise ValueError(f"{name}: k_cache: expected rows to write to, got {list(cache.shape)}")
+    if new.dim() == 4 and type(lengths) is torch.Tensor and lengths.device.type == "cpu" and len(lengths):
+        most = int(lengths.max()) + new.shape[1]
+        if most > room:
+            wanted = f"at most {room - new.shape[1]} rows, as {new.shape[1]} more go behind them in {room}"
+            raise ValueError(f"{name}: cache_seqlens: expected {wanted}, got {int(lengths.max())}")
 
 
 def _choose_caches(

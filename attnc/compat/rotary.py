@@ -4,9 +4,9 @@ cache is extended by: the new keys, and the queries. Nothing waits for the devic
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
+
+from attnc.api.tensors import GivenTensors
 
 
 def find_rows(
@@ -45,7 +45,7 @@ def rotate(
 
 
 def rotate_new(
-    name: str,
+    given: GivenTensors,
     q: torch.Tensor,
     k: torch.Tensor,
     cos: torch.Tensor,
@@ -63,27 +63,14 @@ def rotate_new(
     no mask tells them apart. The rest as of `rotate` and `find_rows`. TypeError and ValueError name the
     argument.
     """
-    _check_angles(name, q, k, rotary_cos=cos, rotary_sin=sin)
+    types = tuple(dict.fromkeys((q.dtype, torch.float32)))
+    given.check("rotary_cos", cos, "positions half", types)
+    given.check_range("rotary_cos", "half", 1, min(q.shape[-1], k.shape[-1]) // 2)
+    given.check_range("rotary_cos", "positions", 1)
+    given.check("rotary_sin", sin, "positions half", types)
     made = []
     for x, starts, is_turned in ((q, starts_q, walks), (k, starts_k, True)):
         sequence, row = find_rows(x, starts, len(lengths))
         positions = lengths[sequence] + row if is_turned else lengths[sequence]
         made.append(rotate(x, cos, sin, positions, interleaved))
     return made[0], made[1]
-
-
-def _check_angles(name: str, q: torch.Tensor, k: torch.Tensor, **angles: Any) -> None:
-    shape: list[int] | None = None
-    for which, x in angles.items():
-        if not isinstance(x, torch.Tensor):
-            raise TypeError(f"{name}: {which}: expected a tensor, got {type(x).__name__}")
-        if x.dtype not in (q.dtype, torch.float32):
-            raise TypeError(f"{name}: {which}: expected {q.dtype} like q, or float32, got {x.dtype}")
-        if shape is None:
-            most = min(q.shape[-1], k.shape[-1]) // 2
-            if x.dim() != 2 or not 1 <= x.shape[1] <= most or not len(x):
-                wanted = f"expected shape [positions, 1 .. {most}]"
-                raise ValueError(f"{name}: {which}: {wanted}, got {list(x.shape)}")
-            shape = list(x.shape)
-        elif list(x.shape) != shape:
-            raise ValueError(f"{name}: {which}: expected shape {shape}, like rotary_cos, got {list(x.shape)}")

@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 import torch
 
 from attnc.api.repeats import Plan, keep, repeat, without_gradients
-from attnc.compat.call import FUNCTIONS, Call, arranged, refuse, rows
+from attnc.compat.call import DENSE, FUNCTIONS, PACKED, PAGED, Call, arranged, check, refuse, rows
 from attnc.support.memory import allocate, memory_of, plain
 
 #: output, logsumexp, state of the dropout, two that nobody reads
@@ -97,6 +97,8 @@ def flash_attention_forward(
     """
     refuse(_NAME, return_debug_mask=return_debug_mask)
     refuse(_NAME, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
+    if cum_seq_q is None:
+        refuse(f"{_NAME} without cum_seq_q", cum_seq_k=cum_seq_k, block_table=block_table)
     given = (query, key, value, cum_seq_q, cum_seq_k, seqused_k, alibi_slopes, block_table)
     known = None
     if not dropout_p and out is None:
@@ -105,11 +107,15 @@ def flash_attention_forward(
         if found is not None:
             o, lse = found[0]
             return _with_state(o, lse, query)
-    call = Call(_NAME, query, key, value)
+    axes = DENSE if cum_seq_q is None else PACKED if block_table is None else PAGED
+    checked = check(_NAME, axes, query=query, key=key, value=value)
+    if block_table is not None:
+        checked.check("block_table", block_table, "B _", (torch.int32,))
+    call = Call(_NAME, query, key, value, checked)
+    _laid_out(call, cum_seq_q, cum_seq_k, seqused_k, block_table)
     call.score(scale, None, alibi_slopes, None)
     call.mask(is_causal, (window_size_left, window_size_right))
     call.drop(dropout_p)
-    _laid_out(call, cum_seq_q, cum_seq_k, seqused_k, block_table)
     o, lse = call.run(out=out, key=known, given=dict(zip(_PACKED, given, strict=True)))
     results = _with_state(o, lse, query)
     if call.seed is not None:
@@ -168,7 +174,8 @@ def flash_attention_backward(
         if found is not None:
             gradients: _Gradients = found[0]
             return gradients
-    call = Call(_NAME, query, key, value)
+    axes = DENSE if cum_seq_q is None else PACKED
+    call = Call(_NAME, query, key, value, check(_NAME, axes, query=query, key=key, value=value))
     call.score(scale, None, None, None)
     call.mask(is_causal, (window_size_left, window_size_right))
     call.drop(dropout_p, rng_state.view(torch.int64)[0] if dropout_p else None)
@@ -205,15 +212,15 @@ def sdpa_forward(
     scale: float | None = None,
 ) -> tuple[Any, ...]:
     """Computes aten::_scaled_dot_product_flash_attention of [B, H, M, D]; the result lies as query does."""
-    max_q, max_k = query.shape[2], key.shape[2]
     known = None
     if not (dropout_p or return_debug_mask):
         known, found = repeat(("sdpa_forward", is_causal, scale), (query, key, value))
         if found is not None:
-            return _as_sdpa(found[0], max_q, max_k)
+            return _as_sdpa(found[0], query, key)
     refuse(_NAME, return_debug_mask=return_debug_mask)
+    checked = check(_NAME, ("B H M D", "B Hkv N D", "B Hkv N Dv"), query=query, key=key, value=value)
     q, k, v = (x.transpose(1, 2) for x in (query, key, value))
-    call = Call(_NAME, q, k, v)
+    call = Call(_NAME, q, k, v, checked)
     call.score(scale, None, None, None)
     call.mask(is_causal, (None, None))
     call.drop(dropout_p)
@@ -224,7 +231,7 @@ def sdpa_forward(
     order = call.order("qkv", {"q": q, "k": k, "v": v})
     if order is not None:
         keep(known, _plan_sdpa(call.function, order, o, lse))
-    return _as_sdpa(results, max_q, max_k)
+    return _as_sdpa(results, query, key)
 
 
 def _like(query: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
@@ -234,9 +241,9 @@ def _like(query: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
     return query.new_empty(*query.shape[:-1], value.shape[-1])
 
 
-def _as_sdpa(found: _Forward, max_q: int, max_k: int) -> tuple[Any, ...]:
+def _as_sdpa(found: _Forward, query: torch.Tensor, key: torch.Tensor) -> tuple[Any, ...]:
     o, lse, state, unused, mask = found
-    return o.transpose(1, 2), lse, None, None, max_q, max_k, state, unused, mask
+    return o.transpose(1, 2), lse, None, None, query.shape[2], key.shape[2], state, unused, mask
 
 
 def _plan_sdpa(
@@ -298,19 +305,19 @@ def _laid_out(
     block_table: torch.Tensor | None,
 ) -> None:
     if cum_seq_q is None:
-        refuse(f"{_NAME} without cum_seq_q", cum_seq_k=cum_seq_k, block_table=block_table)
         if seqused_k is not None:
             call.length("seqused_k", seqused_k)
         return
-    call.set_ragged(cum_seq_q, None)
+    call.set_ragged(cum_seq_q, None, name="cum_seq_q")
     lengths = cum_seq_k if seqused_k is None else seqused_k
     if lengths is None:
         raise ValueError(f"{_NAME}: cum_seq_k: expected a tensor, or seqused_k with block_table, got None")
     if block_table is not None:
         call.set_paged(block_table)
-        call.length("cu_seqlens_k" if seqused_k is None else "seqused_k", lengths)
+        name, called = ("cu_seqlens_k", "cum_seq_k") if seqused_k is None else ("seqused_k", "seqused_k")
+        call.length(name, lengths, called=called)
     else:
-        call.set_packed(cum_seq_k)
+        call.set_packed(cum_seq_k, name="cum_seq_k")
         if seqused_k is not None:
             call.length("seqused_k", seqused_k)
 

@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from torch._compile import _disable_dynamo
 
+from attnc.api.tensors import FLOATS, GivenTensors
 from attnc.distributed.dtensors import is_dtensor, like, local, local_input, whole_shape
 from attnc.distributed.estimate import STRATEGIES, Rates, Strategy, rates_of
 from attnc.distributed.group import Group, Ranks
@@ -381,7 +382,8 @@ class ContextParallel:
                         f"got shape {list(x.shape)}"
                     )
             if x.dtype is not q.dtype or x.device != q.device:
-                raise ValueError(f"{tensor.name}: expected {q.dtype} on {q.device}, like q")
+                came = f"got {x.dtype} on {x.device}"
+                raise ValueError(f"{tensor.name}: expected {q.dtype} on {q.device}, like q, {came}")
 
     def _refuse_gradients(self, *tensors: torch.Tensor) -> None:
         if any(x.requires_grad for x in tensors):
@@ -400,12 +402,11 @@ class ContextParallel:
 
 
 def _check_tensors(attention: Attention, **given: Any) -> None:
+    checked = GivenTensors()
     for name, x in given.items():
         roles, role = attention.tensor(name).roles, Role.QUERY if name == "q" else Role.KEY
-        if not isinstance(x, torch.Tensor):
-            raise TypeError(f"{name}: expected a tensor, got {type(x).__name__}")
-        if x.dim() != len(roles):
-            raise ValueError(f"{name}: expected {len(roles)} axes, got shape {list(x.shape)}")
+        dtypes = FLOATS if name == "q" else (given["q"].dtype,)
+        checked.check(name, x, " ".join("_" for _ in roles), dtypes, "" if name == "q" else "like q")
         if name == "v":
             k, (rows, heads) = given["k"], (roles.index(role), roles.index(Role.HEAD))
             wanted = [k.shape[attention.k.roles.index(axis)] for axis in (role, Role.HEAD)]

@@ -60,9 +60,8 @@ class RankSpec:
                 return variant
         given = "".join(f", {name} = {value}" for name, value in params.items())
         known = ", ".join(variant.name for variant in self.variants)
-        raise ValueError(
-            f"{self.attention.name} has no variant for {dtype}, D = {width}{given}; it has {known}"
-        )
+        expected = f"q: expected what a variant of {self.attention.name} takes ({known})"
+        raise ValueError(f"{expected}, got {dtype}, D = {width}{given}")
 
 
 def spec_of(

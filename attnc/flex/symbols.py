@@ -289,6 +289,9 @@ def scalar(tape: Tape, value: Any) -> Scalar:
 
 def subscript(tape: Tape, tensor: torch.Tensor, indices: tuple[Any, ...]) -> Any:
     """Returns tensor[indices], one of which is a symbol: an element, or what is left of the tensor."""
+    if tensor.is_nested or tensor.layout != torch.strided:
+        kind = "a nested tensor" if tensor.is_nested else f"a tensor of layout {tensor.layout}"
+        raise refuse("E0903", f"an element of {kind}", "expected a dense tensor")
     kept: list[Any] = []
     axis = 0
     for index in indices:

@@ -51,6 +51,9 @@ def check_tensor(
     """
     if not isinstance(given, torch.Tensor):
         raise TypeError(f"{name}: expected a tensor, got {type(given).__name__}")
+    if given.is_nested or given.layout != torch.strided:
+        kind = "a nested tensor" if given.is_nested else f"layout {given.layout}"
+        raise TypeError(f"{name}: expected a dense tensor, got {kind}")
     if given.dtype != dtype:
         raise TypeError(f"{name}: expected dtype {dtype}, got {given.dtype}")
     fits = given.dim() == len(shape)

@@ -229,7 +229,7 @@ CACHE = random(5, 8, 1, D)
         (
             lambda: flash_mla_sparse_fwd(Q, KV, LISTS, SCALE),
             ValueError,
-            "indices: expected a tensor of 3 axes",
+            r"indices: expected shape \[5, 1, topk\]",
         ),
         (lambda: flash_mla_sparse_fwd(Q, KV, LISTS[:4, None], SCALE), ValueError, "indices: expected shape"),
         (lambda: flash_mla_sparse_fwd(Q, KV.float(), LISTS[:, None], SCALE), TypeError, "kv: expected dtype"),
@@ -246,8 +246,8 @@ CACHE = random(5, 8, 1, D)
         ),
         (
             lambda: flash_mla_sparse_fwd(Q, KV, LISTS[:, None], SCALE, topk_length=torch.ones(5)),
-            ValueError,
-            "topk_length: expected torch.int32",
+            TypeError,
+            "topk_length: expected dtype torch.int32",
         ),
         (
             lambda: flash_mla_sparse_fwd(Q, KV, LISTS[:, None], SCALE, indexer_topk=512),
@@ -257,7 +257,7 @@ CACHE = random(5, 8, 1, D)
         (
             lambda: flash_mla_with_kvcache(Q[None], CACHE, None, None, DV, is_fp8_kvcache=True),
             TypeError,
-            "k_cache: expected torch.uint8 or torch.float8_e4m3fn",
+            "k_cache: expected dtype torch.uint8 or torch.float8_e4m3fn",
         ),
         (
             lambda: flash_mla_with_kvcache(Q[None], packed(1, 2)[0], None, None, DV, is_fp8_kvcache=True),
@@ -291,7 +291,7 @@ CACHE = random(5, 8, 1, D)
         (
             lambda: with_extra(packed(2, 2)[0], LISTS[None, :2]),
             ValueError,
-            r"extra_indices_in_kvcache: expected shape \[1, 1, topk\]",
+            r"extra_indices_in_kvcache: expected shape \[1, 1, extra\]",
         ),
         (
             lambda: with_extra(packed(2, 2)[0], LISTS[None, :1].float()),
@@ -300,8 +300,8 @@ CACHE = random(5, 8, 1, D)
         ),
         (
             lambda: with_extra(packed(2, 2)[0], LISTS[None, :1], torch.ones(2)),
-            ValueError,
-            "extra_topk_length: expected torch.int32",
+            TypeError,
+            "extra_topk_length: expected dtype torch.int32",
         ),
         (lambda: flash_mla_with_kvcache(Q[None], CACHE, None, None, DV), ValueError, "block_table: expected"),
         (

@@ -114,7 +114,7 @@ def test_trees_of_drafts(queries: list[int]) -> None:
 
 
 def test_biases_of_other_sequences_are_named() -> None:
-    with pytest.raises(ValueError, match=r"qq_bias: expected shape \[X, X\] or \[2, X, X\], got \[3, 4, 4\]"):
+    with pytest.raises(ValueError, match=r"qq_bias: expected shape \[2, X, X\], got \[3, 4, 4\]"):
         check([4, 4], [9, 9], qq_bias=BRANCHES.expand(3, 4, 4))
 
 
@@ -231,7 +231,7 @@ def test_caches_of_8_bits(
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"k": torch.float8_e4m3fn}, "k: expected dtype torch.float32 beside q, got torch.float8_e4m3fn"),
+        ({"k": torch.float8_e4m3fn}, "k: expected dtype torch.float32, beside q, got torch.float8_e4m3fn"),
         (
             {"q": torch.bfloat16, "k": torch.uint8},
             r"k: expected dtype torch.bfloat16 or .*int8 .*, got torch.uint8: .*k.view\(torch.float8_e4m3fn",

@@ -162,8 +162,8 @@ BUGS = (
     Bug(
         name="used keys of packed tensors are all",
         place="sdpa._laid_out",
-        old="call.set_packed(cum_seq_k)\n        if seqused_k is not None:",
-        new="call.set_packed(cum_seq_k)\n        if False:",
+        old='call.set_packed(cum_seq_k, name="cum_seq_k")\n        if seqused_k is not None:',
+        new='call.set_packed(cum_seq_k, name="cum_seq_k")\n        if False:',
         call="varlen_attn",
     ),
 )

@@ -368,7 +368,7 @@ def test_mistakes_are_named() -> None:
         untyped: Any = cp.shard
         for given, error, message in (
             (([1], k, v, doc), TypeError, "q: expected a tensor, got list"),
-            ((q[0], k, v, doc), ValueError, r"q: expected 4 axes, got shape \[45, 4, 16\]"),
+            ((q[0], k, v, doc), ValueError, r"q: expected shape \[any, any, any, any\], got \[45, 4, 16\]"),
             ((q, k, v[:, :7], doc), ValueError, "v: expected 45 rows and 2 heads, like k, got shape"),
             ((q, k, v, doc[:, :7]), ValueError, r"doc: expected shape \[1, 45\], got \[1, 7\]"),
             ((q[:, :0], k, v, doc), ValueError, "q: expected rows to share out, got shape"),

@@ -16,6 +16,7 @@ from attnc.adapters.flashinfer.prefill import (
     BatchPrefillWithPagedKVCacheWrapper,
     single_prefill_with_kv_cache,
 )
+from attnc.api.tensors import FLOATS, INTEGERS, NUMBERS, GivenTensors, refuse_gradients
 
 
 def merge_state(
@@ -42,8 +43,7 @@ def merge_state_in_place(
     """Writes to v and s what `merge_state` returns, where mask: bool[T] says so, or everywhere."""
     merged = merge_state(v, s, v_other, s_other)
     if mask is not None:
-        if list(mask.shape) != [len(v)]:
-            raise ValueError(f"mask: expected shape [{len(v)}], got {list(mask.shape)}")
+        GivenTensors().check("mask", mask, str(len(v)), (torch.bool, torch.uint8, *INTEGERS))
         kept = mask.bool()[:, None]
         merged = torch.where(kept[..., None], merged[0], v), torch.where(kept, merged[1], s)
     v.copy_(merged[0])
@@ -52,10 +52,10 @@ def merge_state_in_place(
 
 def merge_states(v: torch.Tensor, s: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns (v: [T, H, D], s: f32[T, H]) over the keys of n states v: [T, n, H, D], s: f32[T, n, H]."""
-    if v.dim() != 4 or list(s.shape) != list(v.shape[:3]):
-        raise ValueError(
-            f"v, s: expected shapes [T, n, H, D] and [T, n, H], got {list(v.shape)} and {list(s.shape)}"
-        )
+    checked = GivenTensors()
+    checked.check("v", v, "T n H D", FLOATS)
+    checked.check("s", s, "T n H", NUMBERS)
+    refuse_gradients("merge_states", v=v, s=s)
     s = s.float()
     top = s.amax(1, keepdim=True) if s.shape[1] else s.new_full((len(s), 1, s.shape[2]), -torch.inf)
     weight = torch.exp2(s - torch.where(top.isinf(), 0.0, top))
@@ -307,10 +307,9 @@ def _check_levels(levels: int, **given: Sequence[Any]) -> None:
 
 
 def _check(v_a: torch.Tensor, s_a: torch.Tensor, v_b: torch.Tensor, s_b: torch.Tensor) -> None:
-    if v_b.shape != v_a.shape or v_b.dtype != v_a.dtype:
-        raise ValueError(
-            f"v_b: expected {v_a.dtype} {list(v_a.shape)}, like v_a, got {v_b.dtype} {list(v_b.shape)}"
-        )
+    checked = GivenTensors()
+    checked.check("v_a", v_a, "T H D", FLOATS)
+    checked.check("v_b", v_b, "T H D", (v_a.dtype,), "like v_a")
     for name, s in (("s_a", s_a), ("s_b", s_b)):
-        if s.shape != v_a.shape[:-1]:
-            raise ValueError(f"{name}: expected shape {list(v_a.shape[:-1])}, got {list(s.shape)}")
+        checked.check(name, s, "T H", NUMBERS)
+    refuse_gradients("merge_state", v_a=v_a, s_a=s_a, v_b=v_b, s_b=s_b)

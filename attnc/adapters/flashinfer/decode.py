@@ -14,8 +14,6 @@ from attnc.adapters.flashinfer.arguments import (
     choose_scale,
     choose_tile_rows,
     declare_slopes,
-    describe_shape,
-    has_axes,
     measure_buffers,
     write_position_terms,
 )
@@ -23,6 +21,7 @@ from attnc.adapters.flashinfer.paged import PagedWrapper
 from attnc.adapters.flashinfer.single import attend_alone
 from attnc.adapters.flashinfer.wrapper import Result
 from attnc.adapters.specs import Wanted, number_of, refuse
+from attnc.api.tensors import FLOATS, GivenTensors
 
 
 class BatchDecodeWithPagedKVCacheWrapper(PagedWrapper):
@@ -185,8 +184,7 @@ def single_decode_with_kv_cache(
     k, v: [N, Hkv, D], or [Hkv, N, D] where kv_layout is "HND". The rest as in `single_prefill_with_kv_cache`.
     """
     function = "single_decode_with_kv_cache"
-    if not has_axes(q, 2):
-        raise ValueError(f"{function}: q: expected shape [heads, head_dim], got {describe_shape(q)}")
+    GivenTensors(function).check("q", q, "heads head_dim", FLOATS)
     o, lse = attend_alone(
         function,
         q[None],

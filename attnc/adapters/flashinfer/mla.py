@@ -20,12 +20,12 @@ from attnc.adapters.flashinfer.arguments import (
     choose_scale,
     choose_tile_rows,
     describe_shape,
-    has_axes,
     measure_buffers,
 )
 from attnc.adapters.flashinfer.paged import check_room, make_block_table
 from attnc.adapters.flashinfer.wrapper import Result, Wrapper, count_uniform, launch, read_starts
-from attnc.adapters.specs import Wanted, dtype_of, number_of, refuse
+from attnc.adapters.specs import Wanted, number_of, refuse
+from attnc.api.tensors import INTEGERS, GivenTensors, refuse_gradients
 
 Parts: TypeAlias = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 
@@ -174,16 +174,18 @@ class BatchMLAPagedAttentionWrapper(Wrapper):
         page = check_integer("plan: page_size", page_size, 1)
         if given.kv_indptr is not None:
             _require(given, "qo_indptr", "kv_indptr", "kv_indices", "kv_len_arr")
+            checked = GivenTensors("plan")
+            axes = {"kv_len_arr": "B", "kv_indptr": "B+1", "qo_indptr": "B+1", "kv_indices": "pages"}
+            for name, shape in axes.items():
+                checked.check(name, getattr(given, name), shape, INTEGERS, anywhere=True)
             requests = len(given.kv_len_arr)
-            if len(given.kv_indptr) != requests + 1:
-                wanted = f"{requests + 1} numbers, one more than kv_len_arr has"
-                raise ValueError(f"kv_indptr: expected {wanted}, got {len(given.kv_indptr)}")
             tables = self._tables(page, given.kv_indptr, given.kv_indices, given.kv_len_arr)
             return given.qo_indptr, tables, requests
         _require(given, "cum_seq_lens_q", "block_tables", "seq_lens")
+        checked = GivenTensors("plan")
+        for name, shape in {"seq_lens": "B", "block_tables": "B pages", "cum_seq_lens_q": "B+1"}.items():
+            checked.check(name, getattr(given, name), shape, INTEGERS, anywhere=True)
         table, requests = given.block_tables, len(given.seq_lens)
-        if table.dim() != 2 or len(table) != requests:
-            raise ValueError(f"block_tables: expected shape [{requests}, pages], got {list(table.shape)}")
         ends = torch.arange(requests + 1, device=table.device) * table.shape[1]
         return given.cum_seq_lens_q, self._tables(page, ends, table.flatten(), given.seq_lens), requests
 
@@ -327,25 +329,13 @@ def _check(
     kpe_cache: Any,
 ) -> None:
     width, rotated = wanted.value_dim, wanted.head_dim - wanted.value_dim
-    cached: torch.dtype = wanted.cache or wanted.dtype
+    checked, count = GivenTensors("run", "as planned"), "T" if rows is None else str(rows)
     for name, x, size in (("q_nope", q_nope, width), ("q_pe", q_pe, rotated)):
-        if not has_axes(x, 3):
-            raise ValueError(f"{name}: expected shape [queries, {heads}, {size}], got {describe_shape(x)}")
-        if dtype_of(name, x) != wanted.dtype:
-            raise TypeError(f"{name}: expected dtype {wanted.dtype}, as planned, got {x.dtype}")
-        count = len(q_nope) if rows is None else rows
-        if list(x.shape) != [count, heads, size]:
-            raise ValueError(
-                f"{name}: expected shape {[count, heads, size]}, as planned, got {list(x.shape)}"
-            )
+        checked.check(name, x, f"{count} {heads} {size}", (wanted.dtype,))
     for name, x, size in (("ckv_cache", ckv_cache, width), ("kpe_cache", kpe_cache, rotated)):
-        if not has_axes(x, 3) or x.shape[2] != size:
-            raise ValueError(f"{name}: expected shape [pages, page, {size}], got {describe_shape(x)}")
-        if x.dtype != cached:
-            raise TypeError(f"{name}: expected dtype {cached}, as planned, got {x.dtype}")
-    if kpe_cache.shape[:2] != ckv_cache.shape[:2]:
-        wanted_shape = [*ckv_cache.shape[:2], rotated]
-        raise ValueError(f"kpe_cache: expected shape {wanted_shape}, got {list(kpe_cache.shape)}")
+        checked.check(name, x, f"P page {size}", (wanted.cache or wanted.dtype,))
+    checked.check_pages("ckv_cache", q_nope)
+    refuse_gradients("run", q_nope=q_nope, q_pe=q_pe, ckv_cache=ckv_cache, kpe_cache=kpe_cache)
 
 
 def _side_by_side(ckv: torch.Tensor, kpe: torch.Tensor) -> torch.Tensor | None:

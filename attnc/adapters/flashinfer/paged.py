@@ -10,6 +10,7 @@ import torch
 
 from attnc.adapters.flashinfer.wrapper import Result, Wrapper, check_call, launch, read_starts
 from attnc.adapters.specs import refuse
+from attnc.api.tensors import INTEGERS, GivenTensors
 
 Cache: TypeAlias = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 
@@ -106,10 +107,10 @@ class PagedWrapper(Wrapper):
         names: of indptr, indices and last_page_len in messages; csr: these
         """
         indptr, indices, last_page_len = csr
+        checked = GivenTensors("plan")
+        for at, shape in ((2, "B"), (0, "B+1"), (1, "pages")):
+            checked.check(names[at], csr[at], shape, INTEGERS, anywhere=True)
         requests = len(last_page_len)
-        if len(indptr) != requests + 1:
-            wanted = f"{requests + 1} numbers, one more than {names[2]} has"
-            raise ValueError(f"{names[0]}: expected {wanted}, got {len(indptr)}")
         keys = None
         if self._capacity is None or indptr.device.type == last_page_len.device.type == "cpu":
             keys = _count_keys(names, page, indptr, indices, last_page_len)

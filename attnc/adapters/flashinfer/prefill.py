@@ -32,6 +32,7 @@ from attnc.adapters.flashinfer.ragged import (
 from attnc.adapters.flashinfer.single import attend_alone
 from attnc.adapters.flashinfer.wrapper import Result, count_uniform, read_starts
 from attnc.adapters.specs import Wanted, number_of, refuse, suits_conversion
+from attnc.api.tensors import INTEGERS, GivenTensors
 
 
 class BatchPrefillWithPagedKVCacheWrapper(PagedWrapper):
@@ -131,11 +132,9 @@ class BatchPrefillWithPagedKVCacheWrapper(PagedWrapper):
             "plan", pos_encoding_mode, softcap, rope_scale=rope_scale, rope_theta=rope_theta
         )
         starts = read_starts("qo_indptr", qo_indptr)
-        if len(starts) != len(paged_kv_last_page_len) + 1:
-            raise ValueError(
-                f"qo_indptr: expected {len(paged_kv_last_page_len) + 1} numbers, one more than"
-                f" paged_kv_last_page_len has, got {len(starts)}"
-            )
+        checked = GivenTensors("plan")
+        checked.check("paged_kv_last_page_len", paged_kv_last_page_len, "B", INTEGERS)
+        checked.check("qo_indptr", qo_indptr, "B+1", INTEGERS, anywhere=True)
         names = ("paged_kv_indptr", "paged_kv_indices", "paged_kv_last_page_len")
         csr = (paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len)
         tables, requests, keys = self._page_tables(names, page, *csr)

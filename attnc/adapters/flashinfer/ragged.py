@@ -16,14 +16,13 @@ from attnc.adapters.flashinfer.arguments import (
     choose_value_dim,
     declare_mask,
     declare_slopes,
-    describe_shape,
-    has_axes,
     measure_buffers,
     name_items,
     write_position_terms,
 )
-from attnc.adapters.flashinfer.wrapper import Result, Wrapper, check_call, launch, read_starts
+from attnc.adapters.flashinfer.wrapper import Result, Wrapper, launch, read_starts
 from attnc.adapters.specs import Wanted, number_of, refuse
+from attnc.api.tensors import GivenTensors, refuse_gradients
 
 
 class BatchPrefillWithRaggedKVCacheWrapper(Wrapper):
@@ -176,16 +175,9 @@ class BatchPrefillWithRaggedKVCacheWrapper(Wrapper):
         refuse("run", **unsupported)
         if o_scale not in (None, 1):
             raise ValueError(f"run: o_scale: expected None or 1.0, got {o_scale!r}")
-        for name, x in (("k", k), ("v", v)):
-            if not has_axes(x, 3):
-                raise ValueError(f"{name}: expected a tensor of 3 axes, got {describe_shape(x)}")
+        self._check(q, k, v)
         if self._layout == "HND":
             k, v = k.transpose(0, 1), v.transpose(0, 1)
-        check_call(plan, q, k, v, 1, "k, v")
-        if v.shape[:2] != k.shape[:2] or (plan.rows is not None and len(k) != self._keys):
-            raise ValueError(
-                f"k, v: expected {self._keys} rows, as planned, got {list(k.shape)} and {list(v.shape)}"
-            )
         return launch(
             plan,
             {"q": q, "k": k, "v": v},
@@ -196,6 +188,19 @@ class BatchPrefillWithRaggedKVCacheWrapper(Wrapper):
             lse=lse,
             return_lse=return_lse,
         )
+
+    def _check(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+        """Holds the tensors of a call to the plan."""
+        plan = self._plan_of_run()
+        checked, planned, (heads, shared) = GivenTensors("run", "as planned"), plan.wanted, plan.heads
+        rows, keys = ("T", "S") if plan.rows is None else (plan.rows, self._keys)
+        checked.check("q", q, f"{rows} {heads} {planned.head_dim}", (planned.dtype,))
+        before = f"{keys} {shared}" if self._layout == "NHD" else f"{shared} {keys}"
+        cached = planned.cache or planned.dtype
+        for name, x, width in (("k", k, planned.head_dim), ("v", v, planned.value_dim or planned.head_dim)):
+            checked.check(name, x, f"{before} {width}", (cached,))
+        checked.check_rows(q=q, k=k, v=v)
+        refuse_gradients("run", q=q, k=k, v=v)
 
     def run_return_lse(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any) -> Result:
         """Returns (o, lse), as `run` does."""

@@ -17,12 +17,11 @@ from attnc.adapters.flashinfer.arguments import (
     compute_alibi_slopes,
     declare_mask,
     declare_slopes,
-    describe_shape,
-    has_axes,
     write_mask,
     write_position_terms,
 )
-from attnc.adapters.specs import NARROW, Kernel, Wanted, dtype_of, kernel, number_of
+from attnc.adapters.specs import NARROW, Kernel, Wanted, kernel, number_of
+from attnc.api.tensors import FLOATS, GivenTensors, refuse_gradients
 
 #: Queries up to which the keys are split among programs.
 _FEW = 16
@@ -50,22 +49,19 @@ def attend_alone(
     function: whose arguments these are, for messages; mask: what `flatten_mask` returns
     """
     check_layout(kv_layout)
-    for name, x in (("q", q), ("k", k), ("v", v)):
-        if not has_axes(x, 3):
-            raise ValueError(f"{function}: {name}: expected a tensor of 3 axes, got {describe_shape(x)}")
+    checked, rows = GivenTensors(function), "N Hkv" if kv_layout == "NHD" else "Hkv N"
+    checked.check("q", q, "M H D", FLOATS)
+    dtype = q.dtype
+    checked.check("k", k, f"{rows} D", (dtype,) if dtype is torch.float32 else (dtype, *NARROW), "beside q")
+    checked.check("v", v, f"{rows} Dv", (k.dtype,), "like k")
+    checked.check_range("q", "D", 1)
+    checked.check_range("v", "Dv", 1)
+    checked.check_groups("q", "H", "k", "Hkv")
+    checked.check_rows(q=q, k=k, v=v)
+    refuse_gradients(function, q=q, k=k, v=v)
     if kv_layout == "HND":
         k, v = k.transpose(0, 1), v.transpose(0, 1)
-    dtype = dtype_of(f"{function}: q", q)
     cache = None if k.dtype == dtype else k.dtype
-    if cache is not None and (cache not in NARROW or dtype is torch.float32):
-        raise TypeError(f"{function}: k: expected dtype {dtype}, like q, or one of 8 bits, got {k.dtype}")
-    if v.dtype != k.dtype:
-        raise TypeError(f"{function}: v: expected dtype {k.dtype}, like k, got {v.dtype}")
-    if v.shape[:2] != k.shape[:2]:
-        raise ValueError(f"{function}: v: expected shape {[*k.shape[:2], 'Dv']}, got {list(v.shape)}")
-    if k.shape[2] != q.shape[2] or not k.shape[1] or q.shape[1] % k.shape[1]:
-        wanted = f"[N, a divisor of {q.shape[1]} heads, {q.shape[2]}]"
-        raise ValueError(f"{function}: k: expected shape {wanted}, got {list(k.shape)}")
     softcap = number_of(f"{function}: logits_soft_cap", logits_soft_cap, 0.0)
     terms = write_position_terms(function, pos_encoding_mode, softcap, **rope)
     heads = q.shape[1], k.shape[1]

@@ -19,9 +19,10 @@ from attnc.adapters.flashinfer.arguments import (
     write_mask,
 )
 from attnc.adapters.flashinfer.masks import flatten_mask
-from attnc.adapters.specs import Changes, Wanted, dtype_of, find_function, kernel_name, plan_of
+from attnc.adapters.specs import Changes, Wanted, find_function, kernel_name, plan_of
 from attnc.api.repeats import Plan as CallPlan
 from attnc.api.repeats import are_left_out, keep, repeat
+from attnc.api.tensors import INTEGERS, GivenTensors, refuse_gradients
 
 Result: TypeAlias = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 
@@ -33,12 +34,7 @@ def read_starts(name: str, indptr: torch.Tensor) -> list[int]:
     """Returns where requests begin and end, on the host. TypeError for what is no tensor of integers,
     ValueError for one that does not ascend from 0.
     """
-    if not isinstance(indptr, torch.Tensor):
-        raise TypeError(f"plan: {name}: expected a tensor, got {type(indptr).__name__}")
-    if indptr.dtype not in (torch.int32, torch.int64):
-        raise TypeError(f"plan: {name}: expected dtype torch.int32, got {indptr.dtype}")
-    if indptr.dim() != 1 or not len(indptr):
-        raise ValueError(f"plan: {name}: expected shape [requests + 1], got {list(indptr.shape)}")
+    GivenTensors("plan").check(name, indptr, "requests+1", INTEGERS)
     found: list[int] = indptr.tolist()
     if found[0] or any(a > b for a, b in pairwise(found)):
         raise ValueError(f"plan: {name}: expected numbers that ascend from 0, got {found}")
@@ -175,23 +171,18 @@ def check_call(
     plan: Plan, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, heads_at: int, name: str
 ) -> None:
     """Holds the tensors of a call to the plan. heads_at: the axis of heads of K and V; name: theirs."""
-    if dtype_of("q", q) != plan.wanted.dtype:
-        raise TypeError(f"q: expected dtype {plan.wanted.dtype}, as planned, got {q.dtype}")
-    cached = plan.wanted.cache or plan.wanted.dtype
-    for x in (keys, values):
-        if x.dtype != cached:
-            raise TypeError(f"{name}: expected dtype {cached}, as planned, got {x.dtype}")
-    if q.dim() != 3:
-        raise ValueError(f"q: expected shape [queries, heads, head_dim], got {list(q.shape)}")
-    if plan.rows is not None and len(q) != plan.rows:
-        raise ValueError(f"q: expected {plan.rows} rows, as planned, got {len(q)}")
-    found = q.shape[1], keys.shape[heads_at]
-    if found != plan.heads:
-        raise ValueError(f"q, {name}: expected {plan.heads} heads, as planned, got {found}")
-    sizes = q.shape[-1], keys.shape[-1], values.shape[-1]
-    planned = plan.wanted.head_dim, plan.wanted.head_dim, plan.wanted.value_dim or plan.wanted.head_dim
-    if sizes != planned:
-        raise ValueError(f"q, {name}: expected head dimensions {planned}, as planned, got {sizes}")
+    checked, planned, (heads, shared) = GivenTensors("run", "as planned"), plan.wanted, plan.heads
+    rows = "T" if plan.rows is None else str(plan.rows)
+    checked.check("q", q, f"{rows} {heads} {planned.head_dim}", (planned.dtype,))
+    axes = ["P", "page"]
+    axes.insert(heads_at, str(shared))
+    for x, width in ((keys, planned.head_dim), (values, planned.value_dim or planned.head_dim)):
+        cached = planned.cache or planned.dtype
+        checked.check(name, x, " ".join((*axes, str(width))), (cached,))
+        checked.check_rows(**{name: x})
+    checked.check_pages(name, q)
+    refuse_gradients("run", **{"q": q, name: keys})
+    refuse_gradients("run", **{name: values})
 
 
 def launch(

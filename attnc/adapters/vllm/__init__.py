@@ -80,6 +80,9 @@ def unified_attention(
     the device.
     """
     refuse("unified_attention", q_descale=q_descale, **unsupported)
+    for name, x in (("v", v), ("cu_seqlens_q", cu_seqlens_q)):
+        if not isinstance(x, torch.Tensor):  # `attend` takes calls without them too
+            raise TypeError(f"{name}: expected a tensor, got {type(x).__name__}")
     attend(
         q,
         k,
@@ -93,12 +96,22 @@ def unified_attention(
         causal=causal,
         softcap=number_of("softcap", softcap, 0.0),
         by_head={"alibi_slopes": alibi_slopes, "sinks": sinks},
-        tokens=uniform(len(q), max_seqlen_q, len(seqused_k)),
+        tokens=_count_tokens(q, max_seqlen_q, seqused_k),
         qq_bias=qq_bias,
         k_descale=k_descale,
         v_descale=v_descale,
         order=order,
     )
+
+
+def _count_tokens(q: torch.Tensor, most: int, lengths: torch.Tensor) -> int:
+    """Returns the new tokens of each sequence where these are as many, and few; else 0, as for arguments that
+    `attend` refuses.
+    """
+    try:
+        return uniform(len(q), most, len(lengths))
+    except (TypeError, RuntimeError):
+        return 0
 
 
 def _count_keys_before(causal: bool, window_size: tuple[int, int]) -> int:

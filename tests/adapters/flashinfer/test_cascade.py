@@ -71,16 +71,19 @@ def test_states_are_merged_where_a_mask_says_so() -> None:
         ({"s_b": torch.zeros(5, 3)}, r"s_b: expected shape \[5, 4\], got \[5, 3\]"),
         (
             {"v_b": torch.zeros(5, 4, 8)},
-            r"v_b: expected torch.float32 \[5, 4, 16\], .* \[5, 4, 8\]",
+            r"v_b: expected shape \[5, 4, 16\], got \[5, 4, 8\]",
         ),
-        ({"v_b": torch.zeros(5, 4, 16).half()}, "v_b: expected torch.float32 .*, got torch.float16"),
+        (
+            {"v_b": torch.zeros(5, 4, 16).half()},
+            "v_b: expected dtype torch.float32, like v_a, got torch.float16",
+        ),
     ],
 )
 def test_states_that_do_not_fit(changed: Any, said: str) -> None:
     (a, b), (s_a, s_b), _ = states(2)
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises((TypeError, ValueError), match=said):
         fi.merge_state(**{"v_a": a, "s_a": s_a, "v_b": b, "s_b": s_b} | changed)
-    with pytest.raises(ValueError, match=r"v, s: expected shapes \[T, n, H, D\] and \[T, n, H\]"):
+    with pytest.raises(ValueError, match=r"v: expected shape \[T, n, H, D\]"):
         fi.merge_states(a, s_a)
     with pytest.raises(ValueError, match=r"mask: expected shape \[5\], got \[4\]"):
         fi.merge_state_in_place(a, s_a, b, s_b, torch.ones(4).bool())

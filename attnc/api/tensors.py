@@ -1,0 +1,140 @@
+"""What callers hand over: held to types, shapes and one device, in the words of the function they called.
+
+`attnc export` copies this file beside kernels that run without the compiler.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+#: Types of the elements that kernels have queries of, of lengths and indices, and of what is converted.
+FLOATS = (torch.float16, torch.bfloat16, torch.float32)
+INTEGERS = (torch.int32, torch.int64)
+NUMBERS = (*FLOATS, torch.float64)
+
+
+class GivenTensors:
+    """The tensors of a call, checked one after the other: those that follow have the sizes of those before.
+
+    function: whose arguments they are, for messages; "" where names alone say it. source: what says so where
+    no other tensor does: "as planned"
+    """
+
+    def __init__(self, function: str = "", source: str = "") -> None:
+        self._function = f"{function}: " if function else ""
+        self._source = f", {source}" if source else ""
+        self._sizes: dict[str, int] = {}
+        self._first = ""
+        self._device: torch.device | None = None
+
+    def check(
+        self,
+        name: str,
+        x: Any,
+        shape: str,
+        dtypes: Sequence[torch.dtype],
+        why: str = "",
+        *,
+        anywhere: bool = False,
+    ) -> None:
+        """Holds a tensor to a shape, one of several types and the device of the first tensor.
+
+        shape: a word for each axis: `B`, which binds a size or has to equal the one that is bound, `B+1`, a
+        number, or `_` for any size. why: its type is what it is, for the message: "like q". anywhere: on any
+        device.
+
+        Raises TypeError for what is no dense tensor or has another type, ValueError for another shape or
+        device; each names the argument, what was expected and what came.
+        """
+        where = f"{self._function}{name}: expected"
+        if not isinstance(x, torch.Tensor):
+            raise TypeError(f"{where} a tensor, got {type(x).__name__}")
+        if x.is_nested or x.layout != torch.strided:
+            kind = "a nested tensor" if x.is_nested else f"layout {x.layout}"
+            raise TypeError(f"{where} a dense tensor, got {kind}")
+        if x.dtype not in dtypes:
+            because = f", {why}" if why else self._source
+            raise TypeError(f"{where} dtype {_join(dtypes)}{because}, got {x.dtype}")
+        if x.device.type == "meta" and type(x) is torch.Tensor:
+            raise ValueError(f"{where} a tensor with data, got one on the device meta, which has none")
+        self._check_shape(where, shape.split(), x)
+        if anywhere:
+            return
+        if self._device is None:
+            self._first, self._device = name, x.device
+        elif x.device != self._device:
+            raise ValueError(f"{where} device {self._device}, like {self._first}, got {x.device}")
+
+    def check_groups(self, q: str, heads: str, k: str, shared: str) -> None:
+        """Raises ValueError where the heads of q, a size by its name, are no multiple of those of k."""
+        many, few = self._sizes[heads], self._sizes[shared]
+        if few == 0 or many % few:
+            raise ValueError(
+                f"{self._function}{q}: expected heads that are a multiple of the {few} of {k}, got {many}"
+            )
+
+    def check_rows(self, **tensors: torch.Tensor) -> None:
+        """Raises ValueError for rows whose elements do not follow each other in memory."""
+        for name, x in tensors.items():
+            if x.stride(-1) != 1 and x.shape[-1] > 1:
+                came = f"got strides {x.stride()}"
+                raise ValueError(f"{self._function}{name}: expected a contiguous last axis, {came}")
+
+    def check_pages(self, name: str, q: torch.Tensor) -> None:
+        """Raises ValueError where pages, `P` of `page` rows, have none, or there are none to look into."""
+        self.check_range(name, "page", 1)
+        self.check_range(name, "P", 1 if q.numel() else 0)
+
+    def check_range(self, name: str, size: str, least: int, most: int | None = None) -> None:
+        """Raises ValueError where a size that a tensor has bound lies outside of least .. most."""
+        found = self._sizes[size]
+        if found < least or (most is not None and found > most):
+            wanted = f"at least {least}" if most is None else f"{least} .. {most}"
+            raise ValueError(f"{self._function}{name}: expected {size} to be {wanted}, got {found}")
+
+    def _check_shape(self, where: str, wanted: list[str], x: torch.Tensor) -> None:
+        shape, before = x.shape, self._sizes.copy()
+        fits = len(shape) == len(wanted)
+        for word, size in zip(wanted, shape, strict=False):
+            known = self._known(word)
+            name, _, more = word.partition("+")
+            if known is None and size >= int(more or 0):
+                self._sizes[name] = size - int(more or 0)
+            elif known != size:
+                fits = False
+        if not fits:
+            self._sizes = before
+            raise ValueError(f"{where} shape {self._show(wanted)}{self._source}, got {list(shape)}")
+
+    def _known(self, word: str) -> int | None:
+        """Returns the size that a word stands for; None for any."""
+        if word.isdigit():
+            return int(word)
+        name, _, more = word.partition("+")
+        size = None if name == "_" else self._sizes.get(name)
+        return None if size is None else size + int(more or 0)
+
+    def _show(self, wanted: list[str]) -> str:
+        shown = (self._known(word) for word in wanted)
+        names = ("any" if word == "_" else word.replace("+", " + ") for word in wanted)
+        sizes = (name if size is None else str(size) for name, size in zip(names, shown, strict=True))
+        return f"[{', '.join(sizes)}]"
+
+
+def refuse_gradients(function: str, **tensors: Any) -> None:
+    """Raises RuntimeError for a tensor that wants a gradient of a function that has none."""
+    if torch.is_grad_enabled():
+        for name, x in tensors.items():
+            if isinstance(x, torch.Tensor) and x.requires_grad:
+                raise RuntimeError(
+                    f"{function}: {name}: expected a tensor without gradients, as there are none, got one"
+                    " that requires them: call it under torch.no_grad()"
+                )
+
+
+def _join(dtypes: Sequence[torch.dtype]) -> str:
+    *others, last = map(str, dtypes)
+    return f"{', '.join(others)} or {last}" if others else last

@@ -1,0 +1,191 @@
+"""Every function that takes tensors, with every tensor of its call wrong in every way: it computes what it
+computes with a right one, or says which argument is wrong, what was expected and what came. Never a traceback
+of another library's, never numbers of something else.
+"""
+
+from __future__ import annotations
+
+import re
+import traceback
+from collections.abc import Callable, Iterator
+from typing import Any, TypeAlias
+
+import pytest
+import torch
+
+from attnc.flex.errors import FlexError
+from attnc.verify.interpreter import ensure_interpreter
+from tests.api.doors import DOORS, Door
+
+ensure_interpreter()
+
+#: torch says so once in a process.
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning"),
+]
+
+#: A right tensor -> a wrong one; None where there is none of the kind.
+Mistake: TypeAlias = Callable[[torch.Tensor], Any]
+
+
+def _of_floats(change: Mistake) -> Mistake:
+    return lambda x: change(x) if x.is_floating_point() else None
+
+
+def _with_axes(change: Mistake) -> Mistake:
+    return lambda x: change(x) if x.dim() else None
+
+
+def _sized(axis: int, size: Callable[[int], int]) -> Mistake:
+    def change(x: torch.Tensor) -> Any:
+        if axis >= x.dim():
+            return None
+        shape = [*x.shape]
+        shape[axis] = size(shape[axis])
+        return torch.zeros(shape, dtype=x.dtype)
+
+    return change
+
+
+#: What no function takes, whatever the tensor.
+WRONG: dict[str, Mistake] = {
+    "a list": _with_axes(lambda x: x.tolist()),
+    "an array": _with_axes(lambda x: x.numpy()),
+    "a text": lambda x: "tensor",
+    "an object": lambda x: object(),
+    "complex": lambda x: x.to(torch.complex64),
+    "an axis more": lambda x: x[None, None],
+    "no axes": _with_axes(lambda x: x.new_ones(())),
+    "without data": lambda x: x.to("meta"),
+    "sparse": _with_axes(lambda x: x.to_sparse()),
+    "nested": lambda x: torch.nested.nested_tensor([x, x]),
+}
+#: What some take for some tensors: None where it may be left out, types that are converted, other sizes.
+OTHER: dict[str, Mistake] = {
+    "None": lambda x: None,
+    "a number": lambda x: 3,
+    "64 bits": lambda x: x.double() if x.is_floating_point() else x.long(),
+    "16 bits": lambda x: x.half() if x.is_floating_point() else x.short(),
+    "bools": lambda x: x.bool(),
+    "an axis less": _with_axes(lambda x: x[0]),
+    **{f"axis {axis} longer": _sized(axis, lambda size: size + 1) for axis in range(5)},
+    **{f"axis {axis} shorter": _sized(axis, lambda size: size - 1) for axis in range(5)},
+    **{f"axis {axis} empty": _sized(axis, lambda size: 0) for axis in range(5)},
+}
+#: Other layouts of the same numbers.
+LAYOUTS: dict[str, Mistake] = {
+    "columns apart": _with_axes(lambda x: torch.stack([x, x], -1)[..., 0]),
+    "rows apart": _with_axes(lambda x: torch.stack([x, x])[0]),
+    "negated": _of_floats(lambda x: torch.complex(x, -x).conj().imag),
+}
+#: Fewer rows than other arguments speak of by their numbers, which are not looked at: a GPU would have to be
+#: waited for.
+_BY_CONTENTS = {"q": ("axis 0 shorter",), "k": ("axis 0 shorter", "axis 0 empty")}
+CALLS = [
+    pytest.param(door, argument, id=f"{name}-{argument}")
+    for name, door in DOORS.items()
+    for argument in door.make()
+]
+
+
+def spoiled(door: Door, argument: str, change: Mistake) -> dict[str, Any] | None:
+    """Returns the tensors of a call, of which one is wrong."""
+    tensors = door.make()
+    made = change(tensors[argument])
+    if made is None and change is not OTHER["None"]:
+        return None
+    return {**tensors, argument: made}
+
+
+def said_of(door: Door, argument: str, mistakes: dict[str, Mistake], *, takes: bool) -> dict[str, str]:
+    """Returns what is wrong with what a call does with each mistake. takes: whether it may be right."""
+    found: dict[str, str] = {}
+    for kind, change in mistakes.items():
+        tensors = spoiled(door, argument, change)
+        if tensors is None or (argument, kind) in door.taken:
+            continue
+        try:
+            door.call(**tensors)
+            said = "" if takes else "it is taken"
+        except (TypeError, ValueError, FlexError) as error:
+            said = complain(door, error)
+        except Exception as error:
+            said = f"{type(error).__name__}: {error}"
+        found |= {kind: said} if said else {}
+    return found
+
+
+def complain(door: Door, error: Exception) -> str:
+    """Returns what an error lacks."""
+    text = str(error).replace("\n", " ")
+    if "doors.py" in text or traceback.extract_tb(error.__traceback__)[-1].name == "score_mod":
+        return ""  # the line of the mod that reads the tensor
+    named = "|".join(re.escape(name) for name in (*door.make(), *door.named))
+    said = re.match(rf"([\w ]+: )?(out )?({named})(:|,| has) .*\bexpected\b", text)
+    # as torch says it of its own function
+    said = said or re.match("Expected query, key, and value .* but got query", text)
+    return "" if said else f"{type(error).__name__}: {text}"
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(("door", "argument"), CALLS)
+def test_what_nothing_takes_is_refused_by_name(door: Door, argument: str) -> None:
+    assert said_of(door, argument, WRONG, takes=False) == {}
+
+
+@pytest.mark.parametrize(("door", "argument"), CALLS)
+def test_other_tensors_are_taken_or_named(door: Door, argument: str) -> None:
+    known = _BY_CONTENTS.get(argument, ())
+    mistakes = {kind: change for kind, change in OTHER.items() if kind not in known}
+    assert said_of(door, argument, mistakes, takes=True) == {}
+
+
+@pytest.mark.parametrize(("door", "argument"), CALLS)
+def test_layouts_are_taken_for_what_they_are_or_named(door: Door, argument: str) -> None:
+    if argument in door.written:
+        return
+    right = first_of(door.call(**door.make()))
+    for change in LAYOUTS.values():
+        tensors = spoiled(door, argument, change)
+        if tensors is None:
+            continue
+        try:
+            result = first_of(door.call(**tensors))
+        except (TypeError, ValueError) as error:
+            said = complain(door, error)
+        else:
+            said = ""
+            torch.testing.assert_close(result, right)
+        assert not said
+
+
+@pytest.mark.parametrize("name", DOORS)
+def test_gradients_are_given_or_refused(name: str) -> None:
+    """A tensor that requires a gradient gets one, or an error says that there is none."""
+    door = DOORS[name]
+    for argument, x in door.make().items():
+        if not x.is_floating_point() or argument in door.detached:
+            continue
+        tensors = door.make()
+        leaf = tensors[argument] = tensors[argument].requires_grad_()
+        try:
+            result = first_of(door.call(**tensors))
+        except (TypeError, ValueError, RuntimeError) as error:
+            said = str(error)
+            assert re.search("no_grad|gradient", said), f"{argument}: {said}"
+            continue
+        assert result.requires_grad, f"{argument}: its gradient is lost"
+        (gradient,) = torch.autograd.grad(result.sum(), leaf)
+        assert gradient.shape == leaf.shape
+
+
+def first_of(result: Any) -> torch.Tensor:
+    return result if isinstance(result, torch.Tensor) else result[0]
