@@ -87,14 +87,17 @@ class Subject:
         return tuple(found)
 
     def tiles(self) -> dict[int, tuple[int, int]]:
-        """Returns (BLOCK_M, BLOCK_N) of `configs`, by number: on a GPU of those that fit it, elsewhere of
-        those that differ in more than warps and stages.
+        """Returns (BLOCK_M, BLOCK_N) of `configs`, by number: on a GPU of those that fit it, or where none is
+        sure to the one that calls take then, the last; elsewhere of those that differ in more than warps and
+        stages.
         """
         configs = self.configs
         tiles = {n: (config.BLOCK_M, config.BLOCK_N) for n, config in enumerate(configs)}
         if self.device != "cpu":
             room = self._gpu.shared_memory_per_block_optin
-            return {n: tile for n, tile in tiles.items() if getattr(configs[n], "shared", 0) <= room}
+            last = configs.index(self.module.CONFIGS[-1])
+            fitting = {n: tile for n, tile in tiles.items() if getattr(configs[n], "shared", 0) <= room}
+            return fitting or {last: tiles[last]}
         if self.warps_matter:
             return tiles
         kinds = [(*tiles[n], *_splits(config)) for n, config in enumerate(configs)]
