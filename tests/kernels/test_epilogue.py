@@ -7,7 +7,7 @@ import torch
 
 from attnc.verify.case import Case
 from tests.targets import EACH, needs_gxx, skip_without_compiler, small_tiles
-from tests.verify.judging import assert_within_bound, right_by_day, spec, subject_of_text
+from tests.verify.judging import assert_within_bound, right_by_day, spec, subject_of_text, transposed
 
 GATE = (
     "input q: bf16[B, M, Hkv * G, 16]",
@@ -96,6 +96,17 @@ def test_epilogue_on_hopper(lines: tuple[str, ...]) -> None:
     made = subject_of_text(spec(wide, "softmax = online(maximum = lazy(12))", target="cuda.sm_90a"))
     rows = {"M": 21, "N": 21} if lines is PACKED else {"M": 70, "N": 133}
     assert_within_bound(made, Case(dims={"B": 2, "H": 2, "Hkv": 1, "G": 2, **rows}))
+
+
+@needs_gxx
+@pytest.mark.parametrize("extras", ["drawn", "far"])
+def test_rows_of_any_stride_are_copied_ahead(extras: str) -> None:
+    """24 columns of the 32 that are multiplied, of rows that begin anywhere; sigmoids by one reciprocal."""
+    lines = tuple(line.replace("16]", "24]") for line in GATE)
+    made = subject_of_text(spec(lines, "softmax = online(maximum = lazy(12))", target="cuda.sm_90a"))
+    dims = {"B": 2, "M": 70, "N": 33, "Hkv": 1, "G": 2}
+    for layouts in ({}, transposed(made.variant.attention)):
+        assert_within_bound(made, Case(dims=dims, layouts=layouts, extras=extras))
 
 
 def test_the_attention_itself_is_written_if_it_is_wanted() -> None:

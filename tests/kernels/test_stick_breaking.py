@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
 import pytest
 import torch
 
+from attnc.target.files import render_files
 from attnc.verify.case import Case
+from attnc.verify.stick_errors import SOFTPLUS_ERROR
+from tests.plans import module_of
 from tests.verify.judging import assert_within_bound, modules_of, right_by_day, spec, subject_of_text
 
 PLAIN = (
@@ -144,3 +153,27 @@ def test_tiles_of_keys_are_those_of_all_kernels() -> None:
     (module,) = modules_of(spec((*PLAIN, "grad q, k"), schedule))
     sizes = {config.tile_kv for kernel in module.backward_kernels.values() for config in kernel.configs}
     assert sizes == {32}
+
+
+def softplus() -> Callable[[Any], Any]:
+    """The device function of a generated module, over arrays."""
+    (text,) = render_files(
+        module_of("stick_breaking", "triton", "d64"), path="a.attn", sha256="0" * 64
+    ).values()
+    found = re.search(r"def _softplus\(z\):.*?\n    return [^\n]*", text, re.S)
+    assert found is not None
+    scope: dict[str, Any] = {"tl": SimpleNamespace(exp2=np.exp2, abs=np.abs, maximum=np.maximum)}
+    exec(found[0], scope)
+    function: Callable[[Any], Any] = scope["_softplus"]
+    return function
+
+
+def test_what_a_key_leaves_is_right_however_little_it_is() -> None:
+    small = np.linspace(-100, 0, 1_000_001, dtype=np.float32)
+    z = np.concatenate([small, np.linspace(0, 100, 100_001, dtype=np.float32)])
+    exact = np.logaddexp2(0.0, z.astype(np.float64))
+    found = softplus()(z)
+    assert found.dtype == np.float32
+    of_exp2, of_sum = 2.0**-23, 2.0**-24
+    assert np.abs(found / exact - 1).max() < SOFTPLUS_ERROR + of_exp2 + of_sum
+    assert softplus()(np.float32([-np.inf, np.inf])).tolist() == [0.0, np.inf]
