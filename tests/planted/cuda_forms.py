@@ -50,14 +50,6 @@ BUGS: tuple[Bug, ...] = (
         patch="fmaxf(scores[j][2 * r + c], 0.0f)",
         file="backward_dkdv",
     ),
-    HopperBug(
-        name="a gradient of scores that are 0",
-        attention="softpick",
-        story="the sign of p says which kind its score is, and 0 has a sign too",
-        anchor="s = value == 0.0f ? 0.0f : copysignf(p, value);",
-        patch="s = copysignf(p, value);",
-        file="backward_dkdv",
-    ),
     CudaBug(
         name="gate of another head",
         attention="gated",
