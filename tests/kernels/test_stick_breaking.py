@@ -176,4 +176,4 @@ def test_what_a_key_leaves_is_right_however_little_it_is() -> None:
     assert found.dtype == np.float32
     of_exp2, of_sum = 2.0**-23, 2.0**-24
     assert np.abs(found / exact - 1).max() < SOFTPLUS_ERROR + of_exp2 + of_sum
-    assert softplus()(np.float32([-np.inf, np.inf])).tolist() == [0.0, np.inf]
+    assert softplus()(np.array([-np.inf, np.inf], np.float32)).tolist() == [0.0, np.inf]
