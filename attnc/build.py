@@ -103,8 +103,6 @@ def plan_program(program: Program, most: int = MAX_VARIANTS) -> Planned:
 
 @dataclass(slots=True)
 class _Findings:
-    """What is found while a program is planned."""
-
     warnings: list[Diagnostic]
     problems: list[Diagnostic] = field(default_factory=list)
     ordered: list[Ordered] = field(default_factory=list)

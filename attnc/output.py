@@ -325,7 +325,6 @@ class _Journal:
 
 
 def _read_journal(staging: Path) -> _Journal | None:
-    """Returns the journal of a staging folder; None where it has none, or half of one."""
     if staging.is_symlink() or (content := read_regular(staging / "journal")) is None:
         return None
     try:

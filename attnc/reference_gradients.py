@@ -172,7 +172,6 @@ def _pick(scores: Values, visible: Values) -> tuple[Values, Values]:
 
 
 def _break(scores: Values, visible: Values) -> tuple[Values, Values]:
-    """Stick-breaking: see `reference`."""
     left = torch.where(visible, torch.logaddexp(scores, torch.zeros_like(scores)), torch.zeros_like(scores))
     behind = left.flip(1).cumsum(1).flip(1)
     weights = torch.where(visible, torch.exp(scores - behind), torch.zeros_like(scores))

@@ -184,7 +184,6 @@ def _check_packed(function: str, name: str, q: torch.Tensor, cache: torch.Tensor
 
 
 def _pool(function: str, cache: torch.Tensor) -> torch.Tensor:
-    """Returns the rows of all pages as those of one sequence."""
     pages, page, _, width = cache.shape
     try:
         return cache.view(1, pages * page, 1, width)

@@ -73,7 +73,6 @@ class ListCell:
 
     @property
     def kept_flops(self) -> float:
-        """Of all keys that a query may see."""
         pairs = self.queries * self.keys - (self.queries * (self.queries - 1) // 2 if self.causal else 0)
         return self._products * self.batch * pairs
 

@@ -439,7 +439,6 @@ class Call:
         return self._count_sharing() > TILE_ROWS or (self._form.get("kv") == "paged" and self._is_narrow())
 
     def _shares_nothing(self) -> bool:
-        """Returns whether a call is one for `targets_of_one_row`."""
         is_plain = self._form.get("kv", "dense") == "dense" and self._form["dtype"] != "float32"
         return is_plain and self._is_narrow() and self._count_sharing() == 1
 

@@ -235,7 +235,6 @@ def sdpa_forward(
 
 
 def _like(query: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    """Returns memory for a result, which lies as query does."""
     if query.shape[-1] == value.shape[-1] and query.stride(-1) == 1:
         return torch.empty_like(query)
     return query.new_empty(*query.shape[:-1], value.shape[-1])

@@ -256,7 +256,6 @@ class ContextParallel:
         return stages, (q, k, v), extras
 
     def _agree(self, plan: Plan, q: torch.Tensor, problem: Exception | None) -> None:
-        """Raises on all ranks where one has a problem, or another spec or plan."""
         state = hashlib.sha256(plan.hash + self._exchange_digest(q) + str(q.dtype).encode()).digest()
         mine = torch.tensor([problem is not None, *state], dtype=torch.uint8, device=q.device)
         every = [x.tolist() for x in self.group.gather(mine)] if self.group.size > 1 else [mine.tolist()]

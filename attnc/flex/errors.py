@@ -113,7 +113,6 @@ def _offset(source: Source, line: int, column: int) -> int:
 
 
 def _relative_path(path: str) -> str:
-    """Returns a path as it is shown: relative where it lies below the current folder, if there is one."""
     try:
         here = Path.cwd()
     except FileNotFoundError:  # removed meanwhile

@@ -112,7 +112,6 @@ class _StepRecording(TorchFunctionMode):
         return ("constant", value)
 
     def _position_of(self, value: Any) -> int | None:
-        """Returns the position of a value, None for tensors of the caller's."""
         return _position(self.values, value)
 
     def _find_captured(self, tensor: torch.Tensor) -> int:

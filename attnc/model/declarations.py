@@ -385,7 +385,6 @@ class Declarations:
         return tensor if isinstance(tensor, Tensor) else None
 
     def _bind_heads(self, q: Tensor, k: Tensor) -> None:
-        """Binds H, Hkv and G: from here on they mean the heads of q, those of k, and their ratio."""
         group = group_size(q.size(Role.HEAD), k.size(Role.HEAD))
         if group is None:
             self._report_pair(

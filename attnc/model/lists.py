@@ -189,7 +189,6 @@ class _Reader:
         return tuple(made)
 
     def _index_along(self, size: Expr) -> Expr | None:
-        """Returns the index along an axis of sequences, heads or one thing; None along others."""
         scope = self.at.scope
         q, k = scope.tensors.get("q"), scope.tensors.get("k")
         if size == Const(1):

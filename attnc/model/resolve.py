@@ -111,8 +111,6 @@ def _projections(
 
 @dataclass(slots=True, init=False)
 class _Resolver:
-    """Resolves one attention block."""
-
     tree: ast.Attention
     report: Reporter
     scope: Scope

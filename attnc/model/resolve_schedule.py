@@ -202,8 +202,6 @@ def _schedule(tree: ast.Schedule, form: _BlockForm, report: Reporter, before: in
 
 @dataclass(slots=True)
 class _PhaseEntries:
-    """What is said about a phase, or in a `when` of one."""
-
     knobs: dict[str, Knob] = field(default_factory=dict)
     where: list[ast.Expr] = field(default_factory=list)
     listed: list[Mapping[str, Knob]] = field(default_factory=list)
@@ -211,8 +209,6 @@ class _PhaseEntries:
 
 @dataclass(slots=True)
 class _Block:
-    """The entries of one schedule, collected by phase."""
-
     form: _BlockForm
     report: Reporter
     parts: dict[Phase, _PhaseEntries] = field(init=False)

@@ -22,7 +22,6 @@ def _of_e4m3(x):  # type: ignore[no-untyped-def]  # Triton has no types
 
 @triton.jit
 def _of_e8m0(x):  # type: ignore[no-untyped-def]  # as above
-    """Makes float32 of exponents of two."""
     bits = tl.where(x == 0, 0x400000, x.to(tl.int32) << 23)
     return tl.where(x == 255, float("nan"), bits.to(tl.float32, bitcast=True))
 

@@ -120,7 +120,6 @@ def _list_accepted(text: TextSlice[str], count: int) -> set[str]:
 
 
 def _comments(source: Source) -> tuple[ast.Comment, ...]:
-    """Returns every comment. The language has no strings, so that every '#' starts one."""
     return tuple(
         ast.Comment(text=text, span=source.span(match.start(), match.start() + len(text)))
         for match in _COMMENT.finditer(source.text)

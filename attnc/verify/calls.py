@@ -58,8 +58,6 @@ def call_violations(subject: Subject) -> Iterator[str]:
 
 @dataclass
 class _Calls:
-    """The callable of a module, its arguments, and what it has launched."""
-
     subject: Subject
     events: list[Event] = field(default_factory=list)
     memory: dict[object, torch.Tensor] = field(default_factory=dict)

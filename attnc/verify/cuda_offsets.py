@@ -102,7 +102,6 @@ def _bodies_of(tokens: Sequence[str], *words: str) -> Iterator[list[str]]:
 
 
 def _declared(body: Sequence[str], types: Collection[str]) -> Iterator[str]:
-    """Yields names that are declared with one of some types."""
     for at, token in enumerate(body):
         if token in types and body[at + 1 : at + 2] != ["long"]:
             yield from _names_declared(body, at + 1)
@@ -123,8 +122,6 @@ def _names_declared(body: Sequence[str], at: int) -> Iterator[str]:
 
 @dataclass(slots=True)
 class _OffsetReader:
-    """Reads the expressions of a function's tokens."""
-
     tokens: list[str]
     wide: frozenset[str]
     sizes: frozenset[str]

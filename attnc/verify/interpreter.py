@@ -110,8 +110,6 @@ def is_interpreting() -> bool:
 
 
 class _Namespace:
-    """A dictionary of names as an object with these attributes."""
-
     def __init__(self, names: dict[str, Any]) -> None:
         self.__dict__ = names
 

@@ -67,7 +67,6 @@ class _JitFunctions:
                         yield node
 
     def _find_calls(self) -> dict[str, list[tuple[str, ast.Call]]]:
-        """Returns the calls of each function, with the name of the caller."""
         found: dict[str, list[tuple[str, ast.Call]]] = {name: [] for name in self._functions}
         for caller, nodes in self._nodes.items():
             for node in nodes:

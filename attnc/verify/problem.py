@@ -208,7 +208,6 @@ def _restride(buffer: torch.Tensor, view: torch.Tensor) -> torch.Tensor:
 
 
 def _bytes(buffer: torch.Tensor) -> torch.Tensor:
-    """Returns the bits: NaN differs from itself, its bits do not."""
     return buffer.view(torch.uint8)
 
 

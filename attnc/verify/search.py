@@ -225,8 +225,6 @@ def list_steps(trial: Trial, count: int, fills: Iterable[str] = tuple(FILLS)) ->
 
 @dataclass(slots=True)
 class _Tally:
-    """Collects verdicts into a report."""
-
     trial: Trial
     progress: Progress | None
     started: float = field(default_factory=lambda: time.monotonic())

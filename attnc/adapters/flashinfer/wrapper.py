@@ -70,7 +70,6 @@ class Plan:
 
     @cached_property
     def facts(self) -> tuple[Any, ...]:
-        """What a call depends on besides its tensors."""
         return self.made, self.mask, self.window_left, self.heads, self.sequences, self.tokens, self.rows
 
     @cached_property

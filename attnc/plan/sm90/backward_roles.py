@@ -153,7 +153,6 @@ class _BackwardRolePlanner:
         return {**dtypes, "do": dtypes[attention.o.name]}
 
     def _name_place(self, edge: Expr | None) -> Iterable[str]:
-        """Yields the names that say where a tile is."""
         kernel, attention = self.kernel, self.variant.attention
         kv_name = "h" if kernel.kv_head == Index("h") else "h_kv"
         yield from ("b", "h" if kernel.over_q else kv_name)

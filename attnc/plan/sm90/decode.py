@@ -116,7 +116,6 @@ class Sm90DecodeLayout(CudaLayout):
 
     @property
     def by_warps(self) -> bool:
-        """Whether each warp has keys of its own."""
         return False
 
     @property
@@ -125,12 +124,10 @@ class Sm90DecodeLayout(CudaLayout):
 
     @property
     def shares_columns(self) -> bool:
-        """Whether warpgroups share the columns of o."""
         return self.consumers == 2
 
     @property
     def stores_half(self) -> bool:
-        """Whether rows of o have fewer columns than tiles of v."""
         return self.dv < self.dv_multiplied
 
     @property
@@ -140,7 +137,6 @@ class Sm90DecodeLayout(CudaLayout):
 
     @property
     def blocks(self) -> int:
-        """Blocks on a multiprocessor."""
         return BLOCKS[self.consumers]
 
     @property

@@ -217,7 +217,6 @@ class SharedProducts:
 
     @property
     def widths(self) -> list[int]:
-        """The columns of all products."""
         products = (*self.q_parts, *(() if self.makes_dq else self.do_parts))
         return sorted({columns for parts in products for _, columns, _ in parts})
 

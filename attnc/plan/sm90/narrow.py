@@ -62,7 +62,6 @@ class NarrowPart:
 
     @property
     def width(self) -> int:
-        """Columns of a piece."""
         return PIECE_OF_BYTES // self.dtype.bytes
 
     @property
@@ -85,12 +84,10 @@ class Narrow:
 
     @property
     def panels(self) -> int:
-        """Pieces of a tile of each of them."""
         return sum(part.panels for part in self.parts)
 
     @property
     def scales(self) -> int:
-        """Scales of a row of each of them."""
         return sum(part.scales for part in self.parts)
 
     @property

@@ -114,7 +114,6 @@ class ScoreRoles:
 
     @property
     def loads_keys(self) -> bool:
-        """Whether a warp loads values of each key."""
         columns = () if self.score is None else self.score.columns
         return bool(self.vectors) or any(column.of_key is not None for column in columns)
 
@@ -198,14 +197,12 @@ class _RolePlanner:
         return (*dict.fromkeys(rows[name].tensor if name in rows else name for name in matrices), *pairs)
 
     def _is_read_elsewhere(self, tensor: str, softmax: ScoreRoles) -> bool:
-        """Returns whether a load of one element reads a tensor, besides that of pairs."""
         if softmax.pair is None:
             return False
         loads = (load for load in self._list_loads() if load != softmax.pair.load)
         return any(load.tensor == tensor for load in loads)
 
     def _list_loads(self) -> Iterator[Load]:
-        """Yields the loads of single elements, those of the epilogue included."""
         for expr in (*self._expressions(), *expressions_within((self.kernel.epilogue,))):
             yield from (node for node in walk(expr) if isinstance(node, Load))
 
@@ -294,7 +291,6 @@ class _RolePlanner:
         return read.union(*map(names_in, needed_for(read, items)))
 
     def _from_cluster(self, fetch: Fetch) -> Fetch:
-        """Returns a load for the first tile of a cluster."""
         first: dict[Expr, Expr] = {Index("q_lo"): Ref("cluster_lo", "int", natural=True)}
         load = cast(Load, substitute(fetch.load, first))
         return replace(fetch, load=load, guard=substitute(fetch.guard, first))

@@ -33,7 +33,6 @@ class MaskTest:
 
     @property
     def operand(self) -> str:
-        """The condition as an operand of `&&`."""
         assert self._keep is not None
         joins = any(isinstance(node, And | Or) for node in walk(self._keep))
         return f"({self.condition})" if joins else self.condition

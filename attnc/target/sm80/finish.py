@@ -26,7 +26,6 @@ class Finish:
 
     @property
     def value(self) -> str:
-        """What becomes of an element of o."""
         assert isinstance(self._kernel, Forward)
         assert self._kernel.epilogue is not None
         return scalar(self._kernel.epilogue.value)

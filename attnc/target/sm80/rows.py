@@ -90,7 +90,6 @@ class GlobalRows:
 
     @property
     def stored(self) -> str:
-        """Rows of a head that are stored."""
         return scalar(self.kernel.stored)
 
     @property

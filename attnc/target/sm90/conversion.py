@@ -84,14 +84,12 @@ class ConvertedText:
 
     @property
     def scale_values(self) -> Iterator[str]:
-        """Statements that load what the scale of a column is made of."""
         found = self._converted.scale
         for fetch in () if found is None else found.fetches:
             yield statement(fetch, self._dtypes, (), scalar)
 
     @property
     def declared(self) -> CallText:
-        """The declaration of the result."""
         made = self._converted.made
         strides = (name.replace(f"stride_{self.name}", f"stride_{self.made}") for name in made.strides)
         return tensor(replace(made, tensor=replace(made.tensor, name=self.made), strides=tuple(strides)))

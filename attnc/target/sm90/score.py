@@ -83,7 +83,6 @@ class Scores:
 
     @property
     def value_vectors(self) -> Iterator[tuple[str, int]]:
-        """The same of what a scale of values reads."""
         return ((x.name, i) for i, x in enumerate(self.vectors) if x in self._of_values)
 
     def vector_statement(self, vector: Fetch | Let) -> str:

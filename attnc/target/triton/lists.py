@@ -172,7 +172,6 @@ class ListsText:
 
     @property
     def sorting_sizes(self) -> Mapping[str, str]:
-        """How many programs sort lists."""
         programs = f"max(min({self._lines}, {_MARKS} // max(list_blocks, 1), {_MOST_SORTING}), 1)"
         return {"sorting": programs} if self.sorts else {}
 

@@ -35,7 +35,6 @@ _ORDER_WARPS, _SUM_WARPS = 4, 4
 
 
 def _grouping(module: Module, kernel: BackwardKernel) -> tuple[str, str]:
-    """Returns how many K/V heads there are, and query heads of one."""
     heads = kv_heads(module.variant.attention)
     group = Const(1) if kernel.pack is None else kernel.pack.group
     return "1" if heads == Const(1) else scalar(heads), scalar(group)
@@ -64,7 +63,6 @@ class SelectedParameters(Parameters):
 
     @property
     def programs(self) -> str:
-        """How many programs are launched."""
         return f"M * B * {self.kv_heads} * cdiv({self.group}, BLOCK_M)"
 
     @property

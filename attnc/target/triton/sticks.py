@@ -73,7 +73,6 @@ class SticksText:
 
     @property
     def carried(self) -> list[str]:
-        """What a step hands on to the next, besides sums."""
         return [BEFORE] if self._over_q else []
 
     @property
