@@ -94,25 +94,27 @@ def bench(
 ) -> None:
     """Time the generated kernels beside cuDNN, FlashAttention-2, FlexAttention and eager PyTorch.
 
-    One interleaved run on the same data: medians, spreads, TFLOP/s, the ratio to the best peer and the share
-    of the matmul ceiling measured in the same seconds. With --decode GB/s of K and V, under CUDA graph replay
-    with a cold L2, in files named decode.*. With --prefill prompts of many sequences in one tensor, end to
-    end and with keys in pages, in files named prefill.*. With --host, which wants some 50 rounds,
-    microseconds of the host for a call, in files named host.*. With --flex programs of FlexAttention by torch
-    and by attnc.flex, and unless --quick how long they wait for a first result, in files named flex.*. With
-    --models calls as models make them through the functions of attnc.compat, without a schedule: training,
-    prompts, chunks, drafts and decoding, in files named models.*. With --lists attention over lists of blocks
-    and tokens, beside attention over all keys, in files named lists.*. With --ranks one GPU against several
-    that share the rows of a call (context parallelism), torch's and hand-written ways to do so, and what the
-    links do, in files named ranks.*. --ranks and --papers run from a checkout alone. Needs a CUDA GPU.
+    Everything is timed on the same data, in interleaved rounds. The report has medians, spreads, TFLOP/s, the
+    ratio to the best peer, and the share of the speed of a matmul that is timed in the same seconds. Needs a
+    CUDA GPU.
 
-    Peers with --models are cudnn, sdpa (what PyTorch chooses), fa3, fa3_vllm (vLLM's build, which has sinks),
-    fa4, flex and flashmla (of vLLM), and with gradients of the same bits in every run sdpa_deterministic and
-    fa3_deterministic, as far as they are installed; with --lists flex, fa4, flashmla and nsa (parallel_nsa of
-    flash-linear-attention). Otherwise they are cudnn, fa2, fa3 (where flash_attn_3 is installed), fa4
-    (flash-attn-4), efficient, flex and eager; of attnc triton, its kernels for Triton beside those of
-    --target, two_pass and ordered, CUDA gradients that are the same bits in every run, with --decode and
-    --prefill page_4 and page_1, small pages, and with --decode page_8 and e4m3, a cache of 8 bits.
+    Other options time something else, and name the files of the report after it. --decode: GB/s of K and V,
+    from CUDA graphs, with a cold L2 cache. --prefill: prompts of many sequences in one tensor, end to end,
+    and with keys in pages. --host: microseconds of the CPU for a call; use some 50 rounds. --flex: programs
+    of FlexAttention by torch and by attnc.flex, and the time to the first result unless --quick. --models:
+    calls as models make them, through the functions of attnc.compat and without a schedule: training,
+    prompts, chunks, drafts, decoding. --lists: attention over lists of blocks and tokens, beside attention
+    over all keys. --ranks: one GPU beside several that share the rows of a call (context parallelism), beside
+    PyTorch's and hand-written ways to do so, and the speed of the links. --ranks and --papers need a
+    checkout.
+
+    Peers are cudnn, fa2, fa3 (the package flash_attn_3), fa4 (flash-attn-4), efficient, flex and eager, as
+    far as they are installed. Kernels of attnc that can be timed as peers: triton, beside those of --target;
+    two_pass and ordered, CUDA gradients with the same bits in every run; page_4 and page_1, small pages, with
+    --decode and --prefill; page_8 and e4m3, a cache of 8 bits, with --decode. With --models peers are cudnn,
+    sdpa (the one that PyTorch chooses), fa3, fa3_vllm (vLLM's build, which has sinks), fa4, flex and flashmla
+    (of vLLM), and for gradients with the same bits in every run sdpa_deterministic and fa3_deterministic.
+    With --lists they are flex, fa4, flashmla and nsa (parallel_nsa of flash-linear-attention).
 
     Example: attnc bench --quick --cells causal --peers cudnn,flex
     """

@@ -64,10 +64,11 @@ def compile_(
 ) -> None:
     """Compile specs into modules below generated/.
 
-    Every param point of every schedule becomes one readable module that needs torch, and triton or cupy,
-    and the package _support beside all modules; with --standalone not even that. Files that are already
-    right are not touched. Those that attnc has written are listed in .attnc-manifest there: they alone are
-    replaced, and removed once no spec makes them, while they are as it wrote them.
+    Each schedule becomes one readable module for every combination of its params. A module needs torch,
+    triton or cupy, and the package _support beside the modules; with --standalone it does without the
+    package. Files that are up to date are not touched. The files that attnc has written are listed in
+    .attnc-manifest: attnc replaces these alone, and removes one when no spec makes it any more, unless it was
+    edited.
 
     Example: attnc compile specs/causal_gqa.attn
     """

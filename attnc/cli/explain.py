@@ -61,14 +61,14 @@ def explain(
 ) -> None:
     """Show what a kernel does and why, without a GPU.
 
-    Tiles that the mask skips, the loops, shared memory by buffer, registers and spills, the roofline, for
-    CUDA the bytes through each memory, the error bound, and the spec line that each decision follows from;
-    then the kernels of the backward.
+    It shows the tiles that the mask skips, the loops, shared memory by buffer, registers and spills, the
+    roofline, for CUDA the bytes through each memory, the error bound, and the line of the spec that each
+    decision follows from; then the kernels of the backward.
 
-    With --ranks, how several GPUs share a call: which rows each owns, work and imbalance, the bytes between
-    each two beside the fewest possible, the estimate of each strategy, and a picture.
+    With --ranks it shows how several GPUs share a call: the rows of each, work and imbalance, the bytes
+    between each two beside the fewest possible, the estimate of each strategy, and a picture.
 
-    With --ir, the plan of every kernel as its passes hand it to the printers: loops, loads, steps, configs.
+    With --ir it prints the plan of every kernel, as printers receive it: loops, loads, steps, configs.
 
     Example: attnc explain specs/causal_gqa.attn --arch sm_80
     """

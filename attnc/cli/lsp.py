@@ -17,7 +17,7 @@ def lsp(
     is_stdio: Annotated[
         bool,
         typer.Option(
-            "--stdio", help="What is done in any case; editors name it, as some servers ask for it."
+            "--stdio", help="The only way that attnc serves; accepted because some editors pass it."
         ),
     ] = False,
 ) -> None:

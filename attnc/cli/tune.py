@@ -36,10 +36,10 @@ def tune(
 ) -> None:
     """Measure which config of a schedule is fastest on this GPU, and write it to specs/tuned/.
 
-    'attnc compile' embeds the choices in the generated modules, by device and key length; importing or
-    calling a kernel never measures anything. Commit the file. Needs a CUDA GPU. For projections it is the
-    implementation too that is chosen, by M. With --among-targets it is the target that the function of an
-    attention calls (`from generated.NAME import NAME`), by sizes, with gradients and without.
+    Commit the file: 'attnc compile' writes the choices into the modules, by device and by the number of keys.
+    Importing or calling a kernel never measures anything. Needs a CUDA GPU. For projections it measures the
+    implementations too, by M. With --among-targets it measures the targets of a function (`from
+    generated.NAME import NAME`), by sizes, with gradients and without.
 
     Example: attnc tune specs/causal_gqa.attn
     """
@@ -184,9 +184,9 @@ def calibrate(
 ) -> None:
     """Find phi and bounds of a unified maximum from sampled inputs.
 
-    Scores are evaluated in float64 from the spec's own score and mask. Printed are percentiles of the largest
-    scores of rows, the exponents that the type of the probabilities allows, and how many of the maxima lie
-    outside the bounds: their splits of keys would be computed twice.
+    Scores are computed in float64 from the spec's score and mask. The report has percentiles of the largest
+    scores of rows, the exponents that the type of the probabilities allows, and how many maxima lie outside
+    the bounds: a kernel computes the splits of such rows twice.
 
     Example: attnc calibrate specs/unified_decode.attn --samples activations.pt --write
     """

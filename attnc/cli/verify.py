@@ -101,24 +101,29 @@ def verify(
 ) -> None:
     """Run kernels on chosen inputs and judge every element against the float64 reference.
 
-    The tolerance is no constant but the error bound that the plan proves. The cases are the same on every
-    run: an array that meets the boundaries of the plan (tiles, splits, searches, sections: one less, as many,
-    one more) and pairs of layouts, lengths, styles of inputs, configs and ways to call; --coverage lists
-    which. Failures once found are run again beside them. What --record notes is of twelve cases at least, in
-    ten times the time if need be; --lapsed leaves out what has been noted and has not changed since. Memory
-    around tensors is guarded. On the GPU where there is one, else interpreted. Every eighth case is also held
-    to what must be true between runs: determinism, invariance, identities of the gradients, and that a call
-    launches the same whatever was called before; and the text of kernels is read for offsets that
-    are counted in 32 bits. Sizes that only a GPU reaches (thousands of rows, sequences and splits, 65536
-    heads) are run by --large. With --ranks the attentions are run by several processes, forward and
-    gradients, under every strategy: with a GPU each where there are as many, else interpreted, over gloo.
-    --invariant takes attentions with 'order = absolute(...)': prompts, chunks of them, decode steps and
-    drafts, alone and in batches, whose pages lie anywhere, under every schedule and config of a target, have
-    to give each row the same bits.
+    The tolerance of an element is the error bound that the plan proves for it. Kernels run on the GPU where
+    there is one, and are interpreted elsewhere. The cases are the same in every run: they take sizes at the
+    boundaries of the plan (of tiles, splits, searches and sections: one less, as many, one more), and combine
+    layouts, lengths, styles of inputs, configs and ways to call in pairs. --coverage lists the boundaries
+    that they met. Cases that failed before are run again.
 
-    --carry is for changes of text that change no kernel, such as other names. Where the compiler that a
-    record names makes the machine code of the given revision again, for every config, and launches are
-    declared alike, the record is carried to the new text. It needs git and NVRTC, and no GPU.
+    Memory around tensors is guarded, and the text of kernels is searched for offsets that are computed in 32
+    bits. Every eighth case is also checked for properties that hold between runs: determinism, invariance,
+    identities of gradients, and launches that do not depend on the calls before.
+
+    --record needs twelve cases or more of each module, and takes up to ten times the time for them. --lapsed
+    leaves out modules whose record is up to date. --large runs sizes that need a GPU: thousands of rows,
+    sequences and splits, 65536 heads.
+
+    --ranks runs each attention, forward and gradients, in several processes and with every strategy: on a GPU
+    each where there are enough, otherwise interpreted, over gloo. --invariant is for attentions with 'order =
+    absolute(...)': it computes each row in prompts, in chunks of them, in decode steps and in drafts, alone
+    and in batches, with pages anywhere, under every schedule and config of a target, and compares the bits.
+
+    --carry is for changes of a kernel's text that do not change the kernel, such as other names. It compiles
+    the text of the given revision and the new one with the compiler that the record names. If the machine
+    code of every config is the same, and launches are declared alike, it moves the record to the new text. It
+    needs git and NVRTC, but no GPU.
 
     Example: attnc verify specs/causal_gqa.attn --variant bf16_d64
     """
@@ -379,9 +384,9 @@ def fuzz(
     target: TARGET = None,
     seconds: Annotated[float, typer.Option(min=0, help="Time for each variant.")] = 60.0,
     examples: Annotated[int, typer.Option(min=1, help="Most cases for each variant.")] = 1000,
-    seed: Annotated[int, typer.Option(help="Another seed draws other cases.")] = 0,
+    seed: Annotated[int, typer.Option(help="A number that the cases are drawn from.")] = 0,
     targets_agree: Annotated[
-        bool, typer.Option("--across", help="Hold every eighth case to the spec's other targets instead.")
+        bool, typer.Option("--across", help="Compare every eighth case with the spec's other targets.")
     ] = False,
     repro: Annotated[Path | None, typer.Option(help="Run the case in this file again.")] = None,
     as_json: JSON = False,
