@@ -400,11 +400,15 @@ class ContextParallel:
         return attention.tensor(name)
 
 
+#: Types of keys and values that the spec is asked about.
+_NARROW = (torch.float8_e4m3fn, torch.float8_e5m2, torch.int8)
+
+
 def _check_tensors(attention: Attention, **given: Any) -> None:
     checked = GivenTensors()
     for name, x in given.items():
         roles, role = attention.tensor(name).roles, Role.QUERY if name == "q" else Role.KEY
-        dtypes = FLOATS if name == "q" else (given["q"].dtype,)
+        dtypes = FLOATS if name == "q" else (given["q"].dtype, *_NARROW)
         checked.check(name, x, " ".join("_" for _ in roles), dtypes, "" if name == "q" else "like q")
         if name == "v":
             k, (rows, heads) = given["k"], (roles.index(role), roles.index(Role.HEAD))
