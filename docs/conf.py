@@ -24,6 +24,7 @@ project = "attnc"
 extensions = ["myst_parser"]
 html_theme = "furo"
 html_title = "attnc"
+html_show_copyright = False
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 pygments_style = "friendly"
