@@ -126,8 +126,10 @@ def cpu_seconds(pid: int) -> float:
 
 def environment_of(number: int, devices: int) -> dict[str, str]:
     """Returns the environment of one of several processes side by side: one thread each, and the GPUs, of
-    which there are so many, in turn.
+    which this process sees so many, in turn.
     """
     threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-    device = {"CUDA_VISIBLE_DEVICES": str(number % devices)} if devices else {}
+    seen = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[:devices]
+    names = seen if any(seen) else [str(device) for device in range(devices)]
+    device = {"CUDA_VISIBLE_DEVICES": names[number % devices]} if devices else {}
     return {**os.environ, **threads, **device}

@@ -46,6 +46,7 @@ class Judged:
         state = paint("ok   ", "32") if report.ok else paint("WRONG", "1;31")
         where = f" at {report.where}" if report.where else ""
         again = f" and {count_noun(report.replayed, 'kept one')}" if report.replayed else ""
+        again += f" and {report.simulated} simulated" if report.simulated else ""
         say(
             state,
             f" {self.judge.title}: {count_noun(report.examples, 'case')}{again} in {report.seconds:.1f} s"
@@ -54,11 +55,25 @@ class Judged:
         if report.left_out:
             say(f"      {count_noun(report.left_out, 'case')} left out; the first {report.lack}")
         if covered and report.coverage is not None:
-            for line in coverage_lines(report.coverage):
+            for line in (*coverage_lines(report.coverage), *self.simulation_lines()):
                 say(line)
         for failure in report.failures:
             say(f"      {failure.verdict.message}")
             say(f"      {failure.repro}")
+
+    def simulation_lines(self) -> Iterator[str]:
+        """Yields how many cases were simulated beside those on a GPU, of a module that is both."""
+        from attnc.verify.runners import runner_of
+
+        runner, count = runner_of(self.judge.target), self.report.simulated
+        if self.device == "cpu" or not runner.runs_beside_gpu:
+            return
+        if count:
+            yield f"      {count_noun(count, 'case')} simulated: copies come late, warps run in any order"
+        elif runner.is_available():
+            yield "      no case simulated: something was wrong before, or time was over"
+        else:
+            yield "      no case simulated: there is no g++"
 
     @property
     def data(self) -> dict[str, Any]:
@@ -72,6 +87,7 @@ class Judged:
             "replayed": report.replayed,
             "left_out": report.left_out,
             "lack": report.lack,
+            "simulated": report.simulated,
             "seconds": round(report.seconds, 3),
             "worst": report.worst,
             "where": report.where,

@@ -21,7 +21,8 @@ class Runner(ABC):
     kernels.
 
     stages: the field of a generated config that has the stages of a pipeline; takes_tiles: programs of a
-    module for prompts take one tile after the other, whatever its schedule says.
+    module for prompts take one tile after the other, whatever its schedule says; runs_beside_gpu: modules run
+    without a GPU in a process that runs others on one.
     """
 
     without_gpu: ClassVar[str]
@@ -29,6 +30,7 @@ class Runner(ABC):
     sanitizers: ClassVar[tuple[str, ...]]
     stages: ClassVar[str]
     takes_tiles: ClassVar[bool] = False
+    runs_beside_gpu: ClassVar[bool] = False
 
     def device(self, target: str) -> str:
         """Says where modules for the target run in this process: "cuda" or "cpu"."""
@@ -78,6 +80,7 @@ class ThreadByThread(Runner):
     warps_matter = True
     sanitizers = TOOLS
     stages = "STAGES"
+    runs_beside_gpu = True
 
     def is_available(self) -> bool:
         return simt.available()

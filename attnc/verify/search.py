@@ -51,6 +51,7 @@ class Report:
     `open`: elements of which nothing is promised; `coverage`: what the cases have met; `replayed`: how many
     kept failures were run in addition; only `failures` has details of them; left_out: cases besides that took
     more memory than there is; lack: what the first of these asked for.
+    more memory than there is; simulated: those that ran on the CPU beside a GPU's.
     """
 
     examples: int
@@ -64,6 +65,7 @@ class Report:
     replayed: int = 0
     left_out: int = 0
     lack: str = ""
+    simulated: int = 0
 
     @property
     def ok(self) -> bool:
@@ -72,7 +74,8 @@ class Report:
 
 class Trial(ABC):
     """A module that is judged, and its cases. name: of the file that a failing case is kept in; fit: what a
-    case may say; device: cuda or cpu; place: the same for a reader; kept: failures to run again.
+    case may say; device: cuda or cpu; place: the same for a reader; kept: failures to run again; simulated:
+    of a module on a GPU, cases that run on the CPU beside the others.
     """
 
     name: str
@@ -80,6 +83,7 @@ class Trial(ABC):
     device: str
     place: str
     kept: Sequence[Kept] = ()
+    simulated: Trial | None = None
 
     @abstractmethod
     def cases(self, count: int) -> Iterable[Case]:
@@ -303,8 +307,17 @@ def run(
         is_late = tally.seconds > (seconds if tally.examples >= least else _LONGER * seconds)
         if is_late or len(tally.failures) == 3:
             break
-    failures = (*replayed.failures, *tally.failures)
-    return replace(tally.report(), coverage=trial.coverage, failures=failures, replayed=len(trial.kept))
+    failures, simulated = [*replayed.failures, *tally.failures], 0
+    if trial.simulated is not None and not tally.failures and tally.seconds <= seconds:
+        beside = run(trial.simulated)
+        failures, simulated = [*failures, *beside.failures], beside.examples
+    return replace(
+        tally.report(),
+        coverage=trial.coverage,
+        failures=tuple(failures),
+        replayed=len(trial.kept),
+        simulated=simulated,
+    )
 
 
 def search(

@@ -216,18 +216,25 @@ def has_gpu() -> bool:
     return torch.cuda.is_available()
 
 
-def subject_of(module: ir.Module, text: str | Mapping[str, str] | None = None) -> Subject:
+def subject_of(
+    module: ir.Module, text: str | Mapping[str, str] | None = None, *, on_cpu: bool = False
+) -> Subject:
     """Renders and loads the module, or loads this text of it, or these texts in place of its files of these
-    names. Without a GPU the first call decides for the whole process whether Triton interprets.
+    names. Without a GPU the first call decides for the whole process whether Triton interprets. on_cpu: even
+    where there is a GPU, of a runner that can.
     """
     runner, source = runner_of(module.target), module.variant.source
-    device = runner.device(module.target)
+    device = "cpu" if on_cpu else runner.device(module.target)
     if device == "cpu":
         runner.prepare()
-    if isinstance(text, str):
-        text = {f"{module.variant.name}.py": text}
-    files = render_files(module, path=Path(source.path).name, sha256=digest(source))
-    loaded = load_files({**files, **(text or {})})
+    name = f"{module.variant.name}.py"
+    files = {
+        **render_files(module, path=Path(source.path).name, sha256=digest(source)),
+        **({name: text} if isinstance(text, str) else text or {}),
+    }
+    if on_cpu:  # equal files give the same module, which runs in one place
+        files[name] += "# on the CPU\n"
+    loaded = load_files(files)
     if device == "cpu":
         runner.attach(loaded)
     return Subject(

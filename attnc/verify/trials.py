@@ -40,6 +40,7 @@ from attnc.verify.problem import Problem, build
 from attnc.verify.projection_check import ProjectionTrial, projection_subject
 from attnc.verify.properties import rule_names, violations
 from attnc.verify.search import AttentionTrial, Trial
+from attnc.verify.simulated import simulate_beside
 from attnc.verify.strategies import all_dims, free_dims, size
 from attnc.verify.subject import Subject, place, subject_of
 from attnc.verify.tolerance import expect, expected_rows, to_float64
@@ -70,6 +71,7 @@ def trial_of(
             across({name: subject_of(peer) for name, peer in others.items()}) if are_compared else violations
         )
         trial = AttentionTrial(subject, rules, rule_of=partial(rule_of, others))
+        trial.simulated = simulate_beside(subject, module, text)
         name = module.variant.attention.name
     if failures is not None:
         trial.kept = corpus(trial, module.variant.source, name, failures)

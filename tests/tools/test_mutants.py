@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import sys
+from argparse import Namespace
 from dataclasses import asdict
 from itertools import pairwise
+from math import inf
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -13,8 +15,10 @@ from typing import Any
 import pytest
 
 from attnc.verify.search import AttentionTrial
+from tests.processes import environment_of
+from tools.mutants.__main__ import draw_or_read
 from tools.mutants.crew import BATCH, SECOND_BATCH, is_of, judge_draws, list_batches, read_results
-from tools.mutants.host import is_compiling
+from tools.mutants.host import patience_for
 from tools.mutants.judge import Bench
 from tools.mutants.operators import OPERATORS, Mutant, list_mutants
 from tools.mutants.sample import (
@@ -156,6 +160,33 @@ def test_draws_are_read_as_they_were_written(tmp_path: Path) -> None:
     assert read_draws(tmp_path / "draws.jsonl") == draws
 
 
+def test_a_target_and_a_spec_of_what_was_drawn(tmp_path: Path) -> None:
+    places = [place for place in list_places() if place.spec in ("causal_gqa", "decode")]
+    draws = dict(enumerate(draw_mutants(40, 3, places)))
+    write_draws(tmp_path / "draws.jsonl", draws)
+    given = Namespace(drawn=tmp_path / "draws.jsonl", target=["triton", "cuda.sm_80"], spec=["decode"])
+    found = draw_or_read(given)
+    assert found.items() <= draws.items()
+    assert {(draw.place.spec, draw.place.target) for draw in found.values()} == {
+        ("decode", "triton"),
+        ("decode", "cuda.sm_80"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("seen", "devices", "given"),
+    [(None, 2, ["0", "1", "0"]), ("1", 1, ["1"] * 3), ("2,5", 2, ["2", "5", "2"]), ("", 0, [None] * 3)],
+)
+def test_processes_take_the_gpus_that_are_seen_in_turn(
+    seen: str | None, devices: int, given: list[str | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if seen:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", seen)
+    found = [environment_of(number, devices).get("CUDA_VISIBLE_DEVICES") for number in range(3)]
+    assert found == given
+
+
 def test_draws_end_where_there_are_no_more() -> None:
     place = Place(spec="linear", attention="none", variant="none", target="triton")
     assert list(draw_mutants(5, 0, [])) == []
@@ -222,7 +253,7 @@ def test_cases_that_share_machine_code_follow_each_other(tmp_path: Path) -> None
     assert "original" not in vars(again)  # they were kept
 
 
-def test_a_compiler_in_any_thread_is_no_call_that_hangs() -> None:
+def test_compilers_and_simulators_are_no_calls_that_hang() -> None:
     def stay(where: str, name: str = "call") -> FrameType:
         scope: dict[str, Any] = {"sys": sys}
         exec(compile(f"def {name}():\n    return sys._getframe()", where, "exec"), scope)
@@ -230,24 +261,26 @@ def test_a_compiler_in_any_thread_is_no_call_that_hangs() -> None:
         return found
 
     waiting, compiling = stay("/torch/autograd/graph.py"), stay("/triton/compiler/compiler.py")
-    assert not is_compiling({1: waiting, 2: waiting})
-    assert is_compiling({1: waiting, 2: compiling})
+    simulating = stay("/attnc/verify/simt.py")
+    assert patience_for({1: waiting, 2: waiting}) < patience_for({1: waiting, 2: simulating}) < inf
+    assert patience_for({1: waiting, 2: compiling}) == inf
     loading = stay("/triton/compiler/compiler.py", "_init_handles")
-    assert not is_compiling({1: waiting, 2: loading})  # until the kernels that run have ended
+    assert patience_for({1: waiting, 2: loading}) < inf  # until the kernels that run have ended
 
 
 @pytest.mark.parametrize(("is_second", "most"), [(False, BATCH), (True, SECOND_BATCH)])
 def test_batches_are_of_one_module(is_second: bool, most: int) -> None:
-    places = [place for place in list_places(["triton"]) if place.spec in ("causal_gqa", "decode")]
-    draws = dict(enumerate(draw_mutants(30, 3, places, together=20)))
+    places = [place for place in list_places(["triton"]) if place.variant in ("bf16_d128", "d64_sink")]
+    draws = dict(enumerate(draw_mutants(90, 3, places, together=20)))
     batches = list(list_batches(draws, is_second=is_second))
-    assert [number for batch in batches for number in batch["numbers"]] == list(range(30))
+    assert sorted(number for batch in batches for number in batch["numbers"]) == list(range(90))
     assert max(len(batch["numbers"]) for batch in batches) == most
     for batch in batches:
         assert batch["is_second"] == is_second
-        for number, mutant in zip(batch["numbers"], batch["mutants"], strict=True):
+        judged = zip(batch["numbers"], batch["phases"], batch["mutants"], strict=True)
+        for number, phase, mutant in judged:
             assert batch["place"] == asdict(draws[number].place)
-            assert mutant == asdict(draws[number].mutant)
+            assert (phase, mutant) == (draws[number].phase, asdict(draws[number].mutant))
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from typing import Any
 
 import tools.mutants
 from tools.mutants.crew import is_of, judge_draws, read_results, second_of, third_of
-from tools.mutants.sample import Draw, draw_mutants, list_places, read_draws, write_draws
+from tools.mutants.sample import Draw, Place, draw_mutants, list_places, read_draws, write_draws
 from tools.mutants.scores import RACES, SCORES, describe, join_results, keep_scores, list_table, summarize
 
 
@@ -68,7 +68,7 @@ def _run(given: argparse.Namespace, out: Path) -> None:
     """Judges what is drawn and was not judged before; then looks at what survived."""
     import torch
 
-    draws = _draw(given)
+    draws = draw_or_read(given)
     crew = {"workers": given.workers, "devices": torch.cuda.device_count()}
     _judge(draws, out, seconds=given.seconds, **crew)
     if given.heavy:
@@ -84,19 +84,26 @@ def _simulate(given: argparse.Namespace, out: Path) -> None:
         for number, result in read_results(second_of(out)).items()
         if result["outcome"] == "equal" and result["mutant"]["operator"] in RACES
     }
-    draws = {number: draw for number, draw in _draw(given).items() if number in asked}
+    draws = {number: draw for number, draw in draw_or_read(given).items() if number in asked}
     _judge(draws, third_of(out), seconds=given.seconds, workers=given.workers, devices=0)
 
 
-def _draw(given: argparse.Namespace) -> dict[int, Draw]:
+def draw_or_read(given: argparse.Namespace) -> dict[int, Draw]:
     """Draws the mutants, or reads them."""
     if given.drawn is not None and given.drawn.is_file():
-        return read_draws(given.drawn)
-    places = [p for p in list_places(given.target) if not given.spec or p.spec in given.spec]
+        draws = read_draws(given.drawn)
+        return {number: draw for number, draw in draws.items() if _is_wanted(draw.place, given)}
+    places = [place for place in list_places(given.target) if _is_wanted(place, given)]
     draws = dict(enumerate(draw_mutants(given.count, given.seed, places, given.together)))
     if given.drawn is not None:
         write_draws(given.drawn, draws)
     return draws
+
+
+def _is_wanted(place: Place, given: argparse.Namespace) -> bool:
+    """Returns whether a module is of the targets and specs that are named."""
+    asked = ((place.target, given.target), (place.spec, given.spec))
+    return all(not names or name in names for name, names in asked)
 
 
 def _judge(draws: Mapping[int, Draw], out: Path, **options: Any) -> None:

@@ -18,16 +18,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict
-from itertools import groupby
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from tests.processes import environment_of
-from tools.mutants.sample import Draw
+from tools.mutants.sample import Draw, Place
 
 Result: TypeAlias = Mapping[str, Any]
 #: Mutants of one module that one process judges in turn, at most; fewer of those that are looked at again.
-BATCH, SECOND_BATCH = 16, 3
+BATCH, SECOND_BATCH = 32, 3
 #: Seconds that mutants may take which are begun when the time is over.
 _GRACE = 20.0
 
@@ -58,20 +57,21 @@ def third_of(path: Path) -> Path:
 
 
 def list_batches(draws: Mapping[int, Draw], *, is_second: bool) -> Iterator[dict[str, Any]]:
-    """Yields the mutants that follow each other and are of one module and phase, as hosts read them.
+    """Yields mutants of one module, as hosts read them; modules come in the order of their first mutants.
     is_second: whether they survived, and are looked at again.
     """
-    most = SECOND_BATCH if is_second else BATCH
-    for (place, phase), group in groupby(draws.items(), key=lambda item: (item[1].place, item[1].phase)):
-        items = list(group)
-        for first in range(0, len(items), most):
-            part = items[first : first + most]
+    most, modules = SECOND_BATCH if is_second else BATCH, dict[Place, list[int]]()
+    for number, draw in draws.items():
+        modules.setdefault(draw.place, []).append(number)
+    for place, numbers in modules.items():
+        for first in range(0, len(numbers), most):
+            part = numbers[first : first + most]
             yield {
                 "is_second": is_second,
                 "place": asdict(place),
-                "phase": phase,
-                "numbers": [number for number, _ in part],
-                "mutants": [asdict(draw.mutant) for _, draw in part],
+                "numbers": part,
+                "phases": [draws[number].phase for number in part],
+                "mutants": [asdict(draws[number].mutant) for number in part],
             }
 
 

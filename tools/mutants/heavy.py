@@ -20,7 +20,7 @@ from attnc.verify.case import Case
 from attnc.verify.check import run_backward
 from attnc.verify.covering import covering_cases
 from attnc.verify.problem import build
-from attnc.verify.properties import violations
+from attnc.verify.properties import result_violations
 from attnc.verify.search import AttentionTrial, Step
 from attnc.verify.subject import Subject
 from attnc.verify.trials import LargeTrial, large_cases
@@ -147,7 +147,7 @@ def _is_reached(bench: Bench, mutant: Mutant) -> bool:
     if trapped is None:
         return False
     subject = bench.subject(replace(mutant, start=0, stop=len(text.encode()), old=text, new=trapped))
-    trial = AttentionTrial(subject, violations)
+    trial = AttentionTrial(subject, result_violations)
     for step in bench.steps:
         verdict = take(trial, step)
         if not verdict.ok:

@@ -17,11 +17,12 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict
-from functools import partial
+from functools import cache, partial
 from importlib import import_module
+from math import inf
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -29,13 +30,14 @@ from typing import Any
 from tools.mutants.judge import Bench, Judgment
 from tools.mutants.operators import Mutant
 from tools.mutants.remember import remember_references
-from tools.mutants.sample import Place
+from tools.mutants.sample import Phase, Place, texts_of
 
 #: Seconds without a word after which a child is taken for one that waits for ever: the default budget of a
 #: verification, and what compilers take.
 PATIENCE = 180.0
-#: Seconds that the GPU may take for one call, while others use it too. No compiler is among what waits.
-_STALL = 8.0
+#: Seconds that the GPU may take for one call, while others use it too, and the simulator, for one launch. No
+#: compiler is among what waits.
+_STALL, _SIMULATED = 6.0, 60.0
 _HUNG = 124
 #: CU_CTX_SCHED_BLOCKING_SYNC: who waits for the GPU leaves the processor to others.
 _BLOCKING = 4
@@ -45,7 +47,9 @@ _COMPILERS = (
     "/triton/backends/nvidia/compiler.py",
     "/attnc/runtime/nvrtc.py",
     "/attnc/support/binaries.py",
+    "/subprocess.py",  # those that are programs
 )
+_SIMULATOR = ("/attnc/verify/simt.py",)
 #: Functions there that load what was compiled, which waits for kernels that run.
 _LOADS = ("_init_handles", "function")
 
@@ -85,6 +89,8 @@ def judge_batch(batch: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     of it.
     """
     at, count = 0, len(batch["mutants"])
+    with suppress(Exception):  # a child will meet it too, and say so
+        texts_of(Place(**batch["place"]))  # its plan too, which children then have
     with tempfile.TemporaryDirectory(dir=batch["folder"]) as folder:
         while at < count and time.monotonic() < batch["until"]:
             began, first = time.monotonic(), at
@@ -163,27 +169,33 @@ def _judge_mutants(batch: Mapping[str, Any], at: int, folder: Path, writing: int
         def say(line: Mapping[str, Any]) -> None:
             print(json.dumps(line), file=out, flush=True)
 
-        bench = _prepare(batch, folder)
-        oracle = partial(examine, bench) if batch["is_second"] else bench.judge
-        for data in batch["mutants"][at:]:
+        bench_of = _prepare(batch, folder)
+        for phase, data in zip(batch["phases"][at:], batch["mutants"][at:], strict=True):
             if time.monotonic() >= batch["until"]:
                 return
             say({})
-            mutant = Mutant(**data)
+            mutant, began = Mutant(**data), _cpu_seconds()
             try:
-                judgment = oracle(mutant)
+                bench = bench_of(phase)
+                judgment = examine(bench, mutant) if batch["is_second"] else bench.judge(mutant)
                 if batch["is_second"] and judgment.outcome == "equal":
                     say({"pending": asdict(judgment)})
                     judgment = find_reach(bench, mutant, judgment)
             except Exception:  # a mistake of these tools, which says nothing of the mutant
                 judgment = Judgment(outcome="unknown", message=traceback.format_exc()[-900:])
-            say(asdict(judgment))
+            say({**asdict(judgment), "cpu": round(_cpu_seconds() - began, 2)})
             if not _is_usable():
                 return
 
 
-def _prepare(batch: Mapping[str, Any], folder: Path) -> Bench:
-    """Makes the GPU ready, and returns the module whose mutants are judged."""
+def _cpu_seconds() -> float:
+    """Returns the processor time of this process and of the programs that it has run."""
+    used = os.times()
+    return used.user + used.system + used.children_user + used.children_system
+
+
+def _prepare(batch: Mapping[str, Any], folder: Path) -> Callable[[Phase], Bench]:
+    """Makes the GPU ready, and returns what gives the module whose mutants are judged, one for each phase."""
     import torch
 
     remember_references(folder)
@@ -191,7 +203,7 @@ def _prepare(batch: Mapping[str, Any], folder: Path) -> Bench:
         _share_processors()
         torch.zeros(1, device="cuda")
         threading.Thread(target=_watch, daemon=True).start()
-    return Bench(Place(**batch["place"]), batch["phase"], folder)
+    return cache(partial(Bench, Place(**batch["place"]), folder=folder))
 
 
 def _share_processors() -> None:
@@ -217,29 +229,32 @@ def _is_usable() -> bool:
 
 
 def _watch() -> None:
-    """Ends this process when its threads have been in the same calls for long, none of which is a compiler's:
-    what autograd calls runs in a thread of its own.
+    """Ends this process when its threads have been in the same calls for too long: what autograd calls runs
+    in a thread of its own.
     """
     own, before, since = threading.get_ident(), dict[int, tuple[int, int]](), time.monotonic()
     while True:
         time.sleep(0.25)
         frames = {thread: frame for thread, frame in sys._current_frames().items() if thread != own}
         now = {thread: (id(frame), frame.f_lasti) for thread, frame in frames.items()}
-        if now != before or is_compiling(frames):
+        if now != before:
             before, since = now, time.monotonic()
-        elif time.monotonic() - since > _STALL:
+        elif time.monotonic() - since > patience_for(frames):
             os._exit(_HUNG)
 
 
-def is_compiling(frames: Mapping[int, FrameType]) -> bool:
-    """Returns whether a thread, of those whose innermost frames these are, is in a compiler."""
-    return any(map(_compiles, frames.values()))
+def patience_for(frames: Mapping[int, FrameType]) -> float:
+    """Returns the seconds that threads, whose innermost frames these are, may be in the same calls."""
+    if any(_is_in(frame, _COMPILERS) for frame in frames.values() if frame.f_code.co_name not in _LOADS):
+        return inf
+    return _SIMULATED if any(_is_in(frame, _SIMULATOR) for frame in frames.values()) else _STALL
 
 
-def _compiles(innermost: FrameType) -> bool:
-    frame: FrameType | None = innermost if innermost.f_code.co_name not in _LOADS else None
+def _is_in(innermost: FrameType, files: Collection[str]) -> bool:
+    """Returns whether a function of one of these files is at work in a thread."""
+    frame: FrameType | None = innermost
     while frame is not None:
-        if any(folder in frame.f_code.co_filename for folder in _COMPILERS):
+        if any(file in frame.f_code.co_filename for file in files):
             return True
         frame = frame.f_back
     return False

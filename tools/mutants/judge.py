@@ -30,8 +30,9 @@ from attnc.verify.case import Case
 from attnc.verify.check import report_broken
 from attnc.verify.covering import FORGIVING
 from attnc.verify.offsets import offset_violations
-from attnc.verify.properties import violations
-from attnc.verify.search import AttentionTrial, Step, list_steps
+from attnc.verify.properties import result_violations
+from attnc.verify.search import AttentionTrial, Step, list_steps, run
+from attnc.verify.simulated import simulate_beside
 from attnc.verify.strategies import Limits
 from attnc.verify.subject import Subject, subject_of
 from attnc.verify.verdict import Verdict
@@ -55,6 +56,7 @@ _OF_COMPILERS = re.compile(
 _OF_INTERPRETER = re.compile(
     r"InterpreterError.*(NameError|UnboundLocalError|TypeError|broadcast|cannot convert|shape)"
 )
+_REFUSED = "g++ refused"
 #: A launch that failed, in the words of CUDA, and of the simulators.
 _FAULT = re.compile(r"CUDA error|CUDARuntimeError|CUDADriverError|AcceleratorError|CUDA_ERROR|SimulatorError")
 _NO_MEMORY = re.compile("OutOfMemory|out of memory")
@@ -98,11 +100,11 @@ class Bench:
         """The cases: those that the same machine code runs follow each other, those first that show most, and
         last those that take gigabytes.
         """
-        return keep(self.folder / "steps", self._order_steps)
+        return keep(self.folder / f"steps-{self.phase}", self._order_steps)
 
     def _order_steps(self) -> tuple[Step, ...]:
         """Orders the cases: those of a config together, the configs and their cases by what they may show."""
-        steps = list(list_steps(AttentionTrial(self.original, violations), COUNT))
+        steps = list(list_steps(AttentionTrial(self.original, result_violations), COUNT))
         limits = self.original.limits()
         shows = {id(step): _rate(step.case, limits) for step in steps}
         best: dict[object, tuple[int, ...]] = {}
@@ -119,7 +121,11 @@ class Bench:
 
     def subject(self, mutant: Mutant) -> Subject:
         """Loads a mutant. Raises what the text raises."""
-        return subject_of(self.module, {mutant.file: mutant.apply(texts_of(self.place)[mutant.file])})
+        return subject_of(self.module, self.texts(mutant))
+
+    def texts(self, mutant: Mutant) -> dict[str, str]:
+        """Returns the text of the file that a mutant changes, by its name."""
+        return {mutant.file: mutant.apply(texts_of(self.place)[mutant.file])}
 
     def judge(self, mutant: Mutant, seconds: float = SECONDS) -> Judgment:
         """Runs the cases on a mutant. seconds: after which no more are begun where kernels run on the CPU."""
@@ -132,7 +138,7 @@ class Bench:
                 return Judgment(outcome="same code")
         except Exception as error:
             return judge_message(f"{type(error).__name__}: {error}", 0)
-        trial = AttentionTrial(subject, violations)
+        trial = AttentionTrial(subject, result_violations)  # what host code passes on has not changed
         for number, step in enumerate(self.steps, start=1):
             verdict = take(trial, step)
             if _NO_MEMORY.search(verdict.message):
@@ -141,7 +147,19 @@ class Bench:
                 return judge_message(verdict.message, number)
             if subject.device == "cpu" and time.monotonic() - began > seconds:
                 break
-        return Judgment(outcome="survived", cases=number)
+        return self.simulate(subject, mutant, number)
+
+    def simulate(self, subject: Subject, mutant: Mutant, cases: int) -> Judgment:
+        """Runs the cases that are simulated beside those on a GPU, of which a mutant has survived so many."""
+        beside = simulate_beside(subject, self.module, self.texts(mutant))
+        if beside is None:
+            return Judgment(outcome="survived", cases=cases)
+        report = run(beside)
+        cases += report.examples
+        message = "" if report.ok else report.failures[0].verdict.message
+        if not message or _REFUSED in message:  # g++ knows less than NVRTC, which has taken it
+            return Judgment(outcome="survived", cases=cases, message=message[:300])
+        return judge_message(message, cases)
 
     def is_same_code(self, subject: Subject, file: str) -> bool:
         """Returns whether a file's CUDA kernels have the original's machine code, at every config. Raises as

@@ -1,0 +1,86 @@
+"""Cases of a CUDA module that are simulated, beside those that a GPU runs.
+
+A copy that a kernel does not wait for is mostly there on a GPU all the same, and warps that should meet
+mostly run side by side. In the simulator (`verify.simt`) copies come as late as they may and warps run in any
+order, so that one case shows what thousands may not. It takes seconds, most of them a compiler's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from attnc.plan import ir
+from attnc.verify.case import Case
+from attnc.verify.cover import Space
+from attnc.verify.runners import runner_of
+from attnc.verify.search import AttentionTrial
+from attnc.verify.strategies import free_dims
+from attnc.verify.subject import Subject, subject_of
+from attnc.verify.verdict import Verdict
+
+#: Tiles of rows, or of keys, that a case has at least, and what it has beside whole ones.
+_TILES, _MORE = 2, 5
+#: Sizes besides those of queries and keys; 3 of what is not here.
+_FEW: Mapping[str, int] = {"B": 1, "H": 1, "Hkv": 1, "G": 2}
+
+
+def simulate_beside(
+    subject: Subject, module: ir.Module, text: str | Mapping[str, str] | None = None
+) -> SimulatedTrial | None:
+    """Returns the simulated cases of a module that is verified on a GPU, or of this text of it. None where
+    the subject runs on the CPU anyway, where no simulator runs beside a GPU, and without a C++ compiler.
+    """
+    runner = runner_of(module.target)
+    if subject.device == "cpu" or not runner.runs_beside_gpu or not runner.is_available():
+        return None
+    return SimulatedTrial(subject_of(module, text, on_cpu=True))
+
+
+class SimulatedTrial(AttentionTrial):
+    """The cases of a module that are simulated: always the same few, with NaN around tensors."""
+
+    def cases(self, count: int) -> Iterable[Case]:
+        return simulated_cases(self.subject.space)
+
+    def check(self, case: Case, fills: Iterable[str]) -> Verdict:
+        verdict = super().check(case, ("nan",))
+        return verdict if verdict.ok else replace(verdict, message=f"simulated: {verdict.message}")
+
+    def repro(self, case: Case) -> str:
+        return f"CUDA_VISIBLE_DEVICES= {super().repro(case)}"
+
+
+def simulated_cases(space: Space) -> Iterator[Case]:
+    """Yields a case in which every loop takes more turns than a pipeline has stages, with splits that are
+    joined where there are any; and one of hardly a key, in which some programs' loops take no turn.
+    """
+    names, levels = free_dims(space.attention), space.factors
+    lengths = "full" if "full" in levels.get("lengths", ()) else "drawn"
+    extras = "many" if "many" in levels.get("extras", ()) else "drawn"
+    first = space.usable[0]
+    joining = next((n for n in space.usable if getattr(space.configs[n], "splits", 0) > 1), first)
+    for config, has_keys in ((joining, True), (first, False)):
+        case = Case(dims={}, seed=3, config=config, lengths=lengths, extras=extras)
+        rows, keys = _sizes(space.configs_of(case))
+        sizes = {**_FEW, "M": rows, "N": keys if has_keys else _MORE}
+        yield replace(case, dims={name: sizes.get(name, 3) for name in names})
+
+
+def _sizes(configs: Mapping[str, Any]) -> tuple[int, int]:
+    """Returns rows and keys for the configs of a case: of the forward several tiles of rows, of each kernel
+    one tile more than it has stages, on either side where it is one of the backward.
+    """
+    forward = configs["forward"]
+    rows = [_TILES * forward.BLOCK_M]
+    keys = [max(getattr(forward, "splits", 0), 1) * _filled(forward) * forward.BLOCK_N]
+    for name, config in configs.items():
+        if name != "forward" and hasattr(config, "BLOCK_N"):
+            rows.append(_filled(config) * config.BLOCK_M)
+            keys.append(_filled(config) * config.BLOCK_N)
+    return max(rows) + _MORE, max(keys) + _MORE
+
+
+def _filled(config: Any) -> int:
+    return max(getattr(config, "STAGES", 1) + 1, _TILES)
