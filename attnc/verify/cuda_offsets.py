@@ -181,7 +181,7 @@ class _OffsetReader:
             return self._unary()
         start, value = self.at, self._binary(level + 1)
         while self.at < len(self.tokens) and self._peek() in _LEVELS[level]:
-            sign = self._peek()
+            sign, is_number = self._peek(), self._peek(1)[0].isdigit()
             self.at += 1
             other = self._binary(level + 1)
             if sign == "*":
@@ -191,8 +191,10 @@ class _OffsetReader:
                     self.found.setdefault(start, _show(self.tokens[start : self.at]))
             elif sign == "%":
                 value = _Measure(min(value.sizes, other.sizes), value.is_wide and other.is_wide)
-            elif sign == "/":
-                value = _Measure(is_wide=value.is_wide)
+            elif sign == "/":  # by a number: a part that grows like the whole
+                value = _Measure(
+                    value.sizes if is_number else 0, value.is_wide or (is_number and other.is_wide)
+                )
             elif sign in _TRUTHS:
                 value = _Measure()
             else:

@@ -96,6 +96,7 @@ extern "C" __global__ void kernel(const Args args)
     const int line = ((long long)b * args.H + h) * args.list_blocks + q_idx / 128;
     for (long long i = threadIdx.x; i < (long long)M * D / 2; i += 32)
         to[(long long)blockIdx.x * args.SPLITS + i] = min<long long>(args.N, first_row) * 2 * 3 * 4;
+    ((Four*)to)[blockIdx.x * (TILE_SIZE / 4ll) + q_idx] = Four{};
 }
 """
 
@@ -119,6 +120,7 @@ def test_cuda_kernels_count_offsets_in_64_bits(folder: Path) -> None:
         ("(long long)blockIdx.x", "(int)blockIdx.x", "(int) blockIdx.x * args.SPLITS"),
         ("for (long long i", "for (int i", "for(int i = threadIdx.x;"),
         ("i < (long long)M * D", "i < M * D", "M * D"),
+        ("TILE_SIZE / 4ll", "TILE_SIZE / 4", "blockIdx.x * (TILE_SIZE / 4)"),
     ],
 )
 def test_a_narrow_offset_is_found(old: str, new: str, line: str) -> None:
