@@ -14,7 +14,9 @@ from typing import Any
 
 import pytest
 
+from attnc.runtime.loader import program_of
 from attnc.verify.search import AttentionTrial
+from attnc.verify.subject import subject_of
 from tests.processes import environment_of
 from tools.mutants.__main__ import draw_or_read
 from tools.mutants.crew import BATCH, SECOND_BATCH, is_of, judge_draws, list_batches, read_results
@@ -224,6 +226,21 @@ def test_what_becomes_of_a_mutant(new: str, outcome: str, tmp_path: Path) -> Non
     draw = drawn("l_new = l * alpha + tl.sum(p, 1)", new)
     judgment = Bench(draw.place, draw.phase, tmp_path).judge(draw.mutant)
     assert judgment.outcome == outcome, judgment
+
+
+@pytest.mark.parametrize(
+    ("new", "is_same"), [("(STAGES)", True), ("(STAGES + 1)", False), ("(STAGES + (BLOCK_N == 64))", False)]
+)
+def test_machine_code_is_compared_at_every_config(new: str, is_same: bool, tmp_path: Path) -> None:
+    place = Place(spec="fa1", attention="fa1", variant="f16_d64", target="cuda.sm_80")
+    bench = Bench(place, "forward", tmp_path)
+    last = program_of(bench.original.module).kernels["fa1_forward"].configs[0]
+    assert last.BLOCK_N == 64  # the one that is compiled after the others
+    assert bench.configs_of(bench.steps[0])[0].BLOCK_N == 128
+    text, old = texts_of(place)["d64.cu"], "copy_q((stage + STAGES - 1) % STAGES)"
+    assert text.count(old) == 1
+    changed = subject_of(bench.module, {"d64.cu": text.replace(old, old.replace("% STAGES", f"% {new}"))})
+    assert bench.is_same_code(changed, "d64.cu") == is_same
 
 
 def test_a_mutant_that_ends_its_process_is_not_the_last(tmp_path: Path) -> None:

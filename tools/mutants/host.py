@@ -37,7 +37,7 @@ from tools.mutants.sample import Phase, Place, texts_of
 PATIENCE = 180.0
 #: Seconds that the GPU may take for one call, while others use it too, and the simulator, for one launch. No
 #: compiler is among what waits.
-_STALL, _SIMULATED = 6.0, 60.0
+_STALL, _SIMULATED = 8.0, 60.0
 _HUNG = 124
 #: CU_CTX_SCHED_BLOCKING_SYNC: who waits for the GPU leaves the processor to others.
 _BLOCKING = 4
