@@ -339,13 +339,15 @@ def outcomes_of(*kinds: str) -> tuple[Outcome, ...]:
 def test_a_score_of_the_same_seed_cannot_fall(tmp_path: Path) -> None:
     path = tmp_path / "scores.json"
     keep_scores(path, "python", summarize(outcomes_of("killed", "survived"), seed=1, where="here"))
-    with pytest.raises(ValueError, match=r"python, all: 0\.500 would fall to 0\.333"):
-        keep_scores(path, "python", summarize(outcomes_of("killed", *["survived"] * 2), seed=1, where=""))
+    with pytest.raises(ValueError, match=r"python, all: 0\.500 would fall to 0\.0"):
+        keep_scores(path, "python", summarize(outcomes_of("survived", "survived"), seed=1, where=""))
     keep_scores(path, "python", summarize(outcomes_of("killed", "equal"), seed=1, where="there"))
     kept = json.loads(path.read_text(encoding="utf-8"))["python"]
     assert kept["groups"]["python plan"] == {**dict.fromkeys(COLUMNS, 0), "killed": 1, "equivalent": 1}
     assert kept["equivalent"] == ["equal  a.py:1, f: drop: a  ->  b (why)"]
     keep_scores(path, "python", summarize(outcomes_of("survived"), seed=2, where="there"))
+    keep_scores(path, "python", summarize(outcomes_of("killed"), seed=2, where="there"))
+    keep_scores(path, "python", summarize(outcomes_of("killed", "survived"), seed=2, where="of more"))
 
 
 @pytest.mark.parametrize("name", list(json.loads(SCORES.read_text(encoding="utf-8"))))

@@ -147,12 +147,18 @@ def score_of(counts: Mapping[str, int]) -> float | None:
 
 def keep_scores(path: Path, name: str, summary: Mapping[str, Any]) -> None:
     """Writes a campaign to the file of scores, under a name. ValueError where a score of the same seed would
-    fall.
+    fall; more mutants of it take the place of fewer, whatever their scores.
     """
     known = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    before = known.get(name, {})
-    for group, counts in before.get("groups", {}).items() if before.get("seed") == summary["seed"] else ():
+    before = known.get(name, {"groups": {}})
+    is_repeated = before.get("seed") == summary["seed"] and _count(summary) <= _count(before)
+    for group, counts in before["groups"].items() if is_repeated else ():
         old, new = score_of(counts), score_of(summary["groups"].get(group, dict.fromkeys(COLUMNS, 0)))
         if old is not None and (new is None or new < old):
             raise ValueError(f"{name}, {group}: {old:.3f} would fall to {'nothing' if new is None else new}")
     write_text(path, json.dumps({**known, name: summary}, indent=1) + "\n")
+
+
+def _count(summary: Mapping[str, Any]) -> int:
+    """Returns how many mutants a campaign has."""
+    return sum(summary["groups"].get("all", {}).values())
