@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from attnc.plan import ir
+from attnc.verify.boundaries import PROCESSORS
 from attnc.verify.case import Case
 from attnc.verify.cover import Space
 from attnc.verify.runners import runner_of
@@ -54,33 +55,35 @@ class SimulatedTrial(AttentionTrial):
 
 def simulated_cases(space: Space) -> Iterator[Case]:
     """Yields a case in which every loop takes more turns than a pipeline has stages, with splits that are
-    joined where there are any; and one of hardly a key, in which some programs' loops take no turn.
+    joined where there are any; and one of hardly a key, in which some loops take no turn, with more tiles
+    than programs of a persistent grid.
     """
     names, levels = free_dims(space.attention), space.factors
     lengths = "full" if "full" in levels.get("lengths", ()) else "drawn"
     extras = "many" if "many" in levels.get("extras", ()) else "drawn"
     first = space.usable[0]
     joining = next((n for n in space.usable if getattr(space.configs[n], "splits", 0) > 1), first)
-    for config, has_keys in ((joining, True), (first, False)):
-        case = Case(dims={}, seed=3, config=config, lengths=lengths, extras=extras)
-        rows, keys = _sizes(space.configs_of(case))
-        sizes = {**_FEW, "M": rows, "N": keys if has_keys else _MORE}
-        yield replace(case, dims={name: sizes.get(name, 3) for name in names})
+    filled, empty = (
+        Case(dims={}, seed=3, config=config, lengths=lengths, extras=extras) for config in (joining, first)
+    )
+    tiles = {"M": (PROCESSORS + 1) * space.configs[first].BLOCK_M + _MORE, "N": _MORE}
+    for case, sizes in ((filled, _fill(space.configs_of(filled))), (empty, tiles)):
+        yield replace(case, dims={name: {**_FEW, **sizes}.get(name, 3) for name in names})
 
 
-def _sizes(configs: Mapping[str, Any]) -> tuple[int, int]:
+def _fill(configs: Mapping[str, Any]) -> dict[str, int]:
     """Returns rows and keys for the configs of a case: of the forward several tiles of rows, of each kernel
     one tile more than it has stages, on either side where it is one of the backward.
     """
     forward = configs["forward"]
     rows = [_TILES * forward.BLOCK_M]
-    keys = [max(getattr(forward, "splits", 0), 1) * _filled(forward) * forward.BLOCK_N]
+    keys = [max(getattr(forward, "splits", 0), 1) * _turns(forward) * forward.BLOCK_N]
     for name, config in configs.items():
         if name != "forward" and hasattr(config, "BLOCK_N"):
-            rows.append(_filled(config) * config.BLOCK_M)
-            keys.append(_filled(config) * config.BLOCK_N)
-    return max(rows) + _MORE, max(keys) + _MORE
+            rows.append(_turns(config) * config.BLOCK_M)
+            keys.append(_turns(config) * config.BLOCK_N)
+    return {"M": max(rows) + _MORE, "N": max(keys) + _MORE}
 
 
-def _filled(config: Any) -> int:
+def _turns(config: Any) -> int:
     return max(getattr(config, "STAGES", 1) + 1, _TILES)
