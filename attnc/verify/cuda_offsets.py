@@ -73,7 +73,7 @@ def narrow_offsets(text: str) -> tuple[str, ...]:
     """Lists the products of three sizes and more in a kernel's text that have 32 bits, declarations that
     narrow such a product of 64, and loops whose counter is narrower than their end.
     """
-    tokens = [token for token in _TOKEN.findall(text) if not token.startswith(("//", "/*"))]
+    tokens = list_tokens(text)
     structs = list(_bodies_of(tokens, "struct"))
     fields = frozenset(name for body in structs for name in _declared(body, _WIDE))
     sizes = frozenset(name for body in structs if body[1] == "Args" for name in _declared(body, {"int"}))
@@ -82,6 +82,11 @@ def narrow_offsets(text: str) -> tuple[str, ...]:
         reader = _OffsetReader(body, fields | frozenset(_declared(body, _WIDE)), sizes)
         found |= dict.fromkeys(reader.read())
     return tuple(found)
+
+
+def list_tokens(text: str) -> list[str]:
+    """Lists the tokens of CUDA C++, comments left out; a string is one."""
+    return [token for token in _TOKEN.findall(text) if not token.startswith(("//", "/*"))]
 
 
 def _bodies_of(tokens: Sequence[str], *words: str) -> Iterator[list[str]]:

@@ -24,6 +24,7 @@ from attnc.reference import Bools, Floats, Head, empty_outputs, heads, softmax, 
 from attnc.verify.calls import call_violations
 from attnc.verify.case import Case
 from attnc.verify.check import same_bits
+from attnc.verify.cuda_waits import wait_violations
 from attnc.verify.gradient_properties import GRADIENT_PROPERTIES, gradient_violations
 from attnc.verify.narrow import equals_16_bits, is_narrow
 from attnc.verify.offsets import offset_violations
@@ -478,6 +479,8 @@ def violations(subject: Subject, case: Case, only: str = "") -> Iterator[str]:
         yield from call_violations(subject)
     if only in ("", "offsets"):
         yield from offset_violations(subject)
+    if only in ("", "waits"):
+        yield from wait_violations(subject)
 
 
 def result_violations(subject: Subject, case: Case, only: str = "") -> Iterator[str]:
@@ -498,7 +501,7 @@ def result_violations(subject: Subject, case: Case, only: str = "") -> Iterator[
 def rule_names() -> frozenset[str]:
     """Returns what messages of `violations` begin with."""
     properties = {rule.name for rule in PROPERTIES} | {rule.name for rule in GRADIENT_PROPERTIES}
-    return frozenset(properties | {"fallbacks", "calls", "offsets"})
+    return frozenset(properties | {"fallbacks", "calls", "offsets", "waits"})
 
 
 PROPERTIES: tuple[Property, ...] = (

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from math import prod
 from pathlib import Path
 from typing import IO, Any, Literal, TypeAlias
@@ -30,6 +31,7 @@ from attnc.support.devices import gpu_of
 from attnc.verify.case import Case
 from attnc.verify.check import report_broken
 from attnc.verify.covering import FORGIVING
+from attnc.verify.cuda_waits import wait_violations
 from attnc.verify.offsets import offset_violations
 from attnc.verify.properties import result_violations
 from attnc.verify.search import AttentionTrial, Step, list_steps, run
@@ -133,8 +135,9 @@ class Bench:
         began = time.monotonic()
         try:
             subject = self.subject(mutant)
-            if (narrow := next(offset_violations(subject), None)) is not None:  # a rule that takes no run
-                return Judgment(outcome="killed", message=narrow[:300])
+            rules = chain(offset_violations(subject), wait_violations(subject))  # which take no run
+            if (message := next(rules, None)) is not None:
+                return Judgment(outcome="killed", message=message[:300])
             if self.is_same_code(subject, mutant.file):
                 return Judgment(outcome="same code")
         except Exception as error:
