@@ -13,8 +13,9 @@ from attnc.runtime.loader import program_of
 from attnc.verify.cuda_offsets import list_tokens
 from attnc.verify.subject import Subject
 
-#: What each function executes, whatever its arguments are (PTX ISA, "Data Movement and Conversion Instructions",
-#: "Parallel Synchronization and Communication Instructions" and "Asynchronous wgmma instructions").
+#: What each function executes, whatever its arguments are (PTX ISA, "Data Movement and Conversion
+#: Instructions", "Parallel Synchronization and Communication Instructions", "Asynchronous Warpgroup Level
+#: Matrix Instructions").
 INSTRUCTIONS: Mapping[str, tuple[str, ...]] = {
     "commit_copies": ("cp.async.commit_group",),
     "wait_copies": ("cp.async.wait_group",),
