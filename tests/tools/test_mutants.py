@@ -34,6 +34,7 @@ from tools.mutants.sample import (
 )
 from tools.mutants.scores import (
     COLUMNS,
+    READ,
     SCORES,
     Outcome,
     join_results,
@@ -321,13 +322,16 @@ def test_a_trap_stands_before_a_statement(file: str, text: str, at: str, made: s
         compile(trapped, file, "exec")
 
 
+#: A mutant, as results say it.
+MUTANT = {"operator": "drop", "old": "a", "new": "b", "file": "a.py", "line": 1, "function": "f"}
+
+
 def outcomes_of(*kinds: str) -> tuple[Outcome, ...]:
-    mutant = {"operator": "drop", "old": "a", "new": "b", "file": "a.py", "line": 1, "function": "f"}
     results = {
         n: {
             "place": {"target": "python"},
             "phase": "plan",
-            "mutant": mutant,
+            "mutant": MUTANT,
             "outcome": kind,
             "message": "why",
         }
@@ -362,7 +366,7 @@ def test_committed_scores_list_what_they_count(name: str) -> None:
 
 
 def test_equal_bits_say_nothing_of_what_no_run_may_show() -> None:
-    mutants = [{"place": {"target": "triton"}, "phase": "forward", "mutant": {"operator": operator}}
+    mutants = [{"place": {"target": "triton"}, "phase": "forward", "mutant": {**MUTANT, "operator": operator}}
                for operator in ("drop", "narrow integer")]  # fmt: skip
     first = {n: {**mutant, "outcome": "survived", "message": ""} for n, mutant in enumerate(mutants)}
     second = {n: {"outcome": "equal", "message": ""} for n in first}
@@ -374,15 +378,35 @@ def test_equal_bits_say_nothing_of_what_no_run_may_show() -> None:
     [("survived", "equivalent", "equal"), ("killed", "survivor", "wrong"), ("unknown", "survivor", "equal")],
 )
 def test_the_simulators_decide_what_a_gpu_does_not(simulated: str, kind: str, outcome: str) -> None:
-    mutant = {"place": {}, "phase": "forward", "mutant": {"operator": "drop synchronisation"}}
+    mutant = {"place": {}, "phase": "forward", "mutant": {**MUTANT, "operator": "drop synchronisation"}}
     first = {0: {**mutant, "outcome": "survived", "message": ""}}
     second = {0: {"outcome": "equal", "message": "reached"}}
     (found,) = join_results(first, second, {0: {"outcome": simulated, "message": "a race"}})
     assert (found.kind, found.outcome) == (kind, outcome)
 
 
+def test_what_was_read_is_equivalent_where_no_run_decides(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "read.json").write_text(json.dumps({"a.py:1, f: drop: a  ->  b": "nobody reads a"}))
+    monkeypatch.setattr("tools.mutants.scores.READ", tmp_path / "read.json")
+    (killed, survived) = outcomes_of("killed", "survived")
+    assert (killed.kind, killed.outcome) == ("killed", "killed")
+    assert (survived.kind, survived.outcome, survived.message) == ("equivalent", "read", "nobody reads a")
+
+
+def test_all_that_was_read_is_listed_with_its_reason() -> None:
+    listed = [
+        line
+        for campaign in json.loads(SCORES.read_text(encoding="utf-8")).values()
+        for line in campaign["equivalent"]
+    ]
+    for name, reason in json.loads(READ.read_text(encoding="utf-8")).items():
+        assert f"read  {name} ({reason[:160]})" in listed
+
+
 def test_a_table_counts_what_is_wrong() -> None:
-    mutant = {"place": {"target": "triton"}, "phase": "forward", "mutant": {"operator": "drop"}}
+    mutant = {"place": {"target": "triton"}, "phase": "forward", "mutant": MUTANT}
     outcomes = ("killed", "fault", "hung", *["survived"] * 3, "invalid", "same code", "unknown")
     first = {n: {**mutant, "outcome": outcome, "message": ""} for n, outcome in enumerate(outcomes)}
     second = {3: {"outcome": "equal", "message": ""}, 4: {"outcome": "rounding", "message": ""}}

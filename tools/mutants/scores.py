@@ -35,6 +35,8 @@ RACES = ("drop synchronisation", "phase")
 UNSURE = ("narrow integer", *RACES)
 #: The scores that are committed: of kernels, and of attnc's own Python.
 SCORES = Path(__file__).with_name("scores.json")
+#: Why mutants compute the same that no run decides about, by their names: what somebody has read.
+READ = Path(__file__).with_name("read.json")
 COLUMNS: tuple[Kind, ...] = ("killed", "survivor", "equivalent", "rounding", "invalid")
 
 
@@ -66,9 +68,9 @@ def join_results(
     third: Mapping[int, Mapping[str, Any]] | None = None,
 ) -> tuple[Outcome, ...]:
     """Returns the outcomes of a campaign. second: of those that were looked at again; third: what the
-    simulators say of those that no run on a GPU decides.
+    simulators say of those that no run on a GPU decides. What neither decides may have been read (`READ`).
     """
-    found = []
+    found, reasons = [], json.loads(READ.read_text(encoding="utf-8"))
     for number, result in sorted(first.items()):
         last = second.get(number, result)
         outcome, message, operator = last["outcome"], last["message"], result["mutant"]["operator"]
@@ -83,6 +85,8 @@ def join_results(
                 kind, message = "equivalent", f"{message}, and {told.get('cases')} are right in the simulator"
             elif KINDS.get(told["outcome"]) == "killed":
                 outcome, message = "wrong", f"in the simulator: {told['message']}"
+        if kind == "survivor" and (reason := reasons.get(name_mutant(result))) is not None:
+            kind, outcome, message = "equivalent", "read", reason
         found.append(Outcome(kind=kind, outcome=outcome, message=message, result=result))
     return tuple(found)
 
@@ -109,13 +113,18 @@ def count_groups(outcomes: Outcomes) -> dict[str, Counter[str]]:
 
 
 def describe(outcome: Outcome) -> str:
-    """Returns a line that says what a mutant is."""
-    place, mutant = outcome.result["place"], outcome.result["mutant"]
+    """Returns a line that says what a mutant is, and what became of it."""
+    said = f" ({outcome.message[:160]})" if outcome.message else ""
+    return f"{outcome.outcome}  {name_mutant(outcome.result)}{said}"
+
+
+def name_mutant(result: Mapping[str, Any]) -> str:
+    """Returns where a mutant is, and what it changes."""
+    place, mutant = result["place"], result["mutant"]
     old, new = (" ".join(mutant[side].split())[:90] for side in ("old", "new"))
     module = f"{place['attention']} {place['variant']} for {place['target']}, " if "variant" in place else ""
-    said = f" ({outcome.message[:160]})" if outcome.message else ""
     where = f"{module}{mutant['file']}:{mutant['line']}, {mutant['function']}"
-    return f"{outcome.outcome}  {where}: {mutant['operator']}: {old}  ->  {new}{said}"
+    return f"{where}: {mutant['operator']}: {old}  ->  {new}"
 
 
 # --- what is committed --------------------------------------------------------------------------------------
