@@ -120,7 +120,8 @@ def boundaries_of(module: ir.Module, processors: int = PROCESSORS) -> tuple[Boun
     for heads in (section.least, section.most) if section and section.most else ():
         found.append(Boundary(name=f"{heads} heads of a section", quantity="heads", value=heads))
     if forward.grid.persistent or (runner.takes_tiles and forward.structure != "decode"):
-        for count, label in ((1, "programs of a persistent grid"), (2, "two tiles for each program")):
+        for count in sorted({1, 2, *(config.stages + 1 for config in forward.configs)}):
+            label = "programs of a persistent grid" if count == 1 else f"{count} tiles for each program"
             found.append(Boundary(name=label, quantity="tiles", value=count * processors, reach="thin"))
     found.append(Boundary(name="programs of a grid axis", quantity="heads", value=_GRID, reach="large"))
     for quantity in ("rows", "keys"):

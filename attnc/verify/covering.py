@@ -223,10 +223,10 @@ def edges(space: Space) -> Iterator[Case]:
 
 def thin_cases(space: Space, limits: Limits) -> Iterator[Case]:
     """Yields the point above each boundary that only thin cases reach: one head, and hardly a key for a row,
-    or hardly a row; of tiles, one for each head, with keys for as many steps as a pipeline holds. Scores that
-    rise where a maximum is lazy; a tile whose last query is the first to see a tile of keys; gradients with
-    three tiles each way, whose sum tells in which order they came. Of sorted inputs several rows, in which a
-    search ends at other tiles.
+    or hardly a row; of tiles, one for each head, with keys for as many steps as a pipeline holds, and for
+    one. Scores that rise where a maximum is lazy; a tile whose last query is the first to see a tile of keys;
+    gradients with three tiles each way, whose sum tells in which order they came. Of sorted inputs several
+    rows, in which a search ends at other tiles.
     """
     names, config = free_dims(space.attention), space.usable[-1]
     extras = "many" if "many" in space.factors.get("extras", ()) else "drawn"
@@ -275,6 +275,8 @@ def thin_cases(space: Space, limits: Limits) -> Iterator[Case]:
             wide = {**dims, "M": 100}  # sums of dq, which tiles of one sign add to
             if limits.includes_gradients(wide, config):
                 found.append(replace(found[0], dims=wide, logits="alternating", values="cancelling"))
+        if boundary.quantity == "tiles":  # of one step each: what is not given back is missing later
+            found.append(Case(dims={**dims, "N": 3} if "N" in dims else dims, seed=4, lengths=_full(space)))
         if is_searched:  # one more asks for another round at few places, three times as many at most
             found.append(Case(dims={**dims, "N": 3 * boundary.value}))
         if (

@@ -47,17 +47,19 @@ def test_a_plan_says_where_it_changes_its_ways(target: str) -> None:
 
 
 def test_programs_that_take_several_tiles_have_some() -> None:
-    """One more than there are programs, and one more than each has two of; as many steps as a pipeline holds.
-    What a program leaves behind shows in its next tile.
+    """One more than there are programs, one more than each has two of, and one more than each has stages of,
+    of as many steps as a pipeline holds, and of one. What a program leaves behind, or does not give back,
+    shows in its next tiles.
     """
     made = module_of("causal_gqa", "cuda.sm_90a")
-    assert {5, 9} <= named("causal_gqa", "cuda.sm_90a")["tiles"]
+    assert {5, 9, 13} <= named("causal_gqa", "cuda.sm_90a")["tiles"]
     assert not {"tiles"} & {*named("causal_gqa"), *named("decode", "cuda.sm_90a")}
     device = {b.value for b in boundaries_of(made, 132) if b.quantity == "tiles"}
-    assert device == {132, 264}
+    assert device == {132, 264, 396}
     subject = subject_of(made)
     thin = list(thin_cases(subject.space, subject.limits()))
-    assert {5, 9} <= {case.dims["B"] for case in thin if case.dims["N"] >= 3 * 64}
+    for is_long in (True, False):
+        assert {5, 9, 13} <= {case.dims["B"] for case in thin if (case.dims["N"] >= 3 * 64) == is_long}
 
 
 def test_the_last_query_of_a_tile_is_the_first_to_see_a_tile_of_keys() -> None:
