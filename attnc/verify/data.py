@@ -114,15 +114,16 @@ def _last(rng: Rng, at: DenseSizes) -> tuple[Floats, Floats]:
 
 
 def _bump(share: float) -> Callable[[Rng, DenseSizes], tuple[Floats, Floats]]:
-    """Makes keys at a share of all outweigh the others by e^40 in some rows, and by little in the rows beside
-    them: a maximum that is looked for at first alone, from whichever end, has to move in those.
+    """Makes keys at a share of all outweigh the others by e^40 in some rows, by e^120 in some, and by little
+    in the rows beside them: a maximum that is looked for at first alone, from whichever end, has to move in
+    the first, and an infinite sum does not tell where to in the second.
     """
 
     def draw(rng: Rng, at: DenseSizes) -> tuple[Floats, Floats]:
         logits, first = np.zeros(at.N), int(share * at.N)
         logits[first : first + 3] = 40
         q, k = _draw_aligned(rng, at, logits)
-        return q * rng.choice([0.1, 1.0], (at.B, at.M, at.H, 1)), k
+        return q * rng.choice([0.1, 1.0, 3.0], (at.B, at.M, at.H, 1)), k
 
     return draw
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -99,6 +100,24 @@ def test_a_lazy_maximum_moves_in_a_tile_that_a_mask_cuts() -> None:
     broken = subject_of(module, {"w128_d64.cu": before + found + behind})
     assert [check(broken, case).ok for case in cases] == [True, False]
     assert all(check(subject, case).ok for case in cases)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "shown"),
+    [
+        ("store_chunk(o_row + 8 * (j + t), x[0], x[1], x[2], x[3]);", ";", [False, False]),
+        ("o_row = args.o_ptr + b * args.stride_ob", "o_row = args.o_ptr", [True, False]),
+    ],
+    ids=["not stored", "of the first sequence"],
+)
+def test_rows_of_infinite_sums_are_stored_alone(old: str, new: str, shown: list[bool]) -> None:
+    module = module_of("padding", "cuda.sm_90a")
+    subject = subject_of(module)
+    cases = [case for case in thin_cases(subject.space, subject.limits()) if "bump" in case.logits]
+    text = render_files(module, path="padding.attn", sha256="0")["d64.cu"]
+    assert text.count(old) == 1
+    broken = replace(subject_of(module, {"d64.cu": text.replace(old, new)}), gradients=None)
+    assert [check(broken, case).ok for case in cases] == shown
 
 
 def test_a_boundary_is_in_force_under_its_config() -> None:
