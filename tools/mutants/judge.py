@@ -66,7 +66,7 @@ _NO_MEMORY = re.compile("OutOfMemory|out of memory")
 #: How often a case is tried for which the GPU, which others use too, has no memory; seconds between.
 _TRIES, _PAUSE = 20, 1.0
 #: Cases of gigabytes that run side by side.
-_AT_ONCE = 3
+_AT_ONCE = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
