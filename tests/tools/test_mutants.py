@@ -373,6 +373,13 @@ def test_equal_bits_say_nothing_of_what_no_run_may_show() -> None:
     assert [outcome.kind for outcome in join_results(first, second)] == ["equivalent", "survivor"]
 
 
+def test_what_verification_sees_now_is_killed_whatever_a_second_look_said() -> None:
+    first = {n: {"place": {"target": "triton"}, "phase": "forward", "mutant": MUTANT, "outcome": outcome,
+                 "message": ""} for n, outcome in enumerate(("killed", "survived"))}  # fmt: skip
+    second = {n: {"outcome": "wrong", "message": "a case"} for n in first}
+    assert [outcome.kind for outcome in join_results(first, second)] == ["killed", "survivor"]
+
+
 @pytest.mark.parametrize(
     ("simulated", "kind", "outcome"),
     [("survived", "equivalent", "equal"), ("killed", "survivor", "wrong"), ("unknown", "survivor", "equal")],

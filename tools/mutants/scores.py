@@ -72,12 +72,13 @@ def join_results(
     """
     found, reasons = [], json.loads(READ.read_text(encoding="utf-8"))
     for number, result in sorted(first.items()):
-        last = second.get(number, result)
+        is_looked_at = number in second and result["outcome"] == "survived"  # as verification is now
+        last = second[number] if is_looked_at else result
         outcome, message, operator = last["outcome"], last["message"], result["mutant"]["operator"]
         if outcome not in KINDS:
             continue
         kind = KINDS[outcome]
-        if number in second and kind == "killed":  # verification had not seen it
+        if is_looked_at and kind == "killed":  # verification had not seen it
             kind, outcome = "survivor", "wrong"
         if outcome == "equal" and operator in UNSURE:
             told, kind = (third or {}).get(number, {"outcome": "unknown"}), "survivor"
