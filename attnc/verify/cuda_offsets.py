@@ -138,7 +138,8 @@ class _OffsetReader:
         for start, token in enumerate(self.tokens[:-1]):
             if token == "=":
                 value = self._read_from(start + 1)
-                if value.is_wide and value.sizes > _MOST and self._is_narrow(start):
+                is_large = value.sizes > _MOST or self._is_part_of_wide(start + 1)
+                if value.is_wide and is_large and self._is_narrow(start):
                     self.found[start] = _show(self.tokens[max(start - 3, 0) : self.at])
             elif token == "for" and self._counts_too_little(start):
                 self.found[start] = _show(self.tokens[start : start + 16])
@@ -154,6 +155,10 @@ class _OffsetReader:
         at = self.tokens.index(";", start) + 1
         limit = self.tokens[at : self.tokens.index(";", at)]
         return limit[:2] == [head[2], "<"] and "*" in limit and self._read_from(at + 2).is_wide
+
+    def _is_part_of_wide(self, start: int) -> bool:
+        """Returns whether a quotient of what was declared with 64 bits begins at a place."""
+        return self.tokens[start] in self.wide and self.tokens[start + 1 : start + 2] == ["/"]
 
     def _is_narrow(self, equals: int) -> bool:
         """Returns whether what is declared before a sign of equality is an int."""

@@ -75,7 +75,7 @@ CUDA = """
 #define D 64
 struct Args {
     const element* q_ptr;
-    long long stride_qb, stride_qh;
+    long long stride_qb, stride_qh, o_size;
     int B, H, M, N, M_padded, SPLITS, list_blocks;
 };
 
@@ -96,6 +96,10 @@ extern "C" __global__ void kernel(const Args args)
     const int line = ((long long)b * args.H + h) * args.list_blocks + q_idx / 128;
     for (long long i = threadIdx.x; i < (long long)M * D / 2; i += 32)
         to[(long long)blockIdx.x * args.SPLITS + i] = min<long long>(args.N, first_row) * 2 * 3 * 4;
+    for (long long place = threadIdx.x; place < args.o_size; place += 32) {
+        const long long row = place / D, column = place % D;
+        to[row * args.list_blocks * D + column] = 0.0f;
+    }
     ((Four*)to)[blockIdx.x * (TILE_SIZE / 4ll) + q_idx] = Four{};
 }
 """
@@ -120,6 +124,7 @@ def test_cuda_kernels_count_offsets_in_64_bits(folder: Path) -> None:
         ("(long long)blockIdx.x", "(int)blockIdx.x", "(int) blockIdx.x * args.SPLITS"),
         ("for (long long i", "for (int i", "for(int i = threadIdx.x;"),
         ("i < (long long)M * D", "i < M * D", "M * D"),
+        ("const long long row = place", "const int row = place", "const int row = place / D"),
         ("TILE_SIZE / 4ll", "TILE_SIZE / 4", "blockIdx.x * (TILE_SIZE / 4)"),
     ],
 )
