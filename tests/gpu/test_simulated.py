@@ -18,5 +18,5 @@ def test_both_are_right_and_neither_runs_the_others_module(spec: str) -> None:
         report = run(trial, count=2)
         assert report.ok, report.failures
         assert report.simulated == 2
-        assert report.examples > 2
+        assert report.examples == 2
     assert trial.device == "cuda"
