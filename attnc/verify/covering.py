@@ -295,6 +295,8 @@ def thin_cases(space: Space, limits: Limits) -> Iterator[Case]:
                 dims = {name: sizes.get(name, 1) for name in names}
                 for seed in range(9, 13):  # of lists in several styles
                     yield Case(dims=dims, seed=seed, config=config, lengths=_full(space))
+                if node.keys == 1:
+                    yield _of_many_tokens(space, entries)
     yield from _inverted(space, limits, config)
     yield from _of_many_heads(space, config)
     if any(tensor.is_sorted and len(tensor.shape) > 1 for tensor in space.attention.extras):
@@ -306,6 +308,8 @@ def thin_cases(space: Space, limits: Limits) -> Iterator[Case]:
 
 #: Entries, or blocks, that a program looks at together (`templates/triton/_lists.py.jinja`); keys at most.
 _LISTED, _LONGEST_LISTED = 128, 4160
+#: Tiles whose rows are looked up together, at most (`templates/sm90/_pages.cu.jinja`).
+_LOOKED_UP = 8
 #: Blocks of queries that it inverts together there, and those that have bits of one word on Hopper.
 _INVERTED = (64, 32)
 
@@ -330,6 +334,18 @@ def _inverted(space: Space, limits: Limits, config: int) -> Iterator[Case]:
             for seed in (2, 4):
                 yield Case(dims=dims, seed=seed, config=config, lengths=_full(space))
             return
+
+
+def _of_many_tokens(space: Space, entries: str) -> Case:
+    """Returns a case of a list of tokens in which every split has more than twice the tiles that are looked
+    up together. entries: the name of its length.
+    """
+    number = min(space.usable, key=lambda n: abs(getattr(space.configs[n], "splits", 0) - 2))
+    config = space.configs[number]
+    count = max(getattr(config, "splits", 0), 1) * (2 * _LOOKED_UP + 1) * config.BLOCK_N + 5
+    sizes = {"N": count, entries: count}
+    dims = {name: sizes.get(name, 1) for name in free_dims(space.attention)}
+    return Case(dims=dims, seed=10, config=number, lengths=_full(space))
 
 
 def _of_many_heads(space: Space, config: int) -> Iterator[Case]:

@@ -120,6 +120,21 @@ def test_rows_of_infinite_sums_are_stored_alone(old: str, new: str, shown: list[
     assert [check(broken, case).ok for case in cases] == shown
 
 
+def test_splits_of_a_list_look_up_several_times() -> None:
+    module = module_of("selected_tokens", "cuda.sm_90a")
+    subject = subject_of(module)
+    (case,) = (case for case in thin_cases(subject.space, subject.limits()) if case.dims["S"] > 1000)
+    config = subject.configs[case.config]
+    assert case.dims["S"] > config.splits * 2 * 8 * config.BLOCK_N
+    assert case.dims["N"] >= case.dims["S"]
+    (name,) = (name for name in render_files(module, path="s.attn", sha256="0") if name.endswith(".cu"))
+    text = render_files(module, path="s.attn", sha256="0")[name]
+    old = "if (taken == AT_ONCE) {\n                taken = 0;"
+    assert text.count(old) == 1
+    broken = subject_of(module, {name: text.replace(old, old.replace("taken = 0;", ""))})
+    assert [check(one, case).ok for one in (subject, broken)] == [True, False]
+
+
 def test_a_boundary_is_in_force_under_its_config() -> None:
     at = next(b for b in boundaries_of(module_of("causal_gqa")) if b.where == (("BLOCK_M", 128),))
     (config,) = (c for c in subject_of(module_of("causal_gqa")).configs[:1])
