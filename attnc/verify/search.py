@@ -50,8 +50,8 @@ class Report:
     """How a module did. `worst`, `eager_ratio`: the largest seen; `examples`: how many cases were run;
     `open`: elements of which nothing is promised; `coverage`: what the cases have met; `replayed`: how many
     kept failures were run in addition; only `failures` has details of them; left_out: cases besides that took
-    more memory than there is; lack: what the first of these asked for.
-    more memory than there is; simulated: those that ran on the CPU beside a GPU's.
+    more memory than there is; lack: what the first of these asked for; simulated: those that ran on the CPU
+    beside a GPU's.
     """
 
     examples: int
