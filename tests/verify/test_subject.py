@@ -1,13 +1,16 @@
-"""What nobody writes is NaN while a module is verified."""
+"""What is verified: configs that calls take, with NaN where nobody writes."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import ModuleType, SimpleNamespace
 
+import pytest
 import torch
 
 from attnc.support.memory import allocate
-from attnc.verify.subject import poison_allocations
+from attnc.verify.subject import Subject, poison_allocations
+from tests.verify.judging import spec, subject_of_text
 
 
 def test_memory_of_calls_is_full_of_nan() -> None:
@@ -19,3 +22,21 @@ def test_memory_of_calls_is_full_of_nan() -> None:
         assert floats.isnan().all()
         assert torch.empty(4).isnan().all()
     assert module.CALL.allocate is allocate
+
+
+@pytest.mark.parametrize(("room", "numbers"), [(1 << 20, {0, 1}), (1, {1})])
+def test_where_no_config_is_sure_to_fit_the_last_is_verified(
+    room: int, numbers: set[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As calls take it: what a config needs is an estimate for the neediest GPU of its size."""
+    lines = (
+        "input q: f16[B, M, H, 16]",
+        "input k, v: f16[B, N, H, 16]",
+        "score = dot(q, k)",
+        "normalize = softmax",
+        "output o: f16[B, M, H, 16]",
+    )
+    made = subject_of_text(spec(lines, "tile.q = 16, tile.kv in {16, 32}"))
+    gpu = SimpleNamespace(shared_memory_per_block_optin=room)
+    monkeypatch.setattr(Subject, "_gpu", property(lambda self: gpu))
+    assert replace(made, device="cuda").tiles().keys() == numbers
