@@ -43,7 +43,7 @@ _ORDERED = {2: "tile.kv = 64, stages in {3, 2, 1}", 4: "tile.kv = 32, stages in 
 _ORDERED_WIDE, _ORDERED_COLUMNS = "tile.kv = 32, stages in {2, 1}", 128
 #: Query rows that a key of 8 bits is multiplied by from which a prompt is faster, on an H200, on keys and
 #: values that were converted before its kernel than on tiles that it converts; and bytes that they may take.
-ROWS_TO_CONVERT, MOST_CONVERTED = 512, 1 << 30
+ROWS_TO_CONVERT, MOST_CONVERTED = 1024, 1 << 30
 #: Keys of a segment where an engine asks for rows that do not depend on the batch.
 SEGMENT = 2048
 _BACKWARD = {

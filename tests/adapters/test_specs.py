@@ -98,8 +98,8 @@ def test_few_rows_of_caches_of_8_bits_are_read_by_warps_of_hopper(ran: list[str]
 
 def test_prompts_on_8_bits_convert_them_before_where_that_pays_and_fits() -> None:
     prompt = {"heads": (32, 8), "columns": (128, 128)}
-    assert suits_conversion(512, sequences=4, keys=4 * 8192, **prompt)
-    assert not suits_conversion(511, sequences=4, keys=4 * 8192, **prompt)  # 511 rows meet a key
+    assert suits_conversion(1024, sequences=4, keys=4 * 8192, **prompt)
+    assert not suits_conversion(1023, sequences=4, keys=4 * 8192, **prompt)  # 1023 rows meet a key
     assert not suits_conversion(0, sequences=0, keys=0, **prompt)
     assert suits_conversion(1024, sequences=1, keys=2**18, **prompt)
     assert not suits_conversion(1024, sequences=1, keys=2**18 + 16, **prompt)  # more than 1 GiB

@@ -46,7 +46,9 @@ def test_outputs_are_within_the_bound(kind: str, pair: tuple[str, str]) -> None:
 
 @pytest.mark.parametrize("size", list(FORMATS))
 def test_rows_of_several_types_are_read_in_a_graph(size: int, device: torch.device) -> None:
-    """Lists that change between replays, of two caches, against rows of 16 bits."""
+    """Lists that change between replays, of two caches, against rows of 16 bits. These are shared out among
+    other numbers of blocks, whose sums are rounded in another order.
+    """
     torch.manual_seed(0)
     columns, page = FORMATS[size].columns, 64
     memory = torch.zeros(40, page * size + 64, dtype=torch.uint8, device=device)
@@ -82,9 +84,9 @@ def test_rows_of_several_types_are_read_in_a_graph(size: int, device: torch.devi
         more.copy_(torch.randint(-3, 10 * page, more.shape, device=device))
         graph.replay()
         named = torch.cat([lists, torch.where(more < 0, -1, more + 40 * page)], -1)
-        expected = flash_mla_with_kvcache(q, both, None, None, 512, indices=named)
-        for mine, theirs in zip(found, expected, strict=True):
-            assert torch.equal(mine, theirs)
+        o, lse = flash_mla_with_kvcache(q, both, None, None, 512, indices=named)
+        torch.testing.assert_close(found[0].float(), o.float(), atol=2**-8 * o.abs().max().item(), rtol=2**-7)
+        torch.testing.assert_close(found[1], lse, atol=1e-4, rtol=0)
 
 
 def test_calls_that_convert_one_after_the_other_keep_their_numbers(device: torch.device) -> None:
