@@ -94,6 +94,7 @@ REGIONS: Mapping[tuple[str, str], Callable[[str], str]] = {
     ("docs/performance.md", "hopper prefill"): lambda page: documented_figures.prefill_hopper(),
     ("docs/performance.md", "hopper latent"): lambda page: documented_figures.latent_hopper(),
     ("docs/performance.md", "hopper decode"): lambda page: documented_figures.decode_hopper(),
+    ("docs/performance.md", "host functions"): lambda page: documented_figures.host("host_functions_h200"),
     ("docs/performance.md", "hopper host"): lambda page: documented_figures.host("host_hopper_h200"),
     ("docs/training.md", "figures"): lambda page: documented_figures.training(),
     ("docs/distributed.md", "ranks"): lambda page: documented_figures.ranks("h200"),
