@@ -1,5 +1,6 @@
 """Which configs of Triton kernels some device can run."""
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -8,7 +9,9 @@ from attnc.diagnostics import DiagnosticError, render
 from attnc.model.dtypes import DType
 from attnc.model.schedule import Knob, Schedule
 from attnc.plan.device import DEVICES
+from attnc.plan.fitting import TileShape
 from attnc.plan.layout import KernelName
+from attnc.plan.triton import TRITON
 from attnc.plan.triton.resources import misfit, room
 from attnc.plan.triton.target import portable, triton_backward_configs, triton_configs
 from tests.plan.wide_attention import SPEC, config, variant
@@ -56,6 +59,14 @@ def test_what_a_schedule_says_of_wide_heads_stays() -> None:
     knobs = {"stages": replace(said, choices=(1,))}
     wide = Schedule(name="huge", target="triton", knobs={"forward": knobs}, where={})
     assert {config.stages for config in triton_configs(variant(512), wide)} == {1}
+
+
+@pytest.mark.parametrize("d", [64, 128])
+def test_stick_breaking_sums_over_no_more_than_64_keys(d: int) -> None:
+    """A tile of 128 would be multiplied by ones for twice as many keys, and take their registers."""
+    shape = TileShape("bf16", d, gradients=True, masked=True, form="stick_breaking")
+    schedule = "\n".join(TRITON.default_schedule(shape))
+    assert re.findall(r"tile\.kv in {(\d+)", schedule) == ["64", "64", "64"]
 
 
 def test_portable_keeps_what_runs_on_some_device() -> None:

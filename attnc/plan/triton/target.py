@@ -372,7 +372,7 @@ _LEAST = 16
 def _default_backward(shape: TileShape, width: int, wide: bool) -> list[str]:
     if width <= 128 and shape.form == "stick_breaking":  # sums over keys take registers
         dq = Tiles(64, 64, 4, 2)
-        dkdv = Tiles(32, 64, 8, 2)
+        dkdv = Tiles(64, 64, 8, 2)
     elif width <= 64:
         dq = Tiles(64, 64, 4, 3)
         dkdv = Tiles(64, 64, 4, 2)
