@@ -64,6 +64,11 @@ class Swizzle:
         return self.width // self.chunk
 
     @property
+    def panels(self) -> int:
+        """Pieces of 128 bytes of a row."""
+        return self.chunks // 8
+
+    @property
     def period(self) -> int:
         return gcd(self.chunks, 8)
 

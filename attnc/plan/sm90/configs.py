@@ -20,7 +20,7 @@ from attnc.plan.layout import Buffer, Estimate
 from attnc.plan.lists import divide_blocks, listing_of
 from attnc.plan.loads import axes_of
 from attnc.plan.signature import feature, normalise
-from attnc.plan.sm80.layout import GRANULE, MMA, UNALIGNED_ROWS, Swizzle, chunk_of
+from attnc.plan.sm80.layout import GRANULE, MMA, UNALIGNED_ROWS
 from attnc.plan.sm90.decode import check_sm90_decode, copies_of, page_of
 from attnc.plan.sm90.layout import (
     DRAWN_TILES,
@@ -35,6 +35,7 @@ from attnc.plan.sm90.layout import (
     most_registers,
     registers_left,
     row_copies,
+    swizzled,
     widest_product,
 )
 from attnc.plan.sm90.narrow import (
@@ -187,8 +188,8 @@ def sm90_layout(variant: Variant, schedule: Schedule) -> Sm90Layout:
         element=element,
         d=d,
         dv=dv,
-        qk=Swizzle(width=_pieces(d), chunk=chunk_of(element)),
-        v=Swizzle(width=_pieces(dv), chunk=chunk_of(element)),
+        qk=swizzled(d, element),
+        v=swizzled(dv, element),
         warp_split="q",
         streamed="kv",
         by_tma=attention.q.storage.is_plain or attention.q.storage.is_packed,
@@ -500,7 +501,3 @@ def sm90_estimate(layout: Sm90Layout, config: TileConfig) -> Estimate:
         ),
         registers=sm90_registers(layout, config),
     )
-
-
-def _pieces(size: int) -> int:
-    return -(-size // PIECE) * PIECE

@@ -41,7 +41,7 @@ from attnc.plan.layout import Buffer, Estimate
 from attnc.plan.lists import lists_blocks
 from attnc.plan.regions import guard_of
 from attnc.plan.signature import feature
-from attnc.plan.sm80.layout import GRANULE, MMA, UNALIGNED_ROWS, CudaLayout, Swizzle, chunk_of
+from attnc.plan.sm80.layout import GRANULE, MMA, UNALIGNED_ROWS, CudaLayout
 from attnc.plan.sm90.layout import (
     FREE_REGISTERS,
     PIECE,
@@ -51,6 +51,7 @@ from attnc.plan.sm90.layout import (
     Copies,
     beyond_shared_memory,
     hopper,
+    swizzled,
     widest_product,
 )
 from attnc.plan.sm90.narrow import (
@@ -105,14 +106,6 @@ class Sm90DecodeLayout(CudaLayout):
     copies: Copies
     room: int
     narrow: Narrow
-
-    @property
-    def qk_panels(self) -> int:
-        return self.qk.width // PIECE
-
-    @property
-    def v_panels(self) -> int:
-        return self.v.width // PIECE
 
     @property
     def by_warps(self) -> bool:
@@ -170,7 +163,7 @@ class Sm90DecodeLayout(CudaLayout):
 
     @property
     def rest(self) -> int:
-        return self.qk_panels - self.v_panels if self.v_in_k else 0
+        return self.qk.panels - self.v.panels if self.v_in_k else 0
 
     @property
     def rest_steps(self) -> int:
@@ -213,9 +206,9 @@ class Sm90DecodeLayout(CudaLayout):
     def _buffers(self, config: TileConfig, ahead: int) -> dict[str, int]:
         tile_kv, stages = config.tile_kv, config.stages
         buffers = {
-            "q": WGMMA_ROWS * self.qk_panels * _ROW,
-            "k": stages * tile_kv * self.qk_panels * _ROW,
-            "v": 0 if self.v_in_k else stages * tile_kv * self.v_panels * _ROW,
+            "q": WGMMA_ROWS * self.qk.panels * _ROW,
+            "k": stages * tile_kv * self.qk.panels * _ROW,
+            "v": 0 if self.v_in_k else stages * tile_kv * self.v.panels * _ROW,
             "8 bits": ahead * self.narrow.tile_bytes(tile_kv),
             "scales": self.narrow.scale_bytes(tile_kv),
             "p": WGMMA_ROWS * _ROW if self.consumers == 2 else 0,
@@ -334,8 +327,8 @@ def sm90_decode_layout(variant: Variant, schedule: Schedule) -> Sm90DecodeLayout
         element=element,
         d=d,
         dv=dv,
-        qk=Swizzle(width=_pieces(d), chunk=chunk_of(element)),
-        v=Swizzle(width=_pieces(dv), chunk=chunk_of(element)),
+        qk=swizzled(d, element),
+        v=swizzled(dv, element),
         warp_split="q",
         streamed="kv",
         v_in_k=attention.v.storage.is_part,
@@ -501,7 +494,3 @@ def sm90_decode_roles(layout: Sm90DecodeLayout, config: TileConfig) -> Iterator[
     yield f"  {layout.consumers} warpgroup{plural}  {multiplying:3} registers a thread: {what}"
     listed = ", ".join(f"{name} {count}" for name, count in barriers.items())
     yield f"  {sum(barriers.values())} mbarriers: {listed}"
-
-
-def _pieces(size: int) -> int:
-    return -(-size // PIECE) * PIECE

@@ -16,9 +16,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from attnc.model.dtypes import DType
 from attnc.model.schedule import HopperConfig, TileConfig
 from attnc.plan.device import DEVICES
-from attnc.plan.sm80.layout import MMA, CudaLayout
+from attnc.plan.sm80.layout import MMA, CudaLayout, Swizzle, chunk_of
 from attnc.plan.sm90.narrow import CONVERTING_REGISTERS, FEWEST_AHEAD, NOTHING_NARROW, Narrow
 from attnc.plan.sm90.scores import COLUMN_BYTES
 
@@ -100,6 +101,11 @@ def cut_products(columns: int, widest: int) -> Products:
     """Cuts a sum into products whose results fit the registers that a thread starts with."""
     step = columns if columns <= widest else widest // PIECE * PIECE
     return tuple((first, min(step, columns - first)) for first in range(0, columns, step))
+
+
+def swizzled(columns: int, element: DType) -> Swizzle:
+    """Returns tiles of rows of so many columns: whole pieces, as TMA copies them."""
+    return Swizzle(width=-(-columns // PIECE) * PIECE, chunk=chunk_of(element))
 
 
 def list_key_tiles(configs: Iterable[TileConfig]) -> list[int]:
@@ -190,14 +196,6 @@ class Sm90Layout(CudaLayout):
     @property
     def copies_rows(self) -> bool:
         return self.copies == "rows"
-
-    @property
-    def qk_panels(self) -> int:
-        return self.qk.width // PIECE
-
-    @property
-    def v_panels(self) -> int:
-        return self.v.width // PIECE
 
     @property
     def other_warpgroups(self) -> int:
