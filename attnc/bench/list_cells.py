@@ -1,7 +1,7 @@
 """Attention over lists as models make it: shapes, lists, and the specs of attnc that say it.
 
-FLOPs are those of the two products over what lists name, 2 D and 2 Dv for each query and key, five halves of
-that for gradients.
+FLOPs are those of products over what lists name, for each query and key: 2 D and 2 Dv of the two of a
+forward; 6 D and 4 Dv of the five that gradients take at least.
 """
 
 from __future__ import annotations
@@ -78,11 +78,17 @@ class ListCell:
 
     @property
     def _products(self) -> float:
-        return 2.0 * self.heads * (self.width + self.value) * (2.5 if self.job == "gradients" else 1.0)
+        of_k, of_v = (3, 2) if self.job == "gradients" else (1, 1)
+        return 2.0 * self.heads * (of_k * self.width + of_v * self.value)
 
     @property
     def form(self) -> ListCell:
         return replace(self, model="", batch=1, queries=1, keys=1, entries=1, shared=0.0, heads=1, kv_heads=1)
+
+    @property
+    def differentiated(self) -> tuple[str, ...]:
+        """The inputs that have gradients: values that are columns of the keys share those of the keys."""
+        return ("q", "k") if self.latent else ("q", "k", "v")
 
     def spec(self, *, dense: bool = False) -> str:
         """Returns the spec of attnc, without a schedule. dense: over all keys."""
@@ -99,7 +105,7 @@ class ListCell:
   {mask}
   normalize = softmax
   output o: bf16[B, M, Hkv * G, {self.value}]
-  {"grad q, k, v" if self.job == "gradients" else ""}
+  {f"grad {', '.join(self.differentiated)}" if self.job == "gradients" else ""}
 }}
 """
 
@@ -127,6 +133,7 @@ def _selected() -> Iterator[ListCell]:
             rows=1, block=block, entries=16, causal=True,
         )  # fmt: skip
         yield made
+        yield replace(made, job="gradients")
         yield replace(made, batch=32, queries=1)
 
 
@@ -137,6 +144,8 @@ def _tokens() -> Iterator[ListCell]:
     )  # fmt: skip
     yield made
     yield replace(made, keys=32768)
+    for heads in (128, 16):
+        yield replace(made, heads=heads, job="gradients")
     for heads in (64, 16, 8):
         yield replace(made, heads=heads)
     for heads in (16, 8):
@@ -155,10 +164,6 @@ class ListInputs:
     k: torch.Tensor
     v: torch.Tensor
     idx: torch.Tensor
-
-    @property
-    def leaves(self) -> list[torch.Tensor]:
-        return [self.q, self.k, self.v]
 
 
 def draw_inputs(cell: ListCell, device: str = "cuda", seed: int = 0) -> ListInputs:

@@ -5,6 +5,7 @@ Each makes a launch for a cell, or says why it cannot. What a peer's own format 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -22,9 +23,11 @@ OURS, TRITON, DENSE = "attnc", "triton", "dense"
 
 
 def _make_launch(cell: ListCell, x: ListInputs, call: Callable[..., Any]) -> Launch:
+    """Returns a launch of a call of q and k, and of v where that has rows of its own."""
+    given = [getattr(x, name) for name in cell.differentiated]
     if cell.job == "forward":
-        return partial(call, *x.leaves)
-    leaves = [leaf.detach().requires_grad_() for leaf in x.leaves]
+        return partial(call, *given)
+    leaves = [leaf.detach().requires_grad_() for leaf in given]
     found: Any = call(*leaves)
     o: torch.Tensor = found[0] if isinstance(found, tuple) else found
     do = torch.randn(o.shape, dtype=torch.float32, device=o.device).to(o.dtype)
@@ -49,15 +52,13 @@ def ours() -> tuple[ListPeer, ...]:
 
 def _call_attnc(cell: ListCell, x: ListInputs, target: str | None = None) -> Launch:
     compiled = attnc.compile(cell.spec(), target=target)
-    if cell.latent:
-        return _make_launch(cell, x, lambda q, k, v: compiled(q, k, x.idx))
-    return _make_launch(cell, x, lambda q, k, v: compiled(q, k, v, x.idx))
+    return _make_launch(cell, x, lambda *given: compiled(*given, x.idx))
 
 
 def _call_dense(cell: ListCell, x: ListInputs) -> Launch:
     compiled = attnc.compile(cell.spec(dense=True))
     if cell.latent:  # as many keys as a list names: what a list costs
-        return partial(compiled, x.q, x.k[:, : cell.entries * cell.block])
+        x = replace(x, k=x.k[:, : cell.entries * cell.block])
     return _make_launch(cell, x, compiled)
 
 
