@@ -102,3 +102,30 @@ def test_listed_looks_for_the_block_of_the_key() -> None:
     counted = replace(listed, limit=Load("count", (query,), (Dim("R"),), "int"))
     assert not evaluate(counted, env)[2:].any()
     assert show(counted) == "listed(idx[q_idx // 2], keys = 2, count = count[q_idx // 2])"
+
+
+@pytest.mark.parametrize("descends", [False, True])
+@pytest.mark.parametrize("side", ["lower", "upper"])
+def test_the_axis_that_is_looked_at_is_the_last_of_any(
+    side: Literal["lower", "upper"], descends: bool
+) -> None:
+    """Of lists and of searches, whatever lies in front of it, and wherever a row ends."""
+    chance = np.random.default_rng(1)
+    rows = np.sort(chance.integers(0, 9, (2, 3, 5)), axis=-1)
+    axes, extents = (Index("b"), Index("h")), (Dim("B"), Dim("H"), Dim("N"))
+    at = {"b": np.arange(-1, 3)[:, None, None], "h": np.arange(-1, 4)[:, None], "kv_idx": np.arange(-2, 11)}
+    given = rows[..., ::-1] if descends else rows
+    env = Env(indices=at, dims={"B": 2, "H": 3, "N": 5}, tensors={"rows": given})
+    search = Search(side, "rows", axes, extents, Index("kv_idx"), descends=descends)
+    listed = InList("rows", axes, extents, Index("kv_idx"))
+    places, named_there = evaluate(search, env), evaluate(listed, env)
+    outside = np.zeros(5, np.int64)
+    for b, h in product(range(-1, 3), range(-1, 4)):
+        row = rows[b, h] if b in range(2) and h in range(3) else outside
+        named = set(row) if row is not outside else set()
+        for value in range(-2, 11):
+            place = b + 1, h + 1, value + 2
+            assert named_there[place] == (value in named)
+            other = "right" if (side == "upper") != descends else "left"
+            before = int(np.searchsorted(row, value, other))
+            assert places[place] == (len(row) - before if descends else before)
