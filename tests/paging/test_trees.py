@@ -35,6 +35,7 @@ def test_nodes_see_themselves_and_their_ancestors(count: int) -> None:
     trees = DraftTrees(parents.int(), nodes)
     for b, row in enumerate(parents.tolist()):
         existing = int(nodes[b])
+        assert trees.parents[b].tolist() == [*row[:existing], *[-1] * (count - existing)]
         for node, seen in enumerate(walked(row)):
             expected = sorted(seen) if node < existing else []
             assert trees.sees[b, node].nonzero().flatten().tolist() == expected
@@ -88,6 +89,8 @@ def test_greedy_acceptance_follows_what_the_model_wants() -> None:
     [
         ([[0]], None, TypeError, "parents: expected a tensor, got list"),
         (torch.zeros(1, 2), None, TypeError, "parents: expected integers, got torch.float32"),
+        (torch.zeros(1, 2).cfloat(), None, TypeError, "parents: expected integers, got torch.complex64"),
+        (torch.zeros(1, 2).bool(), None, TypeError, "parents: expected integers, got torch.bool"),
         (torch.zeros(2).long(), None, ValueError, r"parents: expected 2 axes, got \[2\]"),
         (
             torch.zeros(2, 3).long(),
