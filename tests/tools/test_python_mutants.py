@@ -215,6 +215,11 @@ def test_survivors_that_compute_the_same_are_listed_with_the_reason() -> None:
     assert (same["outcome"], same["message"]) == ("equal", known["why"])
     slower = python.explain_equal(survivor(operator="RemoveDecorator", old="@memo\n"))
     assert slower["outcome"] == "equal"
+    assert python.explain_equal(survivor(operator="RemoveDecorator", old="@functools.cache\n")) == {
+        **survivor(operator="RemoveDecorator", old="@functools.cache\n"),
+        "outcome": "equal",
+        "message": slower["message"],
+    }
     for other in (survivor(), survivor(operator="RemoveDecorator", old="@property\n")):
         assert python.explain_equal(other) == other
     killed = {**survivor(operator="RemoveDecorator", old="@memo\n"), "outcome": "killed"}
