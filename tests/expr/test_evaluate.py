@@ -126,6 +126,6 @@ def test_the_axis_that_is_looked_at_is_the_last_of_any(
         for value in range(-2, 11):
             place = b + 1, h + 1, value + 2
             assert named_there[place] == (value in named)
-            other = "right" if (side == "upper") != descends else "left"
+            other: Literal["left", "right"] = "right" if (side == "upper") != descends else "left"
             before = int(np.searchsorted(row, value, other))
             assert places[place] == (len(row) - before if descends else before)

@@ -89,7 +89,12 @@ def test_greedy_acceptance_follows_what_the_model_wants() -> None:
     [
         ([[0]], None, TypeError, "parents: expected a tensor, got list"),
         (torch.zeros(1, 2), None, TypeError, "parents: expected integers, got torch.float32"),
-        (torch.zeros(1, 2).cfloat(), None, TypeError, "parents: expected integers, got torch.complex64"),
+        (
+            torch.zeros(1, 2, dtype=torch.complex64),
+            None,
+            TypeError,
+            "parents: expected integers, got torch.complex64",
+        ),
         (torch.zeros(1, 2).bool(), None, TypeError, "parents: expected integers, got torch.bool"),
         (torch.zeros(2).long(), None, ValueError, r"parents: expected 2 axes, got \[2\]"),
         (
