@@ -34,6 +34,7 @@ TESTED_ELSEWHERE = {
     "target/sm90/score": "kernels/test_sm90",
     "target/sm90/tiles": "kernels/test_sm90_pages",
     "target/triton/backward": "kernels/test_backward",
+    "target/triton/columns": "kernels/test_narrow",
     "target/triton/kernel": "plan/test_access",
     "target/triton/parameters": "kernels/test_packed_gradients",
 }
