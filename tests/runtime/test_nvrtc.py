@@ -197,7 +197,7 @@ def test_ahead_of_time_cubins_are_what_the_module_looks_for(
     ("dv", "schedule", "drops"),
     [
         (256, "tile.kv = 64", True),
-        (16, "consumers = 2, tile.kv = 192, overlap = false", True),
+        (16, "consumers = 2, tile.kv = 160, overlap = false", True),
         (160, "consumers = 3, tile.kv = 32", True),
         (112, "consumers = 4, tile.kv = 32, overlap = false", True),
         (16, "consumers = 3, tile.kv = 192, overlap = false", False),

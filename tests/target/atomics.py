@@ -13,6 +13,8 @@ from collections.abc import Iterable, Iterator, Mapping
 
 #: Counted in ones, not summed: integers are the same in any order.
 _COUNTERS = frozenset({"fallbacks_ptr"})
+#: Functions of generated Triton: one adds a tile, one waits for the turn to add it.
+_ADDS, _WAITS = "_add_tile", "_await_turn"
 _POINTER = re.compile(r"\b(?:args\.)?(\w+_ptr)\b")
 _ADDITION = re.compile(r"\b(?<!void )(?:atomic_add|atomicAdd)\((?![^,;]*, 1\b)([^;]*);")
 _LOCAL = re.compile(r"\b(?:float|int)\s*\*\s*(?:const\s+)?(\w+)\s*=\s*([^;]*);")
@@ -36,16 +38,38 @@ def _added_to(name: str, text: str) -> Iterator[str]:
 
 def _in_triton(text: str) -> Iterator[str]:
     for function in ast.walk(ast.parse(text)):
-        if not isinstance(function, ast.FunctionDef):
+        if not isinstance(function, ast.FunctionDef) or function.name == _ADDS:
             continue
         made = {
             node.targets[0].id: node.value
             for node in ast.walk(function)
             if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
         }
-        for node in ast.walk(function):
-            if isinstance(node, ast.Call) and ast.unparse(node.func).startswith("tl.atomic_"):
+        calls = [node for node in ast.walk(function) if isinstance(node, ast.Call)]
+        turn = _lines_of_turn(calls)
+        for node in calls:
+            name = ast.unparse(node.func)
+            in_turn = name == _ADDS and node.lineno in turn
+            if (name == _ADDS and not in_turn) or (name.startswith("tl.atomic_") and not _counts(node)):
                 yield _base(node.args[0], made)
+
+
+def _lines_of_turn(calls: Iterable[ast.Call]) -> range:
+    """The lines between the wait for a turn and the release of the next one."""
+    waits = [call.lineno for call in calls if ast.unparse(call.func) == _WAITS]
+    releases = [
+        call.lineno
+        for call in calls
+        if ast.unparse(call.func) == "tl.atomic_xchg"
+        and any(word.arg == "sem" and ast.unparse(word.value) == "'release'" for word in call.keywords)
+    ]
+    return range(min(waits), min(releases)) if waits and releases else range(0)
+
+
+def _counts(atomic: ast.Call) -> bool:
+    """Whether an integer is added or stored: whatever the order, numbers of ones are the same."""
+    value = atomic.args[1]
+    return isinstance(value, ast.Constant) and isinstance(value.value, int)
 
 
 def _base(pointer: ast.expr, made: Mapping[str, ast.expr]) -> str:

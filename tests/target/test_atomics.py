@@ -67,3 +67,20 @@ def test_two_passes_in_one_are_found(target: str) -> None:
     bug = BUGS[f"{target} precision: two passes in one"]
     module = module_of(bug.attention, bug.target)
     assert undeclared_atomics(files_with(bug), atomic_inputs(module)) == ("dslope_ptr",)
+
+
+def test_what_is_added_outside_of_a_turn_is_found() -> None:
+    """Sums of keys that queries select are added to by one query after the other."""
+    (module, *_) = (
+        m for m in plans_of("selected_training").modules if m.variant.attention.name == "dsa_training"
+    )
+    (name, text) = next(
+        (name, text) for name, text in texts(module).items() if "_await_turn(_turns_ptr" in text
+    )
+    assert undeclared_atomics({name: text}, ()) == ()
+    wait = next(line for line in text.splitlines() if "_await_turn(_turns_ptr" in line)
+    late = text.replace(f"{wait}\n", "").replace(
+        "        tl.debug_barrier()\n", f"{wait}\n        tl.debug_barrier()\n"
+    )
+    assert undeclared_atomics({name: late}, ()) == ("_sums_ptr",)
+    assert undeclared_atomics({name: text.replace(wait, "        pass")}, ()) == ("_sums_ptr",)

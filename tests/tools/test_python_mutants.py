@@ -148,7 +148,7 @@ def test_tests_run_in_a_child_which_may_end_or_hang(
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(python_host, "_TEST_SECONDS", 0.3)
+    monkeypatch.setattr(python_host, "_TEST_SECONDS", 1.0 if outcome == "hung" else 60.0)
     groups = [{"test_small.py::test_x": 0.0}]
     found = answer({"file": "changed_by_a_mutant.py", "text": text, "groups": groups})
     assert (found["outcome"], found["message"]) == (outcome, place)

@@ -9,6 +9,7 @@ queries that wait for each other: queries whose numbers have the same remainder 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -354,6 +355,12 @@ class OrderText:
     @property
     def program(self) -> Iterator[Statement]:
         return (item for item in self._turns.kernel.program if item.name != "list_line")
+
+    @property
+    def reads_kv_head(self) -> bool:
+        """Whether lists are of heads, not of all heads of a query."""
+        lines = (*map(show_statement, self.program), *self.find_list)
+        return any(re.search(r"\bh_kv\b", line) for line in lines)
 
     @property
     def find_list(self) -> list[str]:

@@ -522,7 +522,6 @@ def dsa_training_backward_order(
     """
     chain = tl.program_id(0) % (copies * B * 1)
     turn = tl.program_id(0) // (copies * B * 1)
-    h_kv = chain % 1
     b = chain // 1 % B
     q_lo = turn * copies + chain // 1 // B
     N_all = N
@@ -575,7 +574,7 @@ def dsa_training_backward_sum(
 
 CALL = TritonAttention(
     name="dsa_training",
-    operator="dsa_training_default_ccc44ce9",
+    operator="dsa_training_default_37aa7493",
     inputs=(
         Tensor("q", "bf16[B, M, H, 576]", "bmh"),
         Tensor("k", "bf16[B, N, 1, 576]", "bnh"),
