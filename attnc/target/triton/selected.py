@@ -9,7 +9,6 @@ queries that wait for each other: queries whose numbers have the same remainder 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -19,7 +18,9 @@ from attnc.plan.ir import Fetch, Module, Statement
 from attnc.plan.ir.backward import BackwardKernel
 from attnc.plan.ir.kernel import DotPart
 from attnc.plan.ir.lists import ListWalk
+from attnc.plan.lists import KV_HEAD
 from attnc.plan.signature import kv_heads
+from attnc.plan.steps import names_in, names_of
 from attnc.target.declaration import CallText, declare_allocation
 from attnc.target.kernel_view import BY_QUERY
 from attnc.target.triton.backward import BackwardText
@@ -330,9 +331,14 @@ def find_list(turns: TurnText, row: str, length: str) -> list[str]:
     ]
 
 
+def lists_of(heads: str) -> str:
+    """Returns how many lists programs are there for, with those past the last query of a copy."""
+    return f"cdiv(M, copies) * copies * B * {heads}"
+
+
 def turns_of(heads: str) -> str:
     """Returns how many programs have a turn."""
-    return f"cdiv(M, copies) * copies * B * {heads} * key_tiles"
+    return f"{lists_of(heads)} * key_tiles"
 
 
 def columns_of_sums(tensors: TritonTensors, planned: BackwardKernel) -> int:
@@ -359,12 +365,13 @@ class OrderText:
     @property
     def reads_kv_head(self) -> bool:
         """Whether lists are of heads, not of all heads of a query."""
-        lines = (*map(show_statement, self.program), *self.find_list)
-        return any(re.search(r"\bh_kv\b", line) for line in lines)
+        walk = self._turns.selected
+        read = (*map(names_in, self._turns.kernel.program), names_of(walk.line), names_of(walk.stride))
+        return any(KV_HEAD.name in names for names in read)
 
     @property
     def find_list(self) -> list[str]:
-        return find_list(self._turns, "list_row", "listed")
+        return self._turns.find_list
 
     @property
     def find_list_before(self) -> list[str]:
@@ -389,7 +396,7 @@ class OrderText:
     def launch(self) -> CallText:
         return triton_kernel(
             self.name,
-            f"cdiv(M, copies) * copies * B * {self.kv_heads}",
+            lists_of(self.kv_heads),
             pointers=["_lists", "_order", *self._extras],
             config=self._turns.kernel.config,
             warps=_ORDER_WARPS,
