@@ -198,6 +198,9 @@ Window: TypeAlias = tuple[int | None, int | None]
 _USUAL = "triton"
 #: Up to so many query rows of a sequence its keys are shared out among programs.
 _FEW = 16
+#: Of keys that a row sees, up to which gradients with the same bits in every run are the fastest: the number
+#: of the plan (`plan.sm90.turns.FEW_QUERIES`), which exported functions come without.
+FEW_KEYS = 1024
 
 
 def arranged(order: Sequence[int | torch.Tensor]) -> Arrange:
@@ -235,6 +238,8 @@ class Call:
         needed = not is_inference and any(self.wants_gradient(x) for x in (q, k, v))
         self._grads = ["q", "k", "v"] if needed else []
         self._is_fast = False
+        #: Keys that a row sees, at most; None without a window that ends on both sides.
+        self._keys: int | None = None
         self._cap: tuple[float, float] | None = None
         self._inputs: Mapping[str, Any] = _NOTHING
         #: The name in FUNCTIONS of the kernel that was called.
@@ -280,6 +285,8 @@ class Call:
         is_causal, left, right = window(self._name, causal, window_size)
         if is_causal:
             self._form["causal"] = True
+        if left is not None and (is_causal or right is not None):
+            self._keys = left + 1 + (right or 0)
         for side, bound in (("left", left), ("right", right)):
             if bound is not None:
                 self._tensors[f"window_{side}"] = number(bound, torch.int32, device)
@@ -287,9 +294,10 @@ class Call:
 
     def hurry(self, deterministic: bool) -> None:
         """Takes the fastest gradients, whose bits may differ from run to run, where neither the caller nor
-        PyTorch asks for deterministic ones.
+        PyTorch asks for deterministic ones, which are the faster ones where a row sees few keys.
         """
-        self._is_fast = not deterministic and not torch.are_deterministic_algorithms_enabled()
+        asks = deterministic or torch.are_deterministic_algorithms_enabled()
+        self._is_fast = not asks and (self._keys is None or self._keys > FEW_KEYS)
 
     def drop(self, p: float, seed: torch.Tensor | None = None) -> None:
         """Adds dropout. seed: of an earlier call; drawn from torch's generator if left out."""

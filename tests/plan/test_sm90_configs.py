@@ -394,3 +394,25 @@ def test_who_copies_rows_keeps_registers_for_it(page: int, d: int, tile: int, co
             module("registers = 240")
         most = (2 * 168 + 168 - left) // 2
         assert f"registers = 240: {most} at most" in raised.value.diagnostics[0].primary.text
+
+
+DOCUMENTS = {"inputs": ("doc: i32[B, N] is sorted",)}
+
+
+@pytest.mark.parametrize(
+    ("mask", "schedule", "options", "is_longest_first"),
+    [
+        ("causal and doc[b, q_pos] == doc[b, kv_idx]", "", DOCUMENTS, True),
+        ("doc[b, q_pos] == doc[b, kv_idx]", "consumers = 3, tile.kv = 64", DOCUMENTS, True),
+        ("causal and doc[b, q_pos] == doc[b, kv_idx]", "order = default", DOCUMENTS, False),
+        ("window(511, 0)", "", {}, False),
+        ("causal", "", {}, False),
+        ("causal", "order = longest_first", {}, True),
+        ("kv_idx < n[b]", "", {"inputs": ("n: i32[B]",)}, False),
+    ],
+)
+def test_tiles_whose_first_keys_are_searched_for_come_by_length(
+    mask: str, schedule: str, options: dict[str, Any], is_longest_first: bool
+) -> None:
+    """Unless the schedule says how they come."""
+    assert planned(schedule, mask=mask, **options).kernel.grid.longest_first == is_longest_first

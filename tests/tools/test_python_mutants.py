@@ -18,7 +18,7 @@ from tools.mutants.python_judge import Judges, choose_tests
 from tools.mutants.python_sample import ROOT, SETTINGS
 
 FILE = "attnc/plan/width.py"
-OWN, OTHER = "tests/plan/test_width.py", "tests/plan/test_turns.py"
+OWN, OTHER = "tests/plan/test_width.py", "tests/plan/test_sm90_turns.py"
 TEXT = (ROOT / FILE).read_text(encoding="utf-8").splitlines()
 #: The first line of a function, and the one after its docstring begins.
 DEFINED = next(number for number, line in enumerate(TEXT, start=1) if line.startswith("def "))

@@ -19,10 +19,10 @@ from attnc.plan.sm90.backward import (
     P_TILES,
     PRODUCER_REGISTERS,
     Sm90Backward,
-    Turns,
 )
 from attnc.plan.sm90.backward_work import BackwardWork, find_sizes_of_tile, plan_backward_work
 from attnc.plan.sm90.latent import LatentBackward, SharedProducts, share_products
+from attnc.plan.sm90.turns import Turns
 from attnc.plan.steps import select_per_head
 
 

@@ -78,8 +78,8 @@ constexpr int VECTORS = 1, X_AT = O_AT + O_BYTES, X_BYTES = STAGES * VECTORS * B
 constexpr int BARRIERS_AT = X_AT + X_BYTES;
 constexpr int PART = 32 / CONSUMERS;  // lanes that search for the keys of one consumer
 constexpr int WORK_TILES = 2;  // the current one, and the next
-constexpr int WORK_FULL = 0, WORK_EMPTY = WORK_FULL + WORK_TILES, Q_FULL = WORK_EMPTY + WORK_TILES,
-    Q_EMPTY = Q_FULL + Q_TILES;
+constexpr int WORK_FULL = 0, WORK_EMPTY = WORK_FULL + WORK_TILES, NEXT_REQUESTED = WORK_EMPTY + WORK_TILES;
+constexpr int Q_FULL = NEXT_REQUESTED + 1, Q_EMPTY = Q_FULL + Q_TILES;
 constexpr int K_FULL = Q_EMPTY + Q_TILES, K_EMPTY = K_FULL + STAGES, V_FULL = K_EMPTY + STAGES,
     V_EMPTY = V_FULL + STAGES;
 constexpr int X_FULL = V_EMPTY + STAGES, X_EMPTY = X_FULL + STAGES;
@@ -509,10 +509,11 @@ __device__ __forceinline__ void run_consumer(const Args& args, u32 base, WorkTil
 __device__ __forceinline__ void run_scheduler(const Args& args, u32 base, WorkTile* work_tiles)
 {
     const int B = args.B, H = args.H, M = args.M, N = args.N;
-    // Tiles are walked head by head.
+    // Tiles are walked head by head, of each the last rows, which see most keys, first.
     const int q_tiles = (M + BLOCK_M - 1) / BLOCK_M, tiles = q_tiles * B * H;
     const bool is_leader = threadIdx.x % 32 == 0;
     PipelineState<WORK_TILES> slot = {0, 1};
+    PipelineState<1> wanted = {0, 0};
     auto claim = [&] { return uniform(is_leader ? gridDim.x + atomicAdd(args.counter_ptr, 1) : 0); };
     const int lane = threadIdx.x % 32;
     int next = blockIdx.x;  // the claimed tile that is not published yet; negative: none
@@ -520,6 +521,10 @@ __device__ __forceinline__ void run_scheduler(const Args& args, u32 base, WorkTi
     auto load_failed_rows = [&](const WorkTile& work) { return lane < 4 * CONSUMERS ? work.failed_rows[lane] : 0; };
     for (int tile = -1;;) {  // -1: none yet
         mbarrier_wait(barrier_of(base, WORK_EMPTY, slot.index), slot.phase);
+        if (tile >= 0) {  // claimed late, a tile goes to the block that is free first
+            mbarrier_wait(barrier_of(base, NEXT_REQUESTED, 0), wanted.phase);
+            wanted.advance();
+        }
         WorkTile& work = work_tiles[slot.index];
         // A tile with failed rows is computed again, under a running maximum.
         WorkTile* source = &work;
@@ -542,8 +547,12 @@ __device__ __forceinline__ void run_scheduler(const Args& args, u32 base, WorkTi
             mbarrier_arrive_if(barrier_of(base, WORK_FULL, slot.index), is_leader);
             break;
         }
-        const int first_head = tile / q_tiles, heads = 1, rank = tile % q_tiles;
-        const int q_lo = rank / heads * BLOCK_M;
+        // The last heads are one section, so that what begins last is short, and nobody waits.
+        const int last = (2 * (int)gridDim.x + q_tiles - 1) / q_tiles;
+        const int others = max(B * H - last, 0), first_head = min(tile / q_tiles, others);
+        const int heads = first_head < others ? 1 : B * H - others;
+        const int rank = tile - first_head * q_tiles;
+        const int q_lo = (q_tiles - 1 - rank / heads) * BLOCK_M;
         const int b = (first_head + rank % heads) / H, h = (first_head + rank % heads) % H;
         const int* const doc_row = &args.doc_ptr[b * args.stride_doc_0];
         // Each consumer has its own range of keys; a share of the lanes searches for its bounds.
@@ -623,6 +632,7 @@ __device__ __forceinline__ void run_producer(const Args& args, u32 base, const W
         const int h_kv = h / G;
         auto previous = [](int kv_lo) { return kv_lo - BLOCK_N; };
         int kv_lo = work.kv_lo;
+        auto request_next = [&] { mbarrier_arrive(barrier_of(base, NEXT_REQUESTED, 0)); };
         mbarrier_wait(barrier_of(base, Q_EMPTY, q.index), q.phase);
         mbarrier_expect(barrier_of(base, Q_FULL, q.index), Q_BYTES);
         for (int panel = 0; panel < QK_PANELS; ++panel)
@@ -631,14 +641,19 @@ __device__ __forceinline__ void run_producer(const Args& args, u32 base, const W
                      q_lo, h, b);
         q.advance();
         if (kv_lo < work.first_tile) {
+            request_next();
             continue;
         }
-        bool more = true;
+        bool more = true, wanted = false;
         #pragma unroll 1
         for (int v_lo = -1; more || v_lo >= 0;) {
             const int next = previous(kv_lo);
             more = kv_lo >= work.first_tile;
             if (more) {
+                if (!wanted && (next < work.first_tile || kv_lo < work.first_tile + 6 * BLOCK_N)) {
+                    request_next();
+                    wanted = true;
+                }
                 mbarrier_wait(barrier_of(base, K_EMPTY, k.index), k.phase);
                 mbarrier_expect(barrier_of(base, K_FULL, k.index), K_BYTES);
                 for (int panel = 0; panel < QK_PANELS; ++panel)
@@ -715,6 +730,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) document_forward(const 
             for (int w = 0; w < 4 * CONSUMERS; ++w)
                 work_tiles[i].failed_rows[w] = 0;
         }
+        mbarrier_init(barrier_of(base, NEXT_REQUESTED, 0), 1);
         for (int i = 0; i < Q_TILES; ++i) {
             mbarrier_init(barrier_of(base, Q_FULL, i), 1);
             mbarrier_init(barrier_of(base, Q_EMPTY, i), 4 * CONSUMERS);
