@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from attnc.compat.call import FEW_KEYS
 from attnc.plan.sm90.backward import Sm90Backward
 from attnc.plan.sm90.target import SM90A
 from attnc.plan.sm90.turns import FEW_QUERIES
@@ -125,3 +126,8 @@ def test_turns_are_the_fastest_way_where_few_queries_see_a_key(
     assert SM90A.sum_of_dq(variant, deterministic=False) == fastest
     refuses = "%" in mask or " or " in mask
     assert SM90A.sum_of_dq(variant, deterministic=True) == ("two_pass" if refuses else "ordered")
+
+
+def test_flash_attentions_functions_know_the_number_too() -> None:
+    """Exported ones run without the plan."""
+    assert FEW_KEYS == FEW_QUERIES
