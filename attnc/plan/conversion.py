@@ -8,19 +8,22 @@ times its scale is rounded once on the way, as `model.columns` says.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from functools import reduce
+from itertools import groupby
 from math import gcd
 
-from attnc.expr.nodes import Binary, Const, Expr, children
+from attnc.expr.nodes import Binary, Const, Dim, Expr, children, walk
 from attnc.model.attention import Attention, Variant
 from attnc.model.dtypes import DType
 from attnc.model.tensors import Dense, Tensor
 from attnc.plan.columns import plan_column_scales
+from attnc.plan.ir import Fetch, statement_expressions
 from attnc.plan.ir.kernel import TILE_COLUMN, ColumnScale
 from attnc.plan.ir.module import Conversion, Converted
 from attnc.plan.loads import LoadNames
-from attnc.plan.signature import arguments, normalise
+from attnc.plan.signature import arguments, feature, normalise
 
 #: Threads of a block, blocks for each multiprocessor, columns that a thread loads together, and the most that
 #: it converts at a time.
@@ -83,6 +86,45 @@ def plan_conversion(variant: Variant) -> Conversion:
         length=length,
         fetches=tuple(replace(fetch, row=None) for fetch in names.fetches),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class ConvertedRows:
+    """Tensors whose rows lie alike, and whose numbers are loaded together."""
+
+    tensors: tuple[Converted, ...]
+
+    @property
+    def at_once(self) -> int:
+        """Columns that a thread converts at a time."""
+        return gcd(feature(self.tensors[0].stored.tensor), COLUMNS_AT_ONCE)
+
+    @property
+    def chunks(self) -> int:
+        """How often it loads some of these columns together."""
+        return self.at_once // CONVERT_CHUNK
+
+    @property
+    def pieces(self) -> int:
+        """Threads for a row."""
+        return feature(self.tensors[0].stored.tensor) // self.at_once
+
+
+def group_rows(conversion: Conversion) -> list[ConvertedRows]:
+    """Returns the tensors that are converted, neighbours whose rows lie alike together."""
+    return [ConvertedRows(tuple(found)) for _, found in groupby(conversion.tensors, _lie_of_rows)]
+
+
+def _lie_of_rows(converted: Converted) -> tuple[object, ...]:
+    tensor = converted.stored.tensor
+    storage, sizes = tensor.storage, tensor.shape[:-1]
+    return feature(tensor), tensor.roles[:-1], sizes, storage.table, storage.rows_of_page
+
+
+def list_sizes(value: Expr, fetches: Iterable[Fetch]) -> list[str]:
+    """Lists the sizes of a call that a value and what it loads mention."""
+    exprs = [value, *(x for fetch in fetches for x in statement_expressions(fetch))]
+    return [node.name for expr in exprs for node in walk(expr) if isinstance(node, Dim)]
 
 
 def count_alike(scale: ColumnScale) -> int:

@@ -4,7 +4,7 @@ which rows are made zero, and how dk and dv leave. All of it follows from the pl
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from attnc.expr.nodes import Expr, Index, Ref, Search, walk
@@ -13,6 +13,7 @@ from attnc.model.dtypes import DType
 from attnc.plan.ir import Fetch, Statement, fetch_expressions, statement_expressions
 from attnc.plan.ir.backward import BackwardKernel
 from attnc.plan.layout import Roles
+from attnc.plan.sm80.layout import CudaLayout
 from attnc.plan.sm90.backward import (
     CONSUMER_REGISTERS,
     DS_TILES,
@@ -23,7 +24,7 @@ from attnc.plan.sm90.backward import (
 from attnc.plan.sm90.backward_work import BackwardWork, find_sizes_of_tile, plan_backward_work
 from attnc.plan.sm90.latent import LatentBackward, SharedProducts, share_products
 from attnc.plan.sm90.turns import Turns
-from attnc.plan.steps import select_per_head
+from attnc.plan.steps import fetches_for, select_per_head
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,6 +206,26 @@ class _BackwardRolePlanner:
             late_fetches=tuple(fetch for fetch in rows if _is_late(fetch, names)),
             tile_fetches=tuple(fetch for fetch in rows if not _is_late(fetch, names)),
         )
+
+
+def list_sum_columns(kernel: BackwardKernel, roles: Sm90BackwardRoles, layout: CudaLayout) -> list[int]:
+    """Lists the columns of sums of a kernel, by gradient, or by warpgroup where two share them."""
+    if roles.latent is not None:
+        return list(roles.latent.widths)
+    return [layout.dv_multiplied if name == "dv" else layout.d_multiplied for name in kernel.makes]
+
+
+def list_shared_columns(kernel: BackwardKernel, dtypes: Mapping[str, DType]) -> list[Fetch]:
+    """Lists the integers that a mask reads of each column of a partial tile: a lane loads every 32nd, ahead
+    of the products, and shows it to the others. (The mask is tested between products, where nothing hides a
+    load.)
+    """
+    keep, along = kernel.step.keep, ("kv",) if kernel.over_q else ("q",)
+    assert keep is not None
+    every = tuple(dict.fromkeys((*kernel.outer, *kernel.step.fetches, *kernel.step.masked_fetches)))
+    wanted = [fetch for fetch in every if fetch.axes == along and fetch in fetches_for(every, keep)]
+    narrow = (DType.I32, DType.U8)
+    return [x for x in wanted if x.load.within is not None or dtypes[x.load.tensor] in narrow]
 
 
 def _expressions_of(statements: Iterable[Statement]) -> Iterable[Expr]:

@@ -24,7 +24,7 @@ all probabilities, and each multiplies them by half of the columns of V, and sto
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import gcd
 
@@ -49,7 +49,9 @@ from attnc.plan.sm90.layout import (
     WGMMA_ROWS,
     WIDEST,
     Copies,
+    Products,
     beyond_shared_memory,
+    cut_products,
     hopper,
     swizzled,
     widest_product,
@@ -135,6 +137,11 @@ class Sm90DecodeLayout(CudaLayout):
     @property
     def role_registers(self) -> tuple[int, int]:
         return self.registers_of(self.consumers)
+
+    def list_products(self, configs: Iterable[TileConfig]) -> list[Products]:
+        """Lists the products of p v, for each number of columns that a block of some config has."""
+        widths = dict.fromkeys(map(self.columns, configs))
+        return [cut_products(columns, widest_product(self.entry_registers)) for columns in widths]
 
     def sharers(self, config: TileConfig) -> int:
         return self.dv // config.tile_d if self.shares else 1

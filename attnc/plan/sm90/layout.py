@@ -259,6 +259,11 @@ class Sm90Layout(CudaLayout):
         of_a_tile = config.tile_kv * pieces // config.tile_q
         return "v" if of_a_tile and -(-pieces // of_a_tile) <= config.stages else ""
 
+    def list_products(self, configs: Iterable[TileConfig]) -> Products:
+        """Lists the products of p v, which fit the registers of every config."""
+        held = min(self.shape(config).entry_registers for config in configs)
+        return cut_products(self.dv_multiplied, widest_product(held))
+
     def threads(self, config: TileConfig) -> int:
         return self.shape(config).threads
 

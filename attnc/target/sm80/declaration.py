@@ -170,10 +170,16 @@ def cuda_kernel(
 def _blocks(kernel: Forward | Decode) -> str:
     if kernel.grid.over == "head":
         return "B * H"
-    count, sequences = "cdiv(M, BLOCK_M) * B * H", kernel.grid.sequences
-    if sequences is not None:
-        count = f"({show(sequences.rows)} // BLOCK_M + B + 1) * H"
+    count = count_tiles(kernel)
     return f"min({count}, multiprocessors())" if kernel.grid.persistent else count
+
+
+def count_tiles(kernel: Forward | Decode) -> str:
+    """Returns how many tiles of queries a call has: of packed ones, at most."""
+    sequences = kernel.grid.sequences
+    if sequences is None:
+        return "cdiv(M, BLOCK_M) * B * H"
+    return f"({show(sequences.rows)} // BLOCK_M + B + 1) * H"
 
 
 def _section(module: Module, kernel: Forward | Decode, text: CudaText) -> str:

@@ -132,6 +132,10 @@ class CudaListsText:
         return show_product(self.made.lines)
 
     @property
+    def result(self) -> str:
+        return "_lists" if self.by_entry else "_list_bits"
+
+    @property
     def memory(self) -> str:
         if self.by_entry:
             return f"{self.lines} * ({show(self.made.extents[-1])} + 1)"

@@ -9,6 +9,8 @@ from attnc.plan.ir import Module
 from attnc.plan.ir.backward import BackwardKernel
 from attnc.plan.sm90 import backward_roles_of
 from attnc.plan.sm90.backward import LAST_ROUNDS, Sm90Backward
+from attnc.plan.sm90.backward_roles import list_sum_columns
+from attnc.plan.sm90.layout import PIECE
 from attnc.target.sm80.arguments import ArgumentText
 from attnc.target.sm80.backward import BackwardSizes, CudaBackwardText
 from attnc.target.sm80.backward_step import Factors, WarpShare
@@ -71,13 +73,10 @@ class Sm90BackwardText(CudaBackwardText):
         from_last = roles.turns is not None and roles.turns.from_last
         self.loop = replace(self.loop, ascends=planned.over_q or from_last)
         self.search_lanes = "32" if roles.searches_together else ""
-        width, others = {"dv": self.layout.dv_multiplied}, self.layout.d_multiplied
-        columns, more = [width.get(name, others) for name in planned.makes], []
         if self.latent is not None:
             self.factors = Factors(planned, self.sums, at_once=True)
-            self.chain, columns = replace(self.chain, slope=None), self.latent.widths
-        elif self.chain.adds_dq:
-            more = [64]
+            self.chain = replace(self.chain, slope=None)
+        columns, more = list_sum_columns(planned, roles, self.layout), [PIECE] if self.chain.adds_dq else []
         tiles = [roles.key_tile]
         self.wgmma = WgmmaTiles(self.layout, key_tiles=tiles, sum_columns=columns, SS_ROWS=more)
         self.boxes = Boxes(self.rows.zero)
@@ -106,10 +105,7 @@ class Sm90BackwardText(CudaBackwardText):
 
 def template_of(text: Sm90BackwardText) -> tuple[str, str]:
     """Returns the templates of a kernel and of its file."""
-    if text.kernel.over_q:
-        body = "backward_dq" if text.latent is None else "backward_latent_dq"
-    elif text.latent is not None:
-        body = "backward_latent_dk"
-    else:
-        body = "backward_dkdv_wide" if text.roles.gives_p else "backward_dkdv"
-    return f"sm90/{body}", "sm90/backward_module" if text.latent is None else "sm90/latent_module"
+    if text.latent is not None:
+        return f"sm90/backward_latent_{'dq' if text.kernel.over_q else 'dk'}", "sm90/latent_module"
+    keys = "dkdv_wide" if text.roles.gives_p else "dkdv"
+    return f"sm90/backward_{'dq' if text.kernel.over_q else keys}", "sm90/backward_module"

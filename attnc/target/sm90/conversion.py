@@ -4,23 +4,21 @@ that multiplies them; and the declaration of its launch and memory.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
-from itertools import groupby
-from math import gcd
 from typing import NamedTuple
 
-from attnc.expr.nodes import Dim, Expr, walk
 from attnc.model.dtypes import DType
 from attnc.model.tensors import Role
 from attnc.plan.conversion import (
-    COLUMNS_AT_ONCE,
     CONVERT_BLOCKS,
     CONVERT_CHUNK,
     CONVERT_THREADS,
     count_alike,
+    group_rows,
+    list_sizes,
 )
-from attnc.plan.ir import Fetch, Module, statement_expressions
+from attnc.plan.ir import Module
 from attnc.plan.ir.module import Converted
 from attnc.plan.lists import KV_HEAD
 from attnc.plan.signature import feature
@@ -72,10 +70,6 @@ class ConvertedText:
         sizes = [f"args.{size}" if size.isidentifier() else size for size in self.sizes]
         return [RowAxis(*axis) for axis in zip(indices, sizes, places, self.strides, strict=True)]
 
-    def lie_of_rows(self) -> tuple[object, ...]:
-        """Returns what rows of two tensors that lie alike have in common."""
-        return self.columns, [(axis.name, axis.size) for axis in self.axes], self.table, self.page
-
     @property
     def dims(self) -> list[str]:
         """The sizes of a call that its rows are counted by, and a scale reads."""
@@ -95,26 +89,8 @@ class ConvertedText:
         return tensor(replace(made, tensor=replace(made.tensor, name=self.made), strides=tuple(strides)))
 
 
-def list_sizes(value: Expr, fetches: Iterable[Fetch]) -> list[str]:
-    """Lists the sizes of a call that a value and what it loads mention."""
-    exprs = [value, *(x for fetch in fetches for x in statement_expressions(fetch))]
-    return [node.name for expr in exprs for node in walk(expr) if isinstance(node, Dim)]
-
-
-class ConvertedGroup:
-    """Tensors whose rows lie alike, and whose numbers are loaded together. at_once: columns that a thread
-    converts at a time; chunks: those that it loads together, of them; pieces: threads for a row.
-    """
-
-    def __init__(self, parts: Iterable[ConvertedText]) -> None:
-        self.parts = list(parts)
-        self.first, columns = self.parts[0], self.parts[0].columns
-        self.at_once = gcd(columns, COLUMNS_AT_ONCE)
-        self.chunks, self.pieces = self.at_once // CONVERT_CHUNK, columns // self.at_once
-
-
 class ConversionText:
-    """Text of the kernel. dtypes: of the tensors of the module; length: of the keys of a sequence that are
+    """Text of the kernel. groups: tensors by how their rows lie; length: of the keys of a sequence that are
     converted, "": all; length_sizes, length_values: sizes that it mentions, and statements that load it.
     """
 
@@ -123,8 +99,11 @@ class ConversionText:
         assert planned is not None
         self.name = f"{module.variant.attention.name}_convert"
         self.threads = CONVERT_THREADS
-        self.parts = [ConvertedText(module, made, dtypes) for made in planned.tensors]
-        self.groups = [ConvertedGroup(parts) for _, parts in groupby(self.parts, ConvertedText.lie_of_rows)]
+        self.groups = [
+            (rows, [ConvertedText(module, made, dtypes) for made in rows.tensors])
+            for rows in group_rows(planned)
+        ]
+        self.parts = [part for _, parts in self.groups for part in parts]
         self.scales = any(part.scale for part in self.parts)
         self.length = "" if planned.length is None else scalar(planned.length)
         self.length_sizes = [] if planned.length is None else list_sizes(planned.length, planned.fetches)
@@ -136,14 +115,12 @@ class ConversionText:
 
     @property
     def pointers(self) -> list[str]:
-        pairs = (
-            (f"const {x.stored}* stored_{x.name}_ptr;", f"element* made_{x.name}_ptr;") for x in self.parts
-        )
-        return [pointer for pair in pairs for pointer in pair]
+        forms = ("const {0.stored}* stored_{0.name}_ptr;", "element* made_{0.name}_ptr;")
+        return [form.format(part) for part in self.parts for form in forms]
 
     @property
     def launch(self) -> CallText:
-        counts = (f"{' * '.join(group.first.sizes)} * {group.pieces}" for group in self.groups)
+        counts = (f"{' * '.join(parts[0].sizes)} * {rows.pieces}" for rows, parts in self.groups)
         chunks = list(dict.fromkeys(counts))
         most = f"max({', '.join(chunks)})" if len(chunks) > 1 else chunks[0]
         blocks = f"min(cdiv({most}, {CONVERT_THREADS}), {CONVERT_BLOCKS} * multiprocessors())"

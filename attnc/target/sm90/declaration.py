@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from attnc.expr.nodes import show
 from attnc.plan.ir import Arg, Decode, Forward, Module
 from attnc.plan.ir.backward import BackwardKernel
 from attnc.plan.sm90.backward import (
@@ -31,6 +30,7 @@ from attnc.target.declaration import (
 from attnc.target.sm80.backward import finish_name
 from attnc.target.sm80.declaration import (
     CudaBackward,
+    count_tiles,
     cuda_files,
     cuda_kernel,
     cuda_kernels,
@@ -59,12 +59,8 @@ def hopper_declaration(
         kernels, of_splits, parts = decode_kernels(module, text, 32 * 16, shares)
         fields |= of_splits
         names += parts
-        if text.lists is not None:
-            made = {**_scratch(fields), "_lists": quote_word(text.lists.memory)}
-            fields["scratch"] = Table(made)
-            kernels, names = [text.lists.launch, *kernels], [*names, "_lists"]
-        boxes, size = dict.fromkeys(passed.maps, text.wgmma.box_rows), fixed_split_size(passed.sizes)
-        launch = cuda_kernels(kernels, names, passed.strides, passed.sizes, size, boxes, decodes=True)
+        strides, boxes = list(passed.strides), dict.fromkeys(passed.maps, text.wgmma.box_rows)
+        more, waits = fixed_split_size(passed.sizes), False
     else:
         configs = [hopper(config) for config in kernel.configs]
         if costs := costs_of(module.variant.attention, text.layout, configs):
@@ -73,11 +69,8 @@ def hopper_declaration(
         sizes |= {text.score.pair.load.tensor: "BLOCK_M"} if text.score.pair else {}
         rows = "BLOCK_N // CLUSTER" if text.layout.clusters else text.wgmma.box_rows
         boxes = {name: sizes.get(name, rows) for name in passed.maps}
-        kernels, more = [cuda_kernel(kernel.name, _blocks(text))], {}
-        if text.lists is not None:
-            fields["scratch"] = Table({"_list_bits": quote_word(text.lists.memory)})
-            kernels, names = [text.lists.launch, *kernels], [*names, "_list_bits"]
-        strides = list(passed.strides)
+        kernels, strides = [cuda_kernel(kernel.name, _blocks(text))], list(passed.strides)
+        more, waits = {"CLUSTER": "config.CLUSTER"} if text.layout.clusters else {}, False
         if (converts := text.conversion) is not None:
             fields["made"] = Items([part.declared for part in converts.parts])
             kernels = [converts.launch, *kernels]
@@ -85,29 +78,25 @@ def hopper_declaration(
             strides += (part.declared_strides for part in converts.parts)
             seen = {part.name: part.made for part in converts.parts}
             boxes = {seen.get(name, name): rows for name, rows in boxes.items()}
-        if text.layout.clusters:
-            more = {"CLUSTER": "config.CLUSTER"}
-        waits = text.conversion is not None
-        launch = cuda_kernels(kernels, names, strides, passed.sizes, more, boxes, waits=waits)
+            waits = True
+    if (lists := text.lists) is not None:
+        scratch = fields.get("scratch", Table({}))
+        assert isinstance(scratch, Table)
+        fields["scratch"] = Table({**scratch.items, lists.result: quote_word(lists.memory)})
+        kernels, names = [lists.launch, *kernels], [*names, lists.result]
+    decodes = isinstance(kernel, Decode)
+    launch = cuda_kernels(kernels, names, strides, passed.sizes, more, boxes, decodes=decodes, waits=waits)
     fields["launches"] = Items([launch])
     if back is not None:
         fields["backward"] = back.declared
     return CallText("HopperAttention", fields=fields)
 
 
-def _scratch(fields: Mapping[str, Value]) -> Mapping[str, Value]:
-    declared = fields.get("scratch")
-    return declared.items if isinstance(declared, Table) else {}
-
-
 def _blocks(text: Sm90Text) -> str:
     if text.layout.clusters:  # whole ones, and one at least: the driver says where there is no room for it
         return "CLUSTER * min(cdiv(M, CLUSTER * BLOCK_M) * B * H, max(multiprocessors() // CLUSTER, 1))"
-    tiles, sequences = "cdiv(M, BLOCK_M) * B * H", text.kernel.grid.sequences
-    if sequences is not None:
-        tiles = f"({show(sequences.rows)} // BLOCK_M + B + 1) * H"
     blocks = "config.BLOCKS * " if text.layout.shares else ""
-    return f"min({tiles}, {blocks}multiprocessors())"
+    return f"min({count_tiles(text.kernel)}, {blocks}multiprocessors())"
 
 
 #: Whether walks over queries are cut into parts, as sizes say it.

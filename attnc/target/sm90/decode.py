@@ -9,7 +9,7 @@ from itertools import islice, takewhile
 
 from attnc.plan.ir import Decode, Let, Module
 from attnc.plan.sm90.decode import Sm90DecodeLayout, knows_first_tile, shows_unseen_values
-from attnc.plan.sm90.layout import cut_products, list_key_tiles, widest_product
+from attnc.plan.sm90.layout import list_key_tiles
 from attnc.plan.sm90.narrow import CONVERTING_WARPS
 from attnc.target.sm80.kernel import CudaDecodeText
 from attnc.target.sm80.lists import CudaListsText
@@ -47,8 +47,7 @@ class Sm90DecodeText(CudaDecodeText):
         row = "8 * r + g" if layout.by_warps else "16 * warp + 8 * r + g"
         lane = "consumer == 0 && " if layout.shares_columns else ""
         self.thread = replace(self.thread, row=row, lane=lane)
-        widths = dict.fromkeys(map(layout.columns, kernel.configs))
-        parts = [cut_products(columns, widest_product(layout.entry_registers)) for columns in widths]
+        parts = layout.list_products(kernel.configs)
         sums = list(dict.fromkeys(columns for part in parts for _, columns in part))
         key_tiles, self.boxes = list_key_tiles(kernel.configs), Boxes(self.view.row_zero)
         self.wgmma = WgmmaTiles(

@@ -7,7 +7,7 @@ from functools import cached_property
 
 from attnc.plan.ir import Forward, Module
 from attnc.plan.sm90 import roles_of
-from attnc.plan.sm90.layout import Sm90Layout, cut_products, list_key_tiles, widest_product
+from attnc.plan.sm90.layout import Sm90Layout, list_key_tiles
 from attnc.plan.sm90.narrow import CONVERTING_WARPS
 from attnc.target.sm80.kernel import CudaText
 from attnc.target.sm80.lists import CudaListsText
@@ -46,9 +46,8 @@ class Sm90Text(CudaText):
         self.thread = replace(self.thread, row=row, computed=computed)
         lanes = "(32 / (BLOCK_M / 64))" if self.roles.own_ranges else "32"
         self.search_lanes = lanes if self.roles.searches_together else ""
-        held = min(layout.shape(c).entry_registers for c in kernel.configs)
-        parts = cut_products(layout.dv_multiplied, widest_product(held))
-        key_tiles, self.boxes = list_key_tiles(kernel.configs), Boxes(self.view.row_zero)
+        parts, self.boxes = layout.list_products(kernel.configs), Boxes(self.view.row_zero)
+        key_tiles = list_key_tiles(kernel.configs)
         self.wgmma = WgmmaTiles(
             layout,
             key_tiles=key_tiles,

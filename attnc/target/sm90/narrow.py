@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields, replace
 from typing import NamedTuple
 
 from attnc.expr.nodes import Call
-from attnc.plan.ir import Fetch, Row, Statement
+from attnc.plan.ir import Fetch, Row
 from attnc.plan.ir.kernel import KEY_ROW
 from attnc.plan.sm90.narrow import Narrow, NarrowPart
 from attnc.target.sm80.kernel import CudaText
@@ -84,9 +84,7 @@ def _with_scale(part: NarrowPart, text: CudaText) -> NarrowTile:
 
 
 def _load(fetch: Fetch, text: CudaText) -> Loaded:
-    def declare(item: Statement) -> str:
-        return statement(item, text.dtypes, text.kernel.dims, scalar)
-
     at = Row(name=f"{fetch.name}_line", tensor=fetch.load.tensor, indices=fetch.load.indices)
     kind = value_type(fetch, text.dtypes[fetch.load.tensor])
-    return Loaded(fetch.name, kind, declare(fetch), declare(at), scalar(fetch.guard))
+    value, line = (statement(x, text.dtypes, text.kernel.dims, scalar) for x in (fetch, at))
+    return Loaded(fetch.name, kind, value, line, scalar(fetch.guard))

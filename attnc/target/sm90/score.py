@@ -24,7 +24,9 @@ class Scores:
     None: a multiplication; near: the same by the polynomial; cap: the capped product that it is of; ends: of
     the interval of keys that a row sees, None for another mask; vectors: what comes through shared memory, 4
     bytes a key; pair: what comes there for each query and key; fetches: loads of an element; of_row: the part
-    of the score that all keys of a row share; vector_values: what is computed of each key.
+    of the score that all keys of a row share; vector_values: what is computed of each key; key_columns: where
+    the three bf16 of a number of each key lie among those of its columns, and its value; number_columns: the
+    same of the factors of rows that the number of a key is multiplied by.
     """
 
     def __init__(
@@ -38,6 +40,9 @@ class Scores:
         self.pair_by_fragments = layout.pair == 2
         self._dtypes, self._variant = dtypes, variant
         self.columns = () if self.parts is None else self.parts.columns
+        placed = [(range(3 * i, 3 * i + 3), column) for i, column in enumerate(self.columns)]
+        self.key_columns = [(*at, at_row(x.of_key)) for at, x in placed if x.of_key is not None]
+        self.number_columns = [(*at, at_row(x.factor)) for at, x in placed if x.of_key is None]
         self.of_row = "" if self.parts is None or self.parts.of_row is None else at_row(self.parts.of_row)
         value = None if self.parts is None else self.parts.value
         self.fetches = step.fetches_along_keys(kernel.step.fetches, value)
@@ -58,28 +63,15 @@ class Scores:
         return f"const float {let.name}[ROWS] = {{{values}}};"
 
     @property
-    def key_columns(self) -> list[tuple[int, int, int, str]]:
-        """Where the three bf16 of a number of each key lie among those of its columns, and its value."""
-        of_keys = ((3 * i, column.of_key) for i, column in enumerate(self.columns))
-        return [(at, at + 1, at + 2, at_row(value)) for at, value in of_keys if value is not None]
-
-    @property
-    def number_columns(self) -> list[tuple[int, int, int, str]]:
-        """The same of the factors of rows that the number of a key is multiplied by."""
-        factors = ((3 * i, column.factor) for i, column in enumerate(self.columns) if column.of_key is None)
-        return [(at, at + 1, at + 2, at_row(factor)) for at, factor in factors]
-
-    @property
     def words(self) -> Iterator[tuple[int, str]]:
         """The values of a key that go through shared memory, 4 bytes each, with their numbers."""
         named = (f"{'(int)' * (self._vector_type(x) == 'bool')}{x.name}" for x in self.vectors)
         return enumerate((*named, *(value for *_, value in self.key_columns)))
 
     def score_vectors(self, *, with_mask: bool) -> Iterator[tuple[str, int]]:
-        """Yields the names and numbers of what the score reads; with_mask: and the mask."""
+        """Returns the names and numbers of what the score reads; with_mask: and the mask."""
         read = (*self.fetches, *(self._of_mask if with_mask else ()))
-        found = ((x.name, i) for i, x in enumerate(self.vectors) if isinstance(x, Let) or x in read)
-        yield from found
+        return ((x.name, i) for i, x in enumerate(self.vectors) if isinstance(x, Let) or x in read)
 
     @property
     def value_vectors(self) -> Iterator[tuple[str, int]]:

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from functools import cached_property
 
 from attnc.plan.ir import Fetch, fetch_expressions
+from attnc.plan.sm90.backward_roles import list_shared_columns
 from attnc.plan.steps import fetches_for
 from attnc.target.sm80.loads import Loads
-from attnc.target.sm80.printer import load, value_type
+from attnc.target.sm80.printer import load
 
 
 class SharedLoads(Loads):
@@ -16,16 +17,7 @@ class SharedLoads(Loads):
 
     @cached_property
     def shared_columns(self) -> list[Fetch]:
-        """Loads of the mask with a value for each column of a partial tile: a lane loads every 32nd, ahead of
-        the products, and shows it to the others. (The mask is tested between products, where nothing hides
-        a load.)
-        """
-        if self._mode != "after":
-            return []
-        assert self._kernel.step.keep is not None
-        wanted = fetches_for(self.fetches, self._kernel.step.keep)
-        short = [fetch for fetch in self.columns if fetch in wanted]
-        return [fetch for fetch in short if value_type(fetch, self._dtypes[fetch.load.tensor]) == "int"]
+        return list_shared_columns(self._kernel, self._dtypes) if self._mode == "after" else []
 
     @property
     def shared_column_values(self) -> Iterator[str]:
