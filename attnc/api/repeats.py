@@ -94,7 +94,7 @@ def repeat(facts: tuple[Any, ...], tensors: Sequence[Any]) -> tuple[Any, Any]:
     if any(isinstance(x, torch.Tensor) for x in facts):  # a number that may change in place
         return None, None
     try:
-        looks = [(x.dtype, x.device, x.shape, x.stride(), x.requires_grad) for x in given]
+        looks = [(type(x), x.layout, x.dtype, x.device, x.shape, x.stride(), x.requires_grad) for x in given]
     except (AttributeError, RuntimeError):  # nor has a nested or a sparse tensor these
         return None, None
     key = kind, tuple(looks)

@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from attnc.support.arguments import check_data, check_dense
+
 #: Types of the elements that kernels have queries of, of lengths and indices, and of what is converted.
 FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 INTEGERS = (torch.int32, torch.int64)
@@ -39,27 +41,24 @@ class GivenTensors:
         why: str = "",
         *,
         anywhere: bool = False,
+        has_data: bool = True,
     ) -> None:
         """Holds a tensor to a shape, one of several types and the device of the first tensor.
 
         shape: a word for each axis: `B`, which binds a size or has to equal the one that is bound, `B+1`, a
         number, or `_` for any size. why: its type is what it is, for the message: "like q". anywhere: on any
-        device.
+        device. has_data: it may not be on the device meta.
 
         Raises TypeError for what is no dense tensor or has another type, ValueError for another shape or
         device; each names the argument, what was expected and what came.
         """
         where = f"{self._function}{name}: expected"
-        if not isinstance(x, torch.Tensor):
-            raise TypeError(f"{where} a tensor, got {type(x).__name__}")
-        if x.is_nested or x.layout != torch.strided:
-            kind = "a nested tensor" if x.is_nested else f"layout {x.layout}"
-            raise TypeError(f"{where} a dense tensor, got {kind}")
+        check_dense(f"{self._function}{name}", x)
         if x.dtype not in dtypes:
             because = f", {why}" if why else self._source
             raise TypeError(f"{where} dtype {_join(dtypes)}{because}, got {x.dtype}")
-        if x.device.type == "meta" and type(x) is torch.Tensor:
-            raise ValueError(f"{where} a tensor with data, got one on the device meta, which has none")
+        if has_data:
+            check_data(f"{self._function}{name}", x)
         self._check_shape(where, shape.split(), x)
         if anywhere:
             return

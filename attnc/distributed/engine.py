@@ -94,7 +94,7 @@ class ContextParallel:
         tensor will do), or for DTensors, which later calls follow. inputs: those that the mask reads, and
         lengths, on any device; what is on a GPU is copied to the host, which waits for it.
         """
-        _check_tensors(self.spec.attention, q=q, k=k)
+        _check_tensors(self.spec.attention, has_data=False, q=q, k=k)
         kernels, planner = self.kernels_for(q)
         attention, named = kernels.attention, self._name_inputs((), inputs)
         sizes = self._sizes(kernels, whole_shape(q, attention.q), whole_shape(k, attention.k), named)
@@ -119,7 +119,7 @@ class ContextParallel:
         """
         given = self._name_inputs(inputs, named)
         self.plan(q, k, **given)
-        _check_tensors(self.spec.attention, q=q, k=k, v=v)
+        _check_tensors(self.spec.attention, has_data=True, q=q, k=k, v=v)
         assert v is not None
         if is_dtensor(q):
             return (q, k, v, *inputs, *named.values())
@@ -404,12 +404,14 @@ class ContextParallel:
 _NARROW = (torch.float8_e4m3fn, torch.float8_e5m2, torch.int8)
 
 
-def _check_tensors(attention: Attention, **given: Any) -> None:
+def _check_tensors(attention: Attention, *, has_data: bool, **given: Any) -> None:
     checked = GivenTensors()
     for name, x in given.items():
         roles, role = attention.tensor(name).roles, Role.QUERY if name == "q" else Role.KEY
         dtypes = FLOATS if name == "q" else (given["q"].dtype, *_NARROW)
-        checked.check(name, x, " ".join("_" for _ in roles), dtypes, "" if name == "q" else "like q")
+        why = "" if name == "q" else "like q"
+        part = x.to_local() if is_dtensor(x) else x
+        checked.check(name, part, " ".join("_" for _ in roles), dtypes, why, has_data=has_data)
         if name == "v":
             k, (rows, heads) = given["k"], (roles.index(role), roles.index(Role.HEAD))
             wanted = [k.shape[attention.k.roles.index(axis)] for axis in (role, Role.HEAD)]

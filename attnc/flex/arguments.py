@@ -10,6 +10,7 @@ import torch
 from attnc.flex.blocks import Blocks, blocks_of, check_blocks
 from attnc.flex.spec import DTYPES, NARROW
 from attnc.flex.trace import MaskMod
+from attnc.support.arguments import check_dense
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
@@ -21,11 +22,7 @@ def check_tensors(
     """Returns B, H, M and N, after checking what the kernel cannot say in the caller's terms."""
     named = {"query": query, "key": key, "value": value}
     for name, x in named.items():
-        if not isinstance(x, torch.Tensor):
-            raise TypeError(f"{name}: expected a tensor, got {type(x).__name__}")
-        if x.is_nested or x.layout != torch.strided:
-            kind = "a nested tensor" if x.is_nested else f"layout {x.layout}"
-            raise TypeError(f"{name}: expected a dense tensor, got {kind}")
+        check_dense(name, x)
         if x.dim() != 4:
             raise ValueError(f"{name}: expected a tensor [B, H, length, D], got shape {list(x.shape)}")
     _check_types(query, key, value)

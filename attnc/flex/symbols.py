@@ -18,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 from attnc.expr.nodes import Type
 from attnc.flex.errors import refuse, refused_branch, refused_number
 from attnc.flex.tape import CAPTURED, Tape
+from attnc.support.arguments import kind_without_memory
 
 #: name -> what it does with a tape and its arguments; filled by `operations`.
 OPERATIONS: dict[str, Callable[..., Any]] = {}
@@ -289,8 +290,8 @@ def scalar(tape: Tape, value: Any) -> Scalar:
 
 def subscript(tape: Tape, tensor: torch.Tensor, indices: tuple[Any, ...]) -> Any:
     """Returns tensor[indices], one of which is a symbol: an element, or what is left of the tensor."""
-    if tensor.is_nested or tensor.layout != torch.strided:
-        kind = "a nested tensor" if tensor.is_nested else f"a tensor of layout {tensor.layout}"
+    kind = kind_without_memory(tensor)
+    if kind:
         raise refuse("E0903", f"an element of {kind}", "expected a dense tensor")
     kept: list[Any] = []
     axis = 0

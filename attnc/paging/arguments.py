@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from attnc.support.arguments import check_dense
+
 
 def to_integer(name: str, given: Any) -> int:
     """Returns an integer of Python, NumPy or torch as Python's own, which nobody changes in place.
@@ -49,11 +51,7 @@ def check_tensor(
 
     TypeError for what is no tensor or has another dtype, ValueError for another shape or device.
     """
-    if not isinstance(given, torch.Tensor):
-        raise TypeError(f"{name}: expected a tensor, got {type(given).__name__}")
-    if given.is_nested or given.layout != torch.strided:
-        kind = "a nested tensor" if given.is_nested else f"layout {given.layout}"
-        raise TypeError(f"{name}: expected a dense tensor, got {kind}")
+    check_dense(name, given)
     if given.dtype != dtype:
         raise TypeError(f"{name}: expected dtype {dtype}, got {given.dtype}")
     fits = given.dim() == len(shape)

@@ -17,6 +17,7 @@ from torch.autograd import forward_ad
 from .arguments import (
     Sizes,
     Tensor,
+    check_dense,
     check_outputs,
     check_probability,
     check_tensor,
@@ -44,6 +45,7 @@ from .gradients import (
     Operators,
     PreparedGradients,
     apply_again,
+    check_cotangents,
     group_zeros,
     resume,
 )
@@ -53,6 +55,7 @@ from .memory import (
     Memory,
     allocate,
     contiguous,
+    kinds,
     layout,
     layouts_of,
     layouts_of_3,
@@ -215,7 +218,7 @@ class Attention(ABC):
                     inputs = tuple([x.resolve_neg() for x in inputs])
                 key = self.key_of(inputs, out, config, extras)
                 call = prepared.get(key)
-            except (AttributeError, TypeError):  # what is no tensor is refused by name
+            except (AttributeError, TypeError, RuntimeError):  # what has no layout is refused by name
                 key = call = None
             if call is None:
                 call = self._prepare(inputs, out, config, extras)
@@ -249,8 +252,8 @@ class Attention(ABC):
     def key_of(
         self, inputs: Sequence[Any], out: Any, config: KernelConfig | None, extras: Sequence[Any]
     ) -> Key:
-        """Returns what a prepared call is found by. AttributeError or TypeError for what is no tensor."""
-        key: Key = (self.layouts(inputs), config)
+        """Returns what a prepared call is found by. Raises something for what has no layout."""
+        key: Key = (self.layouts(inputs), kinds(inputs), config)
         if out is not None:
             key = (key, layout(out) if self.is_single else tuple(map(layout, out)))
         for x in extras:
@@ -291,6 +294,7 @@ class Attention(ABC):
         Puts those in their place that kernels take as they are.
         """
         given = tuple(tensors)
+        check_cotangents(tensors[: self.first_input])
         if tensors[0] is None:
             tensors[0] = torch.zeros_like(tensors[-2])
         if any(x is not None and x.is_neg() for x in tensors):
@@ -403,11 +407,13 @@ class Attention(ABC):
         first = inputs[0]
         if not self.kept:
             return ()
-        found = self.kept_layouts.get(getattr(first, "shape", None))
+        check_dense(self.input_names[0], first)
+        found = self.kept_layouts.get(first.shape)
         if found is None:
             if len(self.kept_layouts) >= _MOST_CALLS:
                 self.kept_layouts.clear()
-            sizes = self._sizes_of_first(inputs)
+            sizes = self._sizes()
+            sizes.check_one(self.inputs[0], first, first)
             made = [contiguous(sizes.shape_of(tensor), tensor.dtype) for tensor in self.kept]
             found = self.kept_layouts[first.shape] = plain(made)
         return tuple(self.allocate(found, first))
@@ -420,11 +426,6 @@ class Attention(ABC):
 
     def _sizes(self) -> Sizes:
         return Sizes(self.input_names[0], self.sizes, self.group)
-
-    def _sizes_of_first(self, inputs: tuple[Any, ...]) -> Sizes:
-        sizes = self._sizes()
-        sizes.check_one(self.inputs[0], inputs[0], inputs[0])
-        return sizes
 
     def _call_with_gradients(
         self,

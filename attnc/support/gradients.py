@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch.autograd import forward_ad
 
-from .arguments import DTYPES, Sizes, Tensor
+from .arguments import DTYPES, Sizes, Tensor, check_dense
 from .configs import KernelConfig, Measured
 from .memory import Key, Layout, Memory, make_picker
 from .repeat import Again, Repeated, make_again
@@ -280,6 +280,13 @@ def resume(call: DifferentiableCall, inputs: Sequence[Any], out: Any) -> Again |
     prepared = call.prepared.get(call.key_of(inputs, None, None, extras))
     again = None if prepared is None else call.settle_keeping(prepared, inputs)
     return None if again is None else lambda inputs, out=None: apply_again(call, None, None, again, *inputs)
+
+
+def check_cotangents(given: Sequence[torch.Tensor | None]) -> None:
+    """TypeError for a gradient of o or of lse that is sparse, as torch allows."""
+    for name, x in zip(("do", "dlse"), given, strict=False):
+        if x is not None:
+            check_dense(name, x)
 
 
 def by_input(call: DifferentiableCall, found: Sequence[torch.Tensor]) -> tuple[torch.Tensor | None, ...]:

@@ -1,8 +1,11 @@
 """How far behind a query keys count, where the score forgets: what the norms of q and k say of it."""
 
 import math
+from typing import TypeGuard
 
 import torch
+
+from .arguments import kind_without_memory
 
 _TYPES = (torch.bfloat16, torch.float16, torch.float32)
 #: The norms are wrong by less, and so is what is made of them.
@@ -19,9 +22,7 @@ def margins(
     section 3.1, which takes the bound of normed q and k). slope: of the score by the product. axes: what
     those of q and k are, but for the last: b, h, m and n. None for tensors that the call refuses.
     """
-    if not (isinstance(q, torch.Tensor) and q.dim() == len(q_axes) + 1 and q.dtype in _TYPES):
-        return None
-    if not (isinstance(k, torch.Tensor) and k.dim() == len(k_axes) + 1 and k.dtype in _TYPES):
+    if not (_is_readable(q, len(q_axes) + 1) and _is_readable(k, len(k_axes) + 1)):
         return None
     longest_q, longest_k = _longest(q, q_axes, "m"), _longest(k, k_axes, "n")
     (batch, heads), (batch_k, heads_k) = longest_q.shape, longest_k.shape
@@ -32,6 +33,12 @@ def margins(
     least = math.log(max(k.shape[k_axes.index("n")], 1) / share)
     found = torch.rsub(longest_q * longest_k, _SLACK * least, alpha=-2 * slope * _SLACK**3)  # one launch
     return found.nan_to_num(nan=math.inf, posinf=math.inf)
+
+
+def _is_readable(x: object, axes: int) -> TypeGuard[torch.Tensor]:
+    if not isinstance(x, torch.Tensor):
+        return False
+    return x.dim() == axes and x.dtype in _TYPES and not kind_without_memory(x)
 
 
 def _longest(x: torch.Tensor, axes: str, rows: str) -> torch.Tensor:

@@ -299,9 +299,14 @@ def _selector(inputs: Sequence[Tensor], param: str, default: str) -> Selector:
 
 
 def are_tensors(read: Iterable[Tensor | None]) -> str:
-    """Returns a condition on the arguments that are read: that each is a tensor with its axes."""
+    """Returns a condition on the arguments that are read: that each is a tensor with sizes, as many as are
+    declared.
+    """
     ranks = {tensor.name: len(tensor.shape) for tensor in read if tensor is not None}
-    return " and ".join(f"isinstance({x}, torch.Tensor) and {x}.dim() == {rank}" for x, rank in ranks.items())
+    return " and ".join(
+        f"isinstance({x}, torch.Tensor) and {x}.dim() == {rank} and not {x}.is_nested"
+        for x, rank in ranks.items()
+    )
 
 
 def literal_of(value: DType | bool | int | float) -> str:

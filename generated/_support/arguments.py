@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import forward_ad
 
 from .sizes import evaluate, list_names
@@ -186,12 +187,14 @@ def check_tensor(
     first: str = "q",
 ) -> torch.Size:
     """x.shape, after checking that x is what the spec says; None: any size. first: the name of `like`."""
-    if not isinstance(x, torch.Tensor):
-        raise TypeError(f"{name}: expected a tensor, got {type(x).__name__}")
+    check_dense(name, x)
+    if isinstance(x, FakeTensor) and not isinstance(like, FakeTensor):
+        raise TypeError(f"{name}: expected a tensor with data, like {first}, got a FakeTensor")
     if x.dtype is not dtype:
         raise TypeError(f"{name}: expected dtype {dtype}, got {x.dtype}")
     if x.device != like.device:
         raise ValueError(f"{name}: expected device {like.device}, like {first}, got {x.device}")
+    check_data(name, x)
     shape = x.shape
     if len(shape) != len(sizes) or any(
         want is not None and want != got for want, got in zip(sizes, shape, strict=True)
@@ -199,6 +202,38 @@ def check_tensor(
         wanted = ", ".join("any" if size is None else str(size) for size in sizes)
         raise ValueError(f"{name}: expected shape [{wanted}], got {list(shape)}")
     return shape
+
+
+def kind_without_memory(x: torch.Tensor) -> str:
+    """Returns what a tensor is whose elements no kernel finds at its address and strides, for a message; ""
+    for one whose elements are there.
+    """
+    if x.is_nested:
+        return "a nested tensor"
+    if x.layout != torch.strided:
+        return f"layout {x.layout}"
+    if torch.compiler.is_compiling() or isinstance(x, FakeTensor):
+        return ""  # nothing is read
+    if type(x).__torch_dispatch__ is torch.Tensor.__torch_dispatch__:
+        return ""
+    return f"{type(x).__name__}, a class that computes by itself: pass the tensor that it holds"
+
+
+def check_dense(name: str, x: object) -> None:
+    """TypeError for what is no tensor, or one whose elements no kernel finds at its address and strides:
+    sparse, nested, or of a class that has none itself, such as a DTensor.
+    """
+    if not isinstance(x, torch.Tensor):
+        raise TypeError(f"{name}: expected a tensor, got {type(x).__name__}")
+    kind = kind_without_memory(x)
+    if kind:
+        raise TypeError(f"{name}: expected a dense tensor, got {kind}")
+
+
+def check_data(name: str, x: torch.Tensor) -> None:
+    """ValueError for a tensor on the device meta."""
+    if x.device.type == "meta" and not torch.compiler.is_compiling():
+        raise ValueError(f"{name}: expected a tensor with data, got one on the device meta, which has none")
 
 
 def check_outputs(out: object, names: Sequence[str]) -> tuple[torch.Tensor, ...]:

@@ -4,7 +4,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from math import prod
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -16,6 +16,7 @@ except ImportError:
     _empty_strided_cuda = None
 
 Key: TypeAlias = tuple[object, ...]
+_storage_of = attrgetter("layout")
 
 
 class Memory(NamedTuple):
@@ -80,7 +81,12 @@ def layout(x: torch.Tensor | None) -> Key | None:
     """Returns what preparing a call depends on of a tensor to write to, besides the alignment of its
     address.
     """
-    return None if x is None else (x.shape, x.stride(), x.dtype, x.device, x.is_neg())
+    return None if x is None else (type(x), x.layout, x.shape, x.stride(), x.dtype, x.device, x.is_neg())
+
+
+def kinds(tensors: Sequence[torch.Tensor]) -> Key:
+    """Returns what preparing a call depends on of tensors besides their layouts: whether they have memory."""
+    return *map(type, tensors), *map(_storage_of, tensors)
 
 
 # The layouts of so many tensors that are given, one after the other. Written out: a loop takes a quarter

@@ -48,7 +48,9 @@ def dsa_training(
     Raises ValueError or TypeError naming the argument, what was expected and what came.
     """
     # any target says which is no such tensor, and what it expected
-    if not (isinstance(q, torch.Tensor) and q.dim() == 4 and isinstance(k, torch.Tensor) and k.dim() == 4):
+    if not (isinstance(
+        q, torch.Tensor,
+    ) and q.dim() == 4 and not q.is_nested and isinstance(k, torch.Tensor) and k.dim() == 4 and not k.is_nested):
         return CHOICE.any()(q, k, selected, out=out, **options)
     key = ()
     if key not in VARIANTS:

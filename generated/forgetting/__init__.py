@@ -52,7 +52,9 @@ def forgetting(
     Raises ValueError or TypeError naming the argument, what was expected and what came.
     """
     # any target says which is no such tensor, and what it expected
-    if not (isinstance(q, torch.Tensor) and q.dim() == 4 and isinstance(k, torch.Tensor) and k.dim() == 4):
+    if not (isinstance(
+        q, torch.Tensor,
+    ) and q.dim() == 4 and not q.is_nested and isinstance(k, torch.Tensor) and k.dim() == 4 and not k.is_nested):
         return CHOICE.any()(q, k, v, c, out=out, **options)
     key = (q.shape[3],)
     if key not in VARIANTS:

@@ -121,11 +121,6 @@ def _decode_tensors() -> dict[str, Any]:
     return {"q": _random(B, 1, H, D), **_paged(), "table": table, "kv_len": _ints(N, 4)}
 
 
-def _own_errors(make: Callable[[], dict[str, Any]]) -> frozenset[tuple[str, str]]:
-    """Returns what kernels' own functions leave to torch, whose error names no argument."""
-    return frozenset((name, kind) for name in make() for kind in ("sparse", "nested"))
-
-
 # --- FlexAttention ------------------------------------------------------------------------------------------
 
 
@@ -228,14 +223,11 @@ def _vllm(**tensors: Any) -> Any:
 
 #: With as many tokens of each sequence, and few, where they begin is not looked at; an engine's function,
 #: through which no gradients flow.
-_STILL_TENSORS = ("complex", "an axis more", "no axes", "without data", "sparse", "nested")
+_STILL_TENSORS = ("complex", "an axis more", "no axes", "without data", "sparse", "nested", "wrapped")
 _VLLM: Any = {
     "written": ("out",),
     "detached": ("q", "k", "v", "out", "alibi_slopes", "sinks", "qq_bias"),
-    "taken": frozenset(
-        ("cu_seqlens_q", kind)
-        for kind in ("complex", "an axis more", "no axes", "without data", "sparse", "nested")
-    ),
+    "taken": frozenset(("cu_seqlens_q", kind) for kind in _STILL_TENSORS),
 }
 
 
@@ -380,11 +372,8 @@ DOORS: dict[str, Door] = {
         call=_compiled,
         written=("o", "lse"),
         detached=("o", "lse"),
-        taken=_own_errors(_compiled_tensors),
     ),
-    "attnc.compile, decode": Door(
-        make=_decode_tensors, call=lambda **x: _family(_DECODE)(**x), taken=_own_errors(_decode_tensors)
-    ),
+    "attnc.compile, decode": Door(make=_decode_tensors, call=lambda **x: _family(_DECODE)(**x)),
     "flex_attention": Door(make=_flex_tensors, call=_flex),
     "flash_attn_func": Door(make=_flash_tensors, call=flash_attn.flash_attn_func, written=("out",)),
     "flash_attn_qkvpacked_func": Door(

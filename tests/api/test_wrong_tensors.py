@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 
 import pytest
 import torch
+from torch.utils._pytree import tree_map
 
 from attnc.flex.errors import FlexError
 from attnc.verify.interpreter import ensure_interpreter
@@ -23,6 +24,7 @@ ensure_interpreter()
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning"),
+    pytest.mark.filterwarnings("ignore:Sparse CSR tensor support:UserWarning"),
 ]
 
 #: A right tensor -> a wrong one; None where there is none of the kind.
@@ -48,6 +50,31 @@ def _sized(axis: int, size: Callable[[int], int]) -> Mistake:
     return change
 
 
+class Wrapped(torch.Tensor):
+    """A tensor without memory of its own, such as a DTensor: it computes with that which it holds."""
+
+    held: torch.Tensor
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]  # as torch's own
+
+    @staticmethod
+    def __new__(cls, x: torch.Tensor) -> Wrapped:
+        made: Wrapped = torch.Tensor._make_wrapper_subclass(
+            cls, x.shape, strides=x.stride(), dtype=x.dtype, device=x.device
+        )
+        made.held = x
+        return made
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]  # torch's names no function
+        cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        return function(*tree_map(lambda x: x.held if isinstance(x, cls) else x, args), **(kwargs or {}))
+
+
+def _jagged(x: torch.Tensor) -> Any:
+    return torch.nested.nested_tensor([*x], layout=torch.jagged) if x.dim() > 1 else None
+
+
 #: What no function takes, whatever the tensor.
 WRONG: dict[str, Mistake] = {
     "a list": _with_axes(lambda x: x.tolist()),
@@ -59,7 +86,12 @@ WRONG: dict[str, Mistake] = {
     "no axes": _with_axes(lambda x: x.new_ones(())),
     "without data": lambda x: x.to("meta"),
     "sparse": _with_axes(lambda x: x.to_sparse()),
+    "sparse rows": lambda x: x.to_sparse_csr() if x.dim() == 2 else None,
+    "for MKL-DNN": lambda x: x.to_mkldnn() if x.dim() and x.dtype is torch.float32 else None,
     "nested": lambda x: torch.nested.nested_tensor([x, x]),
+    "nested rows": lambda x: torch.nested.nested_tensor([*x]) if x.dim() > 1 else None,
+    "jagged rows": _jagged,
+    "wrapped": Wrapped,
 }
 #: What some take for some tensors: None where it may be left out, types that are converted, other sizes.
 OTHER: dict[str, Mistake] = {
@@ -138,6 +170,7 @@ def one_thread() -> Iterator[None]:
 
 @pytest.mark.parametrize(("door", "argument"), CALLS)
 def test_what_nothing_takes_is_refused_by_name(door: Door, argument: str) -> None:
+    door.call(**door.make())  # what is kept of a right call with such sizes takes nothing else
     assert said_of(door, argument, WRONG, takes=False) == {}
 
 

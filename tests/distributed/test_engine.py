@@ -69,6 +69,15 @@ def test_ranks_run_the_schedule_of_a_label(schedule: str | None, rows: int) -> N
     assert cp.kernels_for(q)[0].module.kernel.configs[0].tile_q == rows
 
 
+def test_tensors_without_data_are_planned_with_and_not_computed_with() -> None:
+    cp = ContextParallel(SPECS["causal"], Alone())
+    q, k, v = torch.zeros(1, 32, 2, 16), *torch.zeros(2, 1, 32, 1, 16)
+    plan = cp.plan(q.to("meta"), k.to("meta"))
+    assert plan.sizes == cp.plan(q, k).sizes
+    with pytest.raises(ValueError, match=r"^q: expected a tensor with data, got one on the device meta"):
+        cp.shard(*(x.to("meta") for x in (q, k, v)))
+
+
 def test_a_label_that_no_schedule_has_is_named() -> None:
     with pytest.raises(ValueError, match=r"schedule: expected one .* \(wide, narrow\), got 'tall'"):
         ContextParallel(LABELLED, Alone(), schedule="tall")

@@ -45,6 +45,7 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"v": sequence(17)}, ValueError, r"v: expected shape \[1, 16, 2, 64\], got \[1, 17, 2, 64\]"),
     ({"k": torch.zeros(1, 16, 64, 2).bfloat16().mT}, ValueError, r"k: expected a contiguous last axis"),
     ({"k": sequence().to("meta")}, ValueError, "k: expected device cpu, like q, got meta"),
+    ({"q": sequence().to("meta")}, ValueError, "q: expected a tensor with data, got one on the device meta"),
     ({"p": 1.5}, ValueError, "p: expected a probability, 0 to 1, got 1.5"),
     ({"p": math.nan}, ValueError, "p: expected a probability, 0 to 1, got nan"),
     ({"p": "half"}, TypeError, "p: expected a number or a 0-d tensor, got 'half'"),
@@ -144,6 +145,16 @@ def test_gradients_of_lazily_negated_views_and_cotangents(
     assert all(bool(x.any()) for x in plain)
     for found, wanted in zip(gradients([*map(negated, qkv)], negated(weights)), plain, strict=True):
         assert torch.equal(found, wanted)
+
+
+def test_a_sparse_cotangent_is_refused_by_name(full: ModuleType, qkv: tuple[torch.Tensor, ...]) -> None:
+    """Also where gradients with a dense one of its layout have been prepared."""
+    leaves = [x.detach().requires_grad_() for x in qkv]
+    o = full.full(*leaves)[0]
+    for _ in range(8):
+        torch.autograd.grad(o, leaves, torch.zeros_like(o[..., :1]).expand(o.shape), retain_graph=True)
+    with pytest.raises(TypeError, match=r"^do: expected a dense tensor, got layout torch\.sparse_coo"):
+        torch.autograd.grad(o, leaves, torch.ones_like(o).to_sparse())
 
 
 def test_tensors_without_memory_have_results_without_memory(full: ModuleType) -> None:

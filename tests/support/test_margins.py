@@ -70,6 +70,7 @@ def test_what_the_call_refuses_has_none() -> None:
         (q[:, :, :3], k),
         (q, k[:, :, :0]),
         (q, k.to("meta")),
+        (q.to_sparse(), k),
     ]
     for a, b in wrong:
         assert margins(a, b, "bmh", "bnh", slope=1.0, share=SHARE) is None

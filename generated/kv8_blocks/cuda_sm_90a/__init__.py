@@ -61,7 +61,9 @@ def kv8_blocks(
     Raises ValueError or TypeError naming the argument, what was expected and what came.
     """
     # any module says which is no such tensor, and what it expected
-    if not (isinstance(q, torch.Tensor) and q.dim() == 4 and isinstance(k, torch.Tensor) and k.dim() == 4):
+    if not (isinstance(
+        q, torch.Tensor,
+    ) and q.dim() == 4 and not q.is_nested and isinstance(k, torch.Tensor) and k.dim() == 4 and not k.is_nested):
         return next(
             iter(next(iter(VARIANTS.values())).values()),
         )(q, k, v, k_scale, v_scale, kv_len, out=out, config=config)

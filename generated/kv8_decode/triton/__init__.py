@@ -52,7 +52,7 @@ def kv8_decode(
     Returns (o, lse).
     Raises ValueError or TypeError naming the argument, what was expected and what came.
     """
-    if isinstance(k, torch.Tensor) and k.dim() == 4:
+    if isinstance(k, torch.Tensor) and k.dim() == 4 and not k.is_nested:
         key = (k.dtype,)
     else:  # any variant says which argument is no such tensor, and what it expected
         key = next(iter(VARIANTS))

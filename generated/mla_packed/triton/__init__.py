@@ -47,7 +47,7 @@ def mla_packed(
     Returns (o, lse).
     Raises ValueError or TypeError naming the argument, what was expected and what came.
     """
-    if isinstance(q, torch.Tensor) and q.dim() == 3:
+    if isinstance(q, torch.Tensor) and q.dim() == 3 and not q.is_nested:
         key = (q.shape[2], Dv)
     else:  # any variant says which argument is no such tensor, and what it expected
         key = next(iter(VARIANTS))
