@@ -16,6 +16,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -195,24 +196,30 @@ class Judges:
 
 def start_hosts(lines: Lines, folder: Path, workers: int) -> list[Host]:
     """Starts so many processes, each in a copy of the tree below a folder."""
-    _prepare_copy(folder / "0", sorted(lines.files))
+    _prepare_copy(folder / "0", sorted(lines.files), workers)
     for number in range(1, workers):
         shutil.copytree(folder / "0", folder / str(number))
     return [Host(folder / str(number), number) for number in range(workers)]
 
 
-def _prepare_copy(copy: Path, files: Sequence[str]) -> None:
-    """Copies the tree, with compiled forms of its modules and of what pytest makes of test files. Its text
-    decides whether a compiled form is of a module, not its size and the clock.
+def _prepare_copy(copy: Path, files: Sequence[str], workers: int) -> None:
+    """Copies the tree, with compiled forms of its modules and of what pytest makes of test files, by so many
+    processes. Its text decides whether a compiled form is of a module, not its size and the clock.
     """
     shutil.copytree(ROOT, copy, ignore=_LEFT_OUT)
-    compiling = ("-m", "compileall", "-q", "--invalidation-mode", "checked-hash", "attnc", "tests", "tools")
-    collecting = ("-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", *files)
+    compiling = ("-m", "compileall", "-q", "-j", str(workers), "--invalidation-mode", "checked-hash")
+    collecting = ("-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider")
     environment = {name: value for name, value in _environment(0).items() if name != _NOTHING_KEPT}
-    for command in (compiling, collecting):
+
+    def run(command: Sequence[str]) -> None:
         subprocess.run(
             [sys.executable, *command], cwd=copy, env=environment, stdout=subprocess.DEVNULL, check=True
         )
+
+    run((*compiling, "attnc", "tests", "tools"))
+    shares = [files[first::workers] for first in range(min(workers, len(files)))]
+    with ThreadPoolExecutor(workers) as pool:
+        list(pool.map(run, ((*collecting, *share) for share in shares)))
 
 
 def _environment(number: int) -> dict[str, str]:
