@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from argparse import Namespace
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import pairwise
 from math import inf
 from pathlib import Path
@@ -227,6 +227,13 @@ def test_what_becomes_of_a_mutant(new: str, outcome: str, tmp_path: Path) -> Non
     draw = drawn("l_new = l * alpha + tl.sum(p, 1)", new)
     judgment = Bench(draw.place, draw.phase, tmp_path).judge(draw.mutant)
     assert judgment.outcome == outcome, judgment
+
+
+def test_a_mutant_of_another_text_is_not_judged(tmp_path: Path) -> None:
+    draw = drawn("l_new = l * alpha + tl.sum(p, 1)", "l_new = l")
+    changed = replace(draw.mutant, old="l_new = l * alpha + tl.sum(p, 0)")
+    with pytest.raises(ValueError, match="is not what the mutant was drawn from"):
+        Bench(draw.place, draw.phase, tmp_path).judge(changed)
 
 
 @pytest.mark.parametrize(

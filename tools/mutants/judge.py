@@ -131,10 +131,12 @@ class Bench:
         return {mutant.file: mutant.apply(texts_of(self.place)[mutant.file])}
 
     def judge(self, mutant: Mutant, seconds: float = SECONDS) -> Judgment:
-        """Runs the cases on a mutant. seconds: after which no more are begun where kernels run on the CPU."""
-        began = time.monotonic()
+        """Runs the cases on a mutant. seconds: after which no more are begun where kernels run on the CPU.
+        ValueError where the module is no longer what the mutant was drawn from.
+        """
+        began, texts = time.monotonic(), self.texts(mutant)
         try:
-            subject = self.subject(mutant)
+            subject = subject_of(self.module, texts)
             rules = chain(offset_violations(subject), wait_violations(subject))  # which take no run
             if (message := next(rules, None)) is not None:
                 return Judgment(outcome="killed", message=message[:300])
