@@ -11,7 +11,7 @@ import pytest
 
 from tests.processes import run_program
 from tools.mutants import python, python_host
-from tools.mutants.lines import Lines, read_lines
+from tools.mutants.lines import Lines, keep_sources, move_lines, read_lines
 from tools.mutants.operators import Mutant
 from tools.mutants.python_host import COLLECTION, answer
 from tools.mutants.python_judge import Judges, choose_tests
@@ -74,6 +74,9 @@ def test_what_runs_as_a_module_is_imported_is_judged_by_its_function_or_by_all_o
     assert names(choose_tests(mutant_at(DEFINED), lines)) == ["own_inside"]
     imported = next(number for number, text in enumerate(TEXT, start=1) if text.startswith("from attnc"))
     assert set(names(choose_tests(mutant_at(imported), lines))) == {"own_inside", "own_outside"}
+    first = lines_of(own_inside=(0.1, [inside]), other_imports=(0.1, [imported, DEFINED]))
+    assert names(choose_tests(mutant_at(DEFINED), first)) == ["own_inside"]
+    assert set(names(choose_tests(mutant_at(imported), first))) == {"own_inside", "other_imports"}
 
 
 def test_no_test_is_asked_beyond_the_budget() -> None:
@@ -178,15 +181,29 @@ def test_lines_are_recorded_by_test(tmp_path: Path) -> None:
     )
     done = run_program(f"import os; os.chdir({str(tmp_path)!r})\n{RECORDED}", folder, ROOT)
     assert done.returncode == 1, done.stderr
+    keep_sources(folder, tmp_path)
     lines = read_lines(folder, tmp_path)
     zero, one = (f"tests/test_small.py::test_f[{x}]" for x in (0, 1))
     assert lines.tests.keys() == {zero, one}
-    found = lines.tests_of["attnc/small.py"]
+    found = dict(lines.tests_of["attnc/small.py"])
     assert [found[line] for line in (2, 3, 4)] == [{zero, one}, {one}, {zero}]
     assert lines.files.keys() == {"tests/test_small.py"}
     lines.forget({one})
     assert lines.tests.keys() == {zero}
     assert lines.tests_of["attnc/small.py"][3] == set()
+    moved = tmp_path.rename(tmp_path.with_name("moved"))
+    (moved / "attnc/small.py").write_text("# new\ndef f(x):\n    if x:\n        return 1\n    return 2\n")
+    assert read_lines(moved / "lines", moved).tests_of["attnc/small.py"] == {
+        line + 1: tests for line, tests in found.items() if tests
+    }
+    (moved / "tests/test_small.py").unlink()
+    assert not read_lines(moved / "lines", moved).tests
+
+
+def test_tests_follow_the_lines_of_a_module_that_has_changed() -> None:
+    one, two = frozenset({"one"}), frozenset({"two"})
+    moved = move_lines({1: one, 3: two}, "a\nb\nc", "a\nnew\nb\nd\n")
+    assert moved == {1: one, 2: one, 4: two}
 
 
 def test_mutants_of_modules_that_have_changed_are_left_out(

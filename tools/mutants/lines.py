@@ -2,15 +2,17 @@
 
 As a plugin of pytest (`-p tools.mutants.lines`) this module writes two files to the folder that the variable
 `ATTNC_LINES` names, for each process of pytest-xdist: a database of Coverage.py, whose contexts are the ids
-of tests, and the processor seconds of tests and of the collection of their files.
+of tests, and the processor seconds of tests and of the collection of their files. Beside them `keep_sources`
+writes the text of the modules: where one has changed since, `read_lines` finds its lines by what has not.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Collection, Generator
+from collections.abc import Collection, Generator, Mapping
 from dataclasses import dataclass, field
+from difflib import SequenceMatcher
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
     from coverage import Coverage
 
 FOLDER = "ATTNC_LINES"
+#: The file of the folder that has the text of modules.
+SOURCES = "sources.json"
 T = TypeVar("T")
 
 
@@ -44,12 +48,50 @@ class Lines:
             lines.update({line: tests.difference(forgotten) for line, tests in lines.items()})
 
 
+def keep_sources(folder: Path, root: Path) -> None:
+    """Writes the root of the tree that the tests ran in, and the text of its modules, to the folder."""
+    texts = {
+        path.relative_to(root).as_posix(): path.read_text(encoding="utf-8")
+        for path in sorted((root / "attnc").rglob("*.py"))
+    }
+    said = {"root": str(root), "texts": texts}
+    (folder / SOURCES).write_text(json.dumps(said), encoding="utf-8")
+
+
 def read_lines(folder: Path, root: Path) -> Lines:
-    """Reads what the plugin has written to a folder. root: of the tree that the tests ran in."""
+    """Reads what was written to a folder, for the tree of this root. Tests of files that are gone are left
+    out.
+    """
+    sources = json.loads((folder / SOURCES).read_text(encoding="utf-8"))
+    lines = _read_recorded(folder, Path(sources["root"]))
+    lines.files = {file: seconds for file, seconds in lines.files.items() if (root / file).is_file()}
+    lines.forget([test for test in lines.tests if test.partition("::")[0] not in lines.files])
+    for file, text in sources["texts"].items():
+        now = (root / file).read_text(encoding="utf-8") if (root / file).is_file() else ""
+        if now != text and file in lines.tests_of:
+            lines.tests_of[file] = move_lines(lines.tests_of[file], text, now)
+    return lines
+
+
+def move_lines(tests_of: Mapping[int, frozenset[str]], old: str, new: str) -> dict[int, frozenset[str]]:
+    """Returns the tests that run each line of a changed text: of what is as it was, the same; of new lines,
+    those that ran what stood there before.
+    """
+    before, after = old.splitlines(), new.splitlines()
+    found = {}
+    for tag, first, stop, to, end in SequenceMatcher(None, before, after, autojunk=False).get_opcodes():
+        ran = frozenset[str]().union(*(tests_of.get(line + 1, ()) for line in range(max(first - 1, 0), stop)))
+        for line in range(to, end):
+            found[line + 1] = tests_of.get(first + line - to + 1, frozenset()) if tag == "equal" else ran
+    return {line: tests for line, tests in found.items() if tests}
+
+
+def _read_recorded(folder: Path, root: Path) -> Lines:
+    """Reads what the plugin has written. root: of the tree that the tests ran in."""
     from coverage import CoverageData
 
     found, failed = Lines(), set[str]()
-    for path in sorted(folder.glob("*.json")):
+    for path in sorted(set(folder.glob("*.json")) - {folder / SOURCES}):
         written = json.loads(path.read_text(encoding="utf-8"))
         found.tests |= written["tests"]
         failed |= set(written["failed"])

@@ -24,7 +24,7 @@ from typing import Any, TypeAlias
 
 from tests.processes import environment_of
 from tests.test_module_tests import TESTED_ELSEWHERE, own_file
-from tools.mutants.lines import FOLDER, Lines, read_lines
+from tools.mutants.lines import FOLDER, Lines, keep_sources, read_lines
 from tools.mutants.operators import Mutant
 from tools.mutants.python_host import COLLECTION
 from tools.mutants.python_sample import ROOT, SETTINGS
@@ -53,6 +53,7 @@ def record_lines(packages: Sequence[str], folder: Path, workers: int) -> Lines:
             env={**_environment(0), FOLDER: str(folder)},
             stdout=subprocess.DEVNULL,
         )
+        keep_sources(folder, ROOT)
     return read_lines(folder, ROOT)
 
 
@@ -92,7 +93,9 @@ def _tests_at(mutant: Mutant, lines: Lines) -> frozenset[str]:
 
 
 def _spans(mutant: Mutant) -> Iterator[range]:
-    """Yields lines of a mutant: of the innermost statement, of the function around it, of the module."""
+    """Yields lines of a mutant: of the innermost statement, of the function around it, of the module. Of a
+    line that runs as its module is imported, no statement: a test that runs it has only imported it first.
+    """
     text = (ROOT / mutant.file).read_text(encoding="utf-8")
     last = mutant.line + mutant.old.count("\n")
     around = [
@@ -101,7 +104,7 @@ def _spans(mutant: Mutant) -> Iterator[range]:
         if isinstance(node, ast.stmt) and _first(node) <= mutant.line and last <= (node.end_lineno or 0)
     ]
     around.sort(key=lambda node: (node.end_lineno or 0) - _first(node))
-    if around:
+    if any(isinstance(node, ast.FunctionDef) and node.body[0].lineno <= mutant.line for node in around):
         body = getattr(around[0], "body", None)
         end = body[0].lineno - 1 if body else around[0].end_lineno or 0
         yield range(mutant.line, last + 1)
