@@ -65,17 +65,17 @@ def test_tests_that_run_a_line_judge_it_those_of_the_module_first() -> None:
     lines = lines_of(
         other=(0.1, [line]), own=(0.2, [line]), own_elsewhere=(0.1, [line + 9]), own_b=(0.1, [line])
     )
-    assert names(choose_tests(mutant_at(line), lines)) == ["own_b", "own", "other"]
+    assert names(choose_tests(mutant_at(line), lines)) == ["own_b", "own", "other", "own_elsewhere"]
 
 
 def test_what_runs_as_a_module_is_imported_is_judged_by_its_function_or_by_all_of_it() -> None:
     inside, outside = body_of(DEFINED), len(TEXT)
     lines = lines_of(own_inside=(0.1, [inside]), own_outside=(0.1, [outside]))
-    assert names(choose_tests(mutant_at(DEFINED), lines)) == ["own_inside"]
+    assert names(choose_tests(mutant_at(DEFINED), lines)) == ["own_inside", "own_outside"]
     imported = next(number for number, text in enumerate(TEXT, start=1) if text.startswith("from attnc"))
     assert set(names(choose_tests(mutant_at(imported), lines))) == {"own_inside", "own_outside"}
     first = lines_of(own_inside=(0.1, [inside]), other_imports=(0.1, [imported, DEFINED]))
-    assert names(choose_tests(mutant_at(DEFINED), first)) == ["own_inside"]
+    assert names(choose_tests(mutant_at(DEFINED), first))[0] == "own_inside"
     assert set(names(choose_tests(mutant_at(imported), first))) == {"own_inside", "other_imports"}
 
 
@@ -83,6 +83,16 @@ def test_no_test_is_asked_beyond_the_budget() -> None:
     line, most = body_of(DEFINED), SETTINGS["limits"]["seconds"]
     lines = lines_of(own=(most - 1, [line]), own_long=(most - 0.9, [line]), other=(0.1, [line]))
     assert names(choose_tests(mutant_at(line), lines)) == ["own", "other"]
+
+
+def test_tests_of_the_function_and_the_module_follow_where_few_run_a_line() -> None:
+    """What remembers results runs its lines in one test alone."""
+    line, last, limits = body_of(DEFINED), len(TEXT), SETTINGS["limits"]
+    few = {f"other_{case}": (0.1, [line]) for case in range(2)}
+    many = {f"other_{case}": (0.1, [line]) for case in range(20)}
+    near = {"own": (0.1, [last]), "own_long": (limits["beyond"] + 1, [last])}
+    assert names(choose_tests(mutant_at(line), lines_of(**few, **near))) == ["other_0", "other_1", "own"]
+    assert "own" not in names(choose_tests(mutant_at(line), lines_of(**many, **near)))
 
 
 def test_one_case_of_each_function_comes_before_a_second() -> None:

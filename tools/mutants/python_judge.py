@@ -33,6 +33,8 @@ from tools.mutants.python_sample import ROOT, SETTINGS
 Tests: TypeAlias = Mapping[str, float]
 #: How many test files the groups of tests of a mutant come from, which run in turn until one fails.
 _FILES = (2, 8, 1000)
+#: Tests that run a changed line, of which others are asked too if there are no more.
+_FEW = 12
 #: With this variable Python keeps no compiled form of what it imports.
 _NOTHING_KEPT = "PYTHONDONTWRITEBYTECODE"
 #: What a copy of the tree leaves out.
@@ -61,35 +63,41 @@ def choose_tests(mutant: Mutant, lines: Lines) -> list[dict[str, float]]:
     """Returns groups of tests, in the order in which they run: together they take no more processor seconds
     than the budget.
     """
-    found = _tests_at(mutant, lines)
-    left = SETTINGS["limits"]["seconds"]
+    left, beyond = SETTINGS["limits"]["seconds"], SETTINGS["limits"]["beyond"]
     groups, files = list[dict[str, float]](), set[str]()
-    ranked = _rank(mutant, found, lines)
-    for most in _FILES:
-        group: dict[str, float] = {}
-        for test in tuple(ranked):
-            file = test.partition("::")[0]
-            costs = lines.tests[test] + (0.0 if file in files else lines.files.get(file, 1.0))
-            if costs > left:
-                del ranked[test]
-            elif file in files or len(files) < most:
-                left -= costs
-                files.add(file)
-                group[test] = lines.tests[test]
-                del ranked[test]
-        if group:
-            groups.append(group)
+    for found in _tests_at(mutant, lines):
+        ranked = _rank(mutant, found, lines)
+        for most in _FILES:
+            group: dict[str, float] = {}
+            for test in tuple(ranked):
+                file = test.partition("::")[0]
+                costs = lines.tests[test] + (0.0 if file in files else lines.files.get(file, 1.0))
+                if costs > left:
+                    del ranked[test]
+                elif file in files or len(files) < most:
+                    left -= costs
+                    files.add(file)
+                    group[test] = lines.tests[test]
+                    del ranked[test]
+            if group:
+                groups.append(group)
+        left = min(left, beyond)
     return groups
 
 
-def _tests_at(mutant: Mutant, lines: Lines) -> frozenset[str]:
-    """Returns the tests that run a changed line or, where none does, its function or module."""
-    known = lines.tests_of.get(mutant.file, {})
+def _tests_at(mutant: Mutant, lines: Lines) -> Iterator[frozenset[str]]:
+    """Yields tests in turn: those that run a changed line, or where there are none its function or module;
+    then, where they are few, others of the function and the module. What remembers results runs its lines in
+    the first test of a process alone, and others may see the change too.
+    """
+    known, asked = lines.tests_of.get(mutant.file, {}), frozenset[str]()
     for span in _spans(mutant):
-        found = frozenset().union(*(tests for line, tests in known.items() if line in span))
+        found = frozenset().union(*(tests for line, tests in known.items() if line in span)) - asked
         if found:
-            return found
-    return frozenset()
+            yield found
+            asked |= found
+        if len(asked) > _FEW:
+            return
 
 
 def _spans(mutant: Mutant) -> Iterator[range]:
