@@ -287,7 +287,9 @@ def mismatches(ours: type, theirs: Mapping[str, Any], name: str, extra: tuple[st
 
 
 def unfit(function: Callable[..., Any], theirs: list[list[str | None]]) -> Iterator[str]:
-    """Parameters of theirs that a function does not take as they do, and its own that they do not give."""
+    """Parameters of theirs that a function does not take as they do, with another default too, and its own
+    that they do not give.
+    """
     ours = inspect.signature(function).parameters
     takes_any = any(p.kind is p.VAR_KEYWORD for p in ours.values())
     at = {name: position for position, name in enumerate(ours)}
@@ -302,11 +304,18 @@ def unfit(function: Callable[..., Any], theirs: list[list[str | None]]) -> Itera
             yield f"{name} is at {at[name]}, not at {position}"
         elif default is not None and ours[name].default is inspect.Parameter.empty:
             yield f"{name} has no default, theirs is {default}"
+        elif default is not None and (said := _say(ours[name].default)) != default:
+            yield f"{name} is {said} where it is left out, theirs is {default}"
     given = {name for name, *_ in theirs}
     for name, parameter in ours.items():
         optional = parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
         if name not in given and not optional and parameter.default is inspect.Parameter.empty:
             yield f"wants {name}, which is not given"
+
+
+def _say(default: object) -> str:
+    """A default as the text of a signature has it."""
+    return f"{type(default).__name__}.{default.name}" if isinstance(default, enum.Enum) else repr(default)
 
 
 def stubs(read: Snapshot) -> dict[str, ModuleType]:

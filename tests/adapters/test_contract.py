@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zipfile
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -72,13 +73,17 @@ def test_differences_are_named(wheel: Path) -> None:
 class Fits:
     kind = "other"
 
-    def __init__(self, heads: int, scale: float = 2.0, *, window: Any = None, more: int = 1) -> None: ...
+    def __init__(self, heads: int, scale: float = 1.0, *, window: Any = None, more: int = 1) -> None: ...
 
     @staticmethod
     def get_name() -> str:
         return "fits"
 
     def forward(self, q: Any, k: Any = None, **kwargs: Any) -> None: ...
+
+
+class Kind(Enum):
+    LEFT = "left"
 
 
 class Unfit:
@@ -104,6 +109,17 @@ def test_mismatches_are_named(wheel: Path) -> None:
         "Unfit.__init__: takes no window",
         "Unfit.forward: takes no k",
         "Unfit.forward: wants rows, which is not given",
+    ]
+
+
+def test_other_defaults_are_named(wheel: Path) -> None:
+    theirs = contract.read_wheel("tiny", wheel)["modules"]["tiny.backend"]["Backend"]["members"]["__init__"]
+
+    def ours(self: Any, heads: int, scale: float = 2.0, *, window: Any = Kind.LEFT) -> None: ...
+
+    assert list(contract.unfit(ours, theirs["parameters"])) == [
+        "scale is 2.0 where it is left out, theirs is 1.0",
+        "window is Kind.LEFT where it is left out, theirs is None",
     ]
 
 

@@ -103,6 +103,9 @@ def test_functions_have_the_schemas_of_the_operators(name: str) -> None:
     named = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
     wanted = [argument.name for argument in schema.arguments if not argument.kwarg_only]
     assert named[: len(wanted)] == wanted[: len(named)]
+    defaults = {a.name: a.default_value for a in schema.arguments if a.has_default_value()}
+    ours = {p.name: p.default for p in parameters if p.default is not p.empty and p.name in defaults}
+    assert ours == {name: defaults[name] for name in ours}
 
 
 def test_what_it_cannot_do_is_refused_by_name(active: None) -> None:
