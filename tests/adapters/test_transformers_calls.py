@@ -1,0 +1,293 @@
+"""The functions for transformers without a model: every value of an argument beside every value of every
+other, held to plain PyTorch, and each call a second time with other numbers.
+"""
+
+from __future__ import annotations
+
+import sys
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from attnc.adapters.transformers import _ends_of, _run_of_ones, _values_of, attention, mask
+from tests.compat.flash_reference import judge
+from tests.pairs import Axes, Values, any_of, covering
+
+B, D = 2, 16
+BOTH = (False, True)
+AXES: Axes = {
+    "dtype": (torch.float32, torch.bfloat16),
+    "heads": ((4, 4), (4, 2), (3, 1)),
+    # queries, keys, and where both begin
+    "sizes": ((5, 5, 0, 0), (1, 9, 8, 0), (4, 7, 5, 2), (6, 9, 0, 0)),
+    "mask": ("none", "usual", "all", "before", "around", "every second", "bools", "numbers"),
+    "padding": ("", "left", "right", "both", "holes"),
+    "softcap": (None, 5.0),
+    "scaling": (None, 0.3),
+    "sink": BOTH,
+    "bias": ("", "shared", "own"),
+    "grads": BOTH,
+}
+OWN = ("none", "bools", "numbers")
+
+
+def fits(x: Values) -> bool:
+    """Whether the function takes these values together."""
+    if x["padding"] and x["mask"] in OWN:
+        return False
+    has_table = x["bias"] or x["mask"] in ("bools", "numbers", "every second") or x["padding"] == "holes"
+    return not (x["softcap"] and has_table) and not (x["mask"] == "around" and x["sizes"][0] == 1)
+
+
+class Module(torch.nn.Module):
+    is_causal = False
+
+
+def around(_b: Any, _h: Any, q_idx: Any, kv_idx: Any) -> Any:
+    return (q_idx - kv_idx < 3) & (kv_idx - q_idx < 2)
+
+
+def before(_b: Any, _h: Any, q_idx: Any, kv_idx: Any) -> Any:
+    return (kv_idx <= q_idx) & (q_idx - kv_idx < 4)
+
+
+def every_second(_b: Any, _h: Any, q_idx: Any, kv_idx: Any) -> Any:
+    return ((q_idx - kv_idx) % 2 == 0) & (kv_idx <= q_idx)
+
+
+@pytest.fixture(autouse=True)
+def stand_in(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The two functions of transformers that stand for masks, which not everybody has installed."""
+    package, made = ModuleType("transformers"), ModuleType("transformers.masking_utils")
+
+    def causal_mask_function(_b: Any, _h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        return kv_idx <= q_idx
+
+    def bidirectional_mask_function(_b: Any, _h: Any, q_idx: Any, _kv_idx: Any) -> Any:
+        return q_idx >= 0
+
+    made.__dict__.update(
+        causal_mask_function=causal_mask_function, bidirectional_mask_function=bidirectional_mask_function
+    )
+    monkeypatch.setitem(sys.modules, "transformers", package)
+    monkeypatch.setitem(sys.modules, "transformers.masking_utils", made)
+    return made
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """What a call takes, and which keys its queries see: bool[B, 1 or H, M, N]; added: to the scores."""
+
+    leaves: dict[str, torch.Tensor]
+    given: Any
+    options: dict[str, Any]
+    seen: torch.Tensor
+    added: torch.Tensor | None
+
+
+def functions(name: str) -> Any:
+    known = sys.modules["transformers.masking_utils"]
+    return {
+        "usual": None,
+        "all": getattr(known, "bidirectional_mask_function", None),
+        "before": before,
+        "around": around,
+        "every second": every_second,
+    }[name]
+
+
+def padding_of(name: str, keys: int) -> torch.Tensor | None:
+    """[B, keys] of ones where there is a token."""
+    if not name:
+        return None
+    kept, at = torch.ones(B, keys, dtype=torch.long), torch.arange(keys)
+    if name in ("left", "both"):
+        kept[1] *= at >= 2
+    if name in ("right", "both"):
+        kept[1] *= at < keys - 2
+    if name == "holes":
+        kept[1] *= at != keys // 2
+    return kept
+
+
+def make(x: Values, seed: int) -> Made:
+    """Numbers, masks and options of a call, which follow from the values and the seed."""
+    torch.manual_seed(zlib.crc32(f"{x} {seed}".encode()))
+    (heads, heads_k), (rows, keys, first_q, first_k) = x["heads"], x["sizes"]
+    shapes = {"q": (B, heads, rows, D), "k": (B, heads_k, keys, D), "v": (B, heads_k, keys, D)}
+    leaves = {name: torch.randn(shape).to(x["dtype"]) for name, shape in shapes.items()}
+    if x["sink"]:
+        leaves["s_aux"] = torch.randn(heads)
+    if x["bias"]:
+        shape = (1, 1, rows, keys) if x["bias"] == "shared" else (B, heads, rows, keys)
+        leaves["position_bias"] = torch.randn(shape).to(x["dtype"])
+    leaves = {name: value.requires_grad_(x["grads"]) for name, value in leaves.items()}
+    options = {"softcap": x["softcap"], "scaling": x["scaling"]}
+    options |= {name: leaves[name] for name in ("s_aux", "position_bias") if name in leaves}
+    added = leaves.get("position_bias")
+    if x["mask"] in OWN:
+        seen, given = torch.ones(1, 1, rows, keys, dtype=torch.bool), None
+        if x["mask"] == "bools":
+            given = torch.rand(B, 1, rows, keys + 2) < 0.7  # of more keys than there are
+            seen = given[..., :keys]
+        if x["mask"] == "numbers":
+            given = torch.randn(1, heads, rows, keys).to(x["dtype"])
+            added = given if added is None else added.double() + given.double()
+        return Made(leaves, given, options, seen, added)
+    function, kept = functions(x["mask"]), padding_of(x["padding"], first_k + keys)
+    given = mask(B, rows, keys, first_q, first_k, function, kept)
+    q_idx, kv_idx = torch.arange(rows)[:, None] + first_q, torch.arange(keys)[None, :] + first_k
+    seen = kv_idx <= q_idx if function is None else function(0, 0, q_idx, kv_idx)
+    seen = torch.as_tensor(seen).expand(B, 1, rows, keys)
+    if kept is not None:
+        seen = seen & kept[:, None, None, first_k:].bool()
+    return Made(leaves, given, options, seen, added)
+
+
+def attend(x: Values, made: Made, *, low: bool) -> torch.Tensor:
+    """o [B, M, H, D] by plain PyTorch. low: in the type of q, where float64 is the rule."""
+    q, k, v = (made.leaves[name] if low else made.leaves[name].double() for name in "qkv")
+    group = q.shape[1] // k.shape[1]
+    k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
+    s = q @ k.mT * (D**-0.5 if x["scaling"] is None else x["scaling"])
+    if x["softcap"]:
+        s = torch.tanh(s / x["softcap"]) * x["softcap"]
+    if made.added is not None:
+        s = s + made.added.to(s.dtype)
+    s = s.masked_fill(~made.seen, -torch.inf)
+    if x["sink"]:
+        column = made.leaves["s_aux"].to(s.dtype)[None, :, None, None].expand(*s.shape[:3], 1)
+        s = torch.cat((s, column), -1)
+    blank = ~made.seen.expand(s.shape[0], s.shape[1], *made.seen.shape[2:]).any(-1, keepdim=True)
+    p = torch.softmax(s.masked_fill(blank, 0.0), -1)[..., : k.shape[2]].masked_fill(blank, 0.0)
+    return (p.to(v.dtype) @ v).transpose(1, 2)
+
+
+def check(x: Values) -> None:
+    """Calls the function twice, with other numbers the second time: a plan that is kept holds none."""
+    rate = 3.0 if x["dtype"] is torch.bfloat16 else 10.0  # differences of sums that should be 0, in f32
+    for seed in range(2):
+        made = make(x, seed)
+        q, k, v = (made.leaves[name] for name in "qkv")
+        o, nothing = attention(Module(), q, k, v, made.given, **made.options)
+        assert nothing is None
+        right, plain = (attend(x, made, low=low) for low in (False, True))
+        judge("o", o, right.detach(), plain.detach())
+        if not x["grads"]:
+            continue
+        do, leaves = torch.randn_like(right), [*made.leaves.values()]
+        found = [torch.autograd.grad(y, leaves, do.to(y.dtype)) for y in (o, right, plain)]
+        for name, got, exact, low in zip(made.leaves, *found, strict=True):
+            judge(f"d{name}", got, exact, low, rate=rate)
+
+
+CASES = covering(AXES, fits)
+
+
+@pytest.mark.filterwarnings("ignore:attnc. no tile is skipped:UserWarning")
+@pytest.mark.parametrize("x", CASES, ids=lambda x: "-".join(str(value) for value in x.values()))
+def test_every_pair_of_arguments(x: Values) -> None:
+    check(x)
+
+
+@pytest.mark.nightly
+@pytest.mark.filterwarnings("ignore:attnc. no tile is skipped:UserWarning")
+def test_any_arguments() -> None:
+    """By day: every pair."""
+
+    @settings(max_examples=600)
+    @given(any_of(AXES, fits))
+    def run(x: Values) -> None:
+        check(x)
+
+    run()
+
+
+# --- bands --------------------------------------------------------------------------------------------------
+
+Ends = tuple[int | None, int | None]
+
+
+def keeps(ends: Ends, q_idx: torch.Tensor, kv_idx: torch.Tensor) -> torch.Tensor:
+    """What a band keeps, [M, N]."""
+    left, right = ends
+    kept = torch.ones(len(q_idx), kv_idx.shape[1], dtype=torch.bool)
+    kept &= True if left is None else kv_idx >= q_idx - left
+    kept &= True if right is None else kv_idx <= q_idx + right
+    return kept
+
+
+@st.composite
+def masks(draw: st.DrawFn) -> tuple[torch.Tensor, tuple[int, int], tuple[int, int]]:
+    """What a mask keeps, [M, N]: most are bands; then queries and keys, and where both begin."""
+    lengths = draw(st.integers(1, 5)), draw(st.integers(1, 6))
+    offsets = draw(st.integers(0, 5)), draw(st.integers(0, 3))
+    bound = st.none() | st.integers(-1, 6)
+    kept = keeps((draw(bound), draw(bound)), *places(lengths, offsets))
+    if draw(st.integers(0, 4)) == 0:
+        kept[draw(st.integers(0, lengths[0] - 1)), draw(st.integers(0, lengths[1] - 1))] ^= True
+    return kept, lengths, offsets
+
+
+def places(lengths: tuple[int, int], offsets: tuple[int, int]) -> tuple[torch.Tensor, torch.Tensor]:
+    return (torch.arange(lengths[0]) + offsets[0])[:, None], (torch.arange(lengths[1]) + offsets[1])[None, :]
+
+
+def list_bands(kept: torch.Tensor, q_idx: torch.Tensor, kv_idx: torch.Tensor) -> Iterator[Ends]:
+    """Yields every band around the query that keeps just this."""
+    bounds = (None, *range(12))
+    for ends in product(bounds, bounds):
+        if torch.equal(keeps(ends, q_idx, kv_idx), kept):
+            yield ends
+
+
+@settings(max_examples=150)
+@given(masks())
+def test_a_mask_is_a_band_where_some_band_keeps_the_same(
+    drawn: tuple[torch.Tensor, tuple[int, int], tuple[int, int]],
+) -> None:
+    kept, lengths, offsets = drawn
+    q_idx, kv_idx = places(lengths, offsets)
+
+    def look_up(b: torch.Tensor, _h: Any, rows: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+        return kept[rows - offsets[0], keys - offsets[1]].expand(len(b), 1, *lengths)
+
+    values = _values_of(look_up, 1, lengths, offsets, "cpu")
+    assert torch.equal(values[0, 0], kept)
+    found = _ends_of(values, lengths, offsets, "cpu")
+    distance = (kv_idx - q_idx)[kept]
+    is_around = kept.any() and distance.min() <= 0 <= distance.max()  # else no query stands in it
+    bands = set(list_bands(kept, q_idx, kv_idx)) if is_around else set[Ends]()
+    if int(kv_idx.max()) != int(q_idx.max()):  # what the last query sees does not end with the last key
+        bands = {(left, right) for left, right in bands if right == 0 or (left, right) == (None, None)}
+    if not bands:
+        assert found is None
+        return
+    assert found in bands
+    left, right = found
+    assert left is None or not any(other is None for other, end in bands if end == right)
+    assert right in (None, 0) or not any(end is None for other, end in bands if other == left)
+
+
+@given(st.lists(st.lists(st.booleans(), min_size=6, max_size=6), min_size=1, max_size=3), st.data())
+def test_padding_is_a_run_of_ones_before_the_last_query(rows: list[list[bool]], data: st.DataObject) -> None:
+    kept = torch.tensor(rows)
+    stop = torch.tensor([data.draw(st.integers(0, 6)) for _ in rows])
+    found = _run_of_ones(kept, stop)
+    seen = [
+        [i for i, one in enumerate(row[:end]) if one] for row, end in zip(rows, stop.tolist(), strict=True)
+    ]
+    if any(at and at != list(range(at[0], at[-1] + 1)) for at in seen):
+        assert found is None
+        return
+    assert found is not None
+    for at, first, last in zip(seen, *(x.tolist() for x in found), strict=True):
+        assert list(range(first, last)) == at
