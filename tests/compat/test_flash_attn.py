@@ -344,21 +344,6 @@ def test_the_order_of_flash_attn_2() -> None:
         assert {"s_aux", "learnable_sink", "num_splits"} <= set(inspect.signature(function).parameters)
 
 
-#: Of flash-attention's functions, where they are not None, False or 0.
-DEFAULTS = {
-    "flash_attn_func": {"window_size": (-1, -1), "num_splits": 1},
-    "flash_attn_varlen_func": {"window_size": (-1, -1)},
-    "flash_attn_with_kvcache": {"window_size": (-1, -1), "rotary_interleaved": True},
-}
-
-
-@pytest.mark.parametrize("name", DEFAULTS)
-def test_what_is_left_out_has_the_defaults_of_flash_attn(name: str) -> None:
-    parameters = inspect.signature(getattr(flash_attn, name)).parameters.values()
-    said = {p.name: p.default for p in parameters if p.default is not p.empty and p.default not in (None, 0)}
-    assert said == DEFAULTS[name]
-
-
 CALLS: Calls = json.loads(DATA.read_text(encoding="utf-8"))
 
 

@@ -3,8 +3,9 @@ masks, sizes, lengths, packings, ranks and strategies, by brute force.
 """
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -24,7 +25,7 @@ from attnc.distributed.offers import (
     group_into_chunks,
     longest_first,
 )
-from attnc.distributed.plan import Plan, Planner, make_plan
+from attnc.distributed.plan import Plan, Planner, is_tied, make_plan
 from attnc.distributed.spans import CallSizes, Visibility, Widths
 from attnc.expr.evaluate import Env, evaluate
 from attnc.expr.nodes import Expr
@@ -34,6 +35,7 @@ from tests.expr.masks import masks, tensors
 from tests.expr.spell import spell
 from tests.specimens import attention
 
+GOLDEN = Path(__file__).parent.parent / "golden"
 HEADS, KV_HEADS = 4, 2
 WIDTHS = Widths(d=16, dv=16)
 
@@ -298,6 +300,59 @@ def test_planning_takes_few_operations() -> None:
 def test_chunks_go_to_whoever_has_least(work: list[int], ranks: int) -> None:
     chunks = Chunks(16, np.full(len(work), 16), np.asarray(work, np.float64), 0.5)
     assert longest_first(chunks, ranks).tolist() == plain_plan.longest_first(chunks, ranks)
+
+
+def sizes_of(queries: int, keys: int, ends: tuple[int, ...] = (), **changes: Any) -> CallSizes:
+    packed: dict[str, Any] = {}
+    if ends:
+        packed = {"batch": len(ends) - 1, "ends_q": np.array(ends), "ends_k": np.array(ends)}
+    return CallSizes(queries=queries, keys=keys, heads=HEADS, kv_heads=KV_HEADS, **packed, **changes)
+
+
+#: Mask, sizes, ranks and strategy of plans whose pages a person has read.
+PAGES: Mapping[str, tuple[str, CallSizes, int, Strategy | None]] = {
+    "causal": ("kv_idx <= q_pos", causal(8192), 4, None),
+    "heads": ("kv_idx <= q_pos", causal(2048, batch=3), 2, "heads"),
+    "mixed": ("kv_idx <= q_pos", causal(4096), 4, "mixed"),
+    "gather": ("q_pos - 99 <= kv_idx and kv_idx <= q_pos", causal(2000), 3, "gather"),
+    "few_rows": ("q_pos - 20 <= kv_idx and kv_idx <= q_pos", sizes_of(20, 400, batch=2), 3, None),
+    "packed": ("kv_idx <= q_pos", sizes_of(700, 700, (0, 40, 300, 300, 700)), 2, None),
+    "dilated": ("(q_pos - kv_idx) % 40 == 0 and kv_idx <= q_pos", sizes_of(300, 300), 2, None),
+}
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_the_page_of_a_plan(name: str, golden: Callable[[Path, str], None]) -> None:
+    mask, sizes, ranks, strategy = PAGES[name]
+    seen = visibility(spell(mask))
+    plan = Planner(seen, Widths(d=128, dv=64), ranks).plan(sizes, strategy)
+    golden(GOLDEN / "ranks" / f"{name}.txt", as_text(plan, seen, ("made up",) * (name == "packed")) + "\n")
+
+
+def test_figures_are_those_of_the_page() -> None:
+    mask, sizes, ranks, strategy = PAGES["mixed"]
+    seen = visibility(spell(mask))
+    plan = Planner(seen, Widths(d=128, dv=64), ranks).plan(sizes, strategy)
+    figures = as_dict(plan, seen, ("made up",))
+    assert (figures["ranks"], figures["queries"], figures["keys"]) == (4, 4096, 4096)
+    assert (figures["heads"], figures["example"], figures["chunk"]) == ([32, 8], ["made up"], plan.chunk)
+    assert (figures["chosen"], figures["stages"]) == ("mixed", plan.chosen.groups)
+    assert figures["bytes"] == plan.bytes_moved.tolist()
+    assert figures["least_bytes"] == least(plan, seen).tolist()
+    chosen = next(row for row in figures["strategies"] if row["strategy"] == "mixed")
+    assert chosen["total_s"] == plan.chosen.total == pytest.approx(chosen["compute_s"] + chosen["exposed_s"])
+    assert chosen["bytes"] == sum(map(sum, figures["bytes"]))
+
+
+@pytest.mark.parametrize("queries", [7, 9])
+@pytest.mark.parametrize("ends_q", [None, (0, 3, 7), (0, 4, 7)])
+@pytest.mark.parametrize("ends_k", [None, (0, 3, 7)])
+def test_queries_and_keys_are_the_same_tokens_where_they_end_alike(
+    queries: int, ends_q: tuple[int, ...] | None, ends_k: tuple[int, ...] | None
+) -> None:
+    q, k = (None if ends is None else np.array(ends) for ends in (ends_q, ends_k))
+    sizes = CallSizes(queries=queries, keys=7, heads=1, kv_heads=1, batch=2, ends_q=q, ends_k=k)
+    assert is_tied(sizes) == (queries == 7 and ends_q == ends_k)
 
 
 def test_explain_says_what_was_chosen() -> None:

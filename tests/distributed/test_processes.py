@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from attnc.cli import main
 from attnc.distributed import ContextParallel
-from attnc.distributed.group import Group, on_processes
+from attnc.distributed.group import Group, _join, on_processes
 from tests.distributed.specs import SPECS
 
 
@@ -82,6 +82,21 @@ def test_a_collective_that_fails_says_which_ranks_are_silent(monkeypatch: pytest
     lost.side_effect = torch.OutOfMemoryError("CUDA out of memory")
     with pytest.raises(torch.OutOfMemoryError, match=r"^CUDA out of memory"):
         group.exchange(x, [1] * 4, x, [1] * 4)
+
+
+@pytest.mark.parametrize("deadline", [None, 60.0])
+def test_ranks_that_end_one_after_the_other_are_waited_for(deadline: float | None) -> None:
+    running = Mock(join=Mock(side_effect=[False, False, True]))
+    _join(running, deadline)
+    assert running.join.call_count == 3
+    assert running.processes.mock_calls == []
+
+
+def test_ranks_that_do_not_end_are_ended() -> None:
+    running = Mock(join=Mock(return_value=False), processes=[Mock(), Mock()])
+    with pytest.raises(TimeoutError, match="ranks were still running after 0 seconds"):
+        _join(running, 0.0)
+    assert [process.kill.call_count for process in running.processes] == [1, 1]
 
 
 def test_the_environment_is_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -383,6 +383,27 @@ def test_wrong_arguments(changed: dict[str, Any], error: type[Exception], messag
         flex_attention(**({"query": Q, "key": Q, "value": Q} | changed))
 
 
+def test_a_spec_has_the_types_and_sizes_of_examples() -> None:
+    """No two sizes are alike: heads of 16 columns, values of 32, 9 queries, 21 keys."""
+    q, k, v = made(3, 4, 9, 16).half(), made(3, 2, 21, 16).half(), made(3, 2, 21, 32).half()
+    by_query, by_key, by_head = torch.zeros(9), torch.zeros(21), torch.zeros(4)
+
+    def mod(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        return score + by_query[q_idx] + by_key[kv_idx] + by_head[h]
+
+    lines = to_spec(mod, query=q, key=k, value=v).splitlines()
+    for said in (
+        "input q: f16[B, Hkv * G, M, 16]",
+        "input k: f16[B, Hkv, N, 16]",
+        "input v: f16[B, Hkv, N, 32]",
+        "input by_query: f32[M]",
+        "input by_key: f32[N]",
+        "input by_head: f32[H]",
+        "output o: f16[B, Hkv * G, M, 32]",
+    ):
+        assert f"  {said}" in lines, (said, lines)
+
+
 def test_a_spec_for_no_example() -> None:
     slope = torch.ones(4, requires_grad=True)
 

@@ -147,6 +147,13 @@ def test_a_measured_table_decides_by_sizes_and_gradients(fake: Callable[..., Fak
     assert here.picked(64, 10, 1025, 32, 1) == "cuda.sm_80"
 
 
+def test_sizes_are_looked_at_only_where_they_decide(fake: Callable[..., Fakes]) -> None:
+    choice, device = fake(H200, {"triton", "cupy"}).choice, torch.device("cuda", 0)
+    assert choice.only(device, (64,)) is None
+    only: Any = choice.only(device, (32,))
+    assert only == "triton"
+
+
 def test_where_nobody_measured_the_first_target_that_runs_is_taken(fake: Callable[..., Fakes]) -> None:
     assert fake(H200, {"triton", "cupy"}).picked(32, 10, 10, 32, 0) == "triton"
     assert fake(A100, {"triton", "cupy"}).picked(64, 10, 10, 32, 0) == "triton"

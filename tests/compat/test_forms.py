@@ -1,0 +1,44 @@
+"""What a call that says little has: the defaults of flash-attention, and the form that is compiled."""
+
+from __future__ import annotations
+
+import inspect
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from attnc.api import compile as api
+from attnc.compat import compiled, flash_attn
+from attnc.compat.form import Form
+
+#: Of flash-attention's functions, where they are not None, False or 0.
+DEFAULTS = {
+    "flash_attn_func": {"window_size": (-1, -1), "num_splits": 1},
+    "flash_attn_varlen_func": {"window_size": (-1, -1)},
+    "flash_attn_with_kvcache": {"window_size": (-1, -1), "rotary_interleaved": True},
+}
+
+
+@pytest.mark.parametrize("name", DEFAULTS)
+def test_what_is_left_out_has_the_defaults_of_flash_attn(name: str) -> None:
+    parameters = inspect.signature(getattr(flash_attn, name)).parameters.values()
+    said = {p.name: p.default for p in parameters if p.default is not p.empty and p.default not in (None, 0)}
+    assert said == DEFAULTS[name]
+
+
+@pytest.mark.parametrize("is_fast", [False, True])
+def test_only_fast_forms_add_gradients_in_any_order(is_fast: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: dict[str, Any] = {}
+    default = object()
+
+    def compile_family(text: str, **options: Any) -> Any:
+        made.update(options, text=text)
+        return SimpleNamespace(module=SimpleNamespace(default=default))
+
+    monkeypatch.setattr(api, "compile_family", compile_family)
+    form = Form(
+        dtype="float16", size=16, size_v=16, grads=("q", "k", "v"), fast=is_fast, targets=("cuda.sm_90a",)
+    )
+    assert compiled.load_form(form) is default
+    assert (made["deterministic"], made["target"], made["text"]) == (not is_fast, "cuda.sm_90a", form.text)
