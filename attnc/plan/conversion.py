@@ -129,16 +129,21 @@ def list_sizes(value: Expr, fetches: Iterable[Fetch]) -> list[str]:
 
 def count_alike(scale: ColumnScale) -> int:
     """Returns how many columns, from a multiple of so many on, surely have the same scale."""
-    read = [*(index for fetch in scale.fetches for index in (*fetch.load.indices, fetch.guard)), scale.value]
-    return reduce(gcd, (_count_alike(expr) for expr in read), 0)
+    return count_alike_in(
+        *(index for fetch in scale.fetches for index in (*fetch.load.indices, fetch.guard)), scale.value
+    )
+
+
+def count_alike_in(*read: Expr) -> int:
+    """Returns how many columns, from a multiple of so many on, surely have the same of these; 0: all have."""
+    return reduce(gcd, map(_count_alike, read), 0)
 
 
 def _count_alike(expr: Expr) -> int:
-    """Returns the same of an expression; 0: of all."""
     match expr:
         case Binary(op="//", left=left, right=Const(value=int() as size)) if left == TILE_COLUMN:
             return size
         case _ if expr == TILE_COLUMN:
             return 1
         case _:
-            return reduce(gcd, map(_count_alike, children(expr)), 0)
+            return count_alike_in(*children(expr))

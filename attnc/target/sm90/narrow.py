@@ -5,17 +5,23 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from typing import NamedTuple
 
-from attnc.expr.nodes import Call
+from attnc.expr.nodes import Binary, Call, Const
+from attnc.model.dtypes import DType
+from attnc.plan.conversion import count_alike_in
 from attnc.plan.ir import Fetch, Row
-from attnc.plan.ir.kernel import KEY_ROW
+from attnc.plan.ir.kernel import KEY_ROW, TILE_COLUMN
 from attnc.plan.sm90.narrow import Narrow, NarrowPart
 from attnc.target.sm80.kernel import CudaText
-from attnc.target.sm80.printer import scalar, statement, value_type
+from attnc.target.sm80.printer import STORED, scalar, statement, value_type
+
+#: Types of scales that lanes keep as they lie in memory, several at once.
+_KEPT_AS_STORED = (DType.F32, DType.U8)
 
 
 class Loaded(NamedTuple):
     """A value that is loaded. type: in C++; statement: its declaration; line: that of its address; guard:
-    when there is one.
+    when there is one; stored: its type in memory; axis: the name of the axis along which those of a row
+    are neighbours, "" where none is known.
     """
 
     name: str
@@ -23,6 +29,8 @@ class Loaded(NamedTuple):
     statement: str
     line: str
     guard: str
+    stored: str
+    axis: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,9 +54,14 @@ class NarrowTile(NarrowPart):
         return str(self.dtype) if self.is_converted else "element"
 
     @property
-    def kept(self) -> tuple[Loaded, ...]:
-        """What lanes keep of a scale until it is computed."""
-        return self.of_block or self.of_row
+    def together(self) -> tuple[Loaded, ...]:
+        """What a lane loads for all blocks of a row at once."""
+        return tuple(loaded for loaded in self.of_block if loaded.axis)
+
+    @property
+    def apart(self) -> tuple[Loaded, ...]:
+        """What a lane keeps of each block, one after the other."""
+        return tuple(loaded for loaded in self.of_block or self.of_row if not loaded.axis)
 
 
 class NarrowTiles:
@@ -72,7 +85,7 @@ def _with_scale(part: NarrowPart, text: CudaText) -> NarrowTile:
     of_row: list[Loaded] = []
     of_block: list[Loaded] = []
     for fetch in found.fetches:
-        made = _load(fetch, text)
+        made = _load(fetch, text, tile)
         (of_row if fetch.axes == KEY_ROW.axes and made.type == "int" else of_block).append(made)
     return replace(
         tile,
@@ -83,8 +96,24 @@ def _with_scale(part: NarrowPart, text: CudaText) -> NarrowTile:
     )
 
 
-def _load(fetch: Fetch, text: CudaText) -> Loaded:
+def _load(fetch: Fetch, text: CudaText, tile: NarrowTile) -> Loaded:
     at = Row(name=f"{fetch.name}_line", tensor=fetch.load.tensor, indices=fetch.load.indices)
-    kind = value_type(fetch, text.dtypes[fetch.load.tensor])
+    dtype = text.dtypes[fetch.load.tensor]
     value, line = (statement(x, text.dtypes, text.kernel.dims, scalar) for x in (fetch, at))
-    return Loaded(fetch.name, kind, value, line, scalar(fetch.guard))
+    axis, guard = _axis_of_blocks(fetch, dtype, tile), scalar(fetch.guard)
+    return Loaded(fetch.name, value_type(fetch, dtype), value, line, guard, STORED[dtype], axis)
+
+
+def _axis_of_blocks(fetch: Fetch, dtype: DType, tile: NarrowTile) -> str:
+    """Returns the name of the axis that has the scales of a row next to each other, all of them; "" if none
+    has, or these are of a type that lanes keep one by one.
+    """
+    load = fetch.load
+    reading = [axis for axis, index in enumerate(load.indices) if count_alike_in(index)]
+    if dtype not in _KEPT_AS_STORED or len(reading) != 1:
+        return ""
+    axis = reading[0]
+    match load.indices[axis], load.extents[axis]:
+        case Binary(op="//", left=left, right=Const(value=tile.block)), Const(value=int() as size):
+            return f"{load.tensor}_{axis}" if left == TILE_COLUMN and size >= tile.scales else ""
+    return ""

@@ -42,7 +42,7 @@
 #include "sm90_rows.cuh"
 #include "sm90_convert.cuh"
 #include "sm90_warps.cuh"
-#include "sm90_prefetch.cuh"
+#include "sm90_scales.cuh"
 
 constexpr int PRODUCERS = WARPS, THREADS = 32 * WARPS;  // every warp copies its keys of a tile, and multiplies them
 constexpr int D = 128, DV = 128;
@@ -341,67 +341,47 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) kv8_blocks_forward
             l[r] += sum[r];
     };
 
-    constexpr int K_SCALES_OF_LANE = (OWN_ROWS * K_SCALES + 31) / 32;
-    int k_scale_tile_of_lane[K_SCALES_OF_LANE] = {};
+    Neighbours<unsigned char, K_SCALES> k_scale_tile_of_lane;
     auto load_k_scales = [&](int kv_lo) {
-        #pragma unroll
-        for (int i = 0; i < K_SCALES_OF_LANE; ++i) {
-            const int at = lane + 32 * i, row = at / K_SCALES, key_row = kv_lo + own_row + row,
-                column = at % K_SCALES * 32;
-            const int k_scale_tile = key_row < N && column / 32 < 4
-                ? args.k_scale_ptr[b * args.stride_k_scale_0 + key_row * args.stride_k_scale_1
-                + h_kv * args.stride_k_scale_2 + (column / 32) * args.stride_k_scale_3] : 0;
-            k_scale_tile_of_lane[i] = k_scale_tile;
+        const int key_row = kv_lo + own_row + min(lane, OWN_ROWS - 1);
+        {
+            const int column = 0;
+            const unsigned char* const k_scale_tile_line =
+                &args.k_scale_ptr[b * args.stride_k_scale_0 + key_row * args.stride_k_scale_1
+                + h_kv * args.stride_k_scale_2 + (column / 32) * args.stride_k_scale_3];
+            load_scales(k_scale_tile_of_lane, k_scale_tile_line, args.stride_k_scale_3, key_row < N && column / 32 < 4);
         }
     };
     auto store_k_scales = [&](int kv_lo) {
+        const int key_row = kv_lo + own_row + min(lane, OWN_ROWS - 1);
         #pragma unroll
-        for (int i = 0; i < K_SCALES_OF_LANE; ++i) {
-            const int at = lane + 32 * i, row = at / K_SCALES, key_row = kv_lo + own_row + row;
-            const int k_scale_tile = k_scale_tile_of_lane[i];
-            if (at < OWN_ROWS * K_SCALES)  // what lies behind the last key may have any scale, and its numbers are 0
-                store_shared(base + K_SCALES_AT + own_row * K_SCALES * 4 + (at % K_SCALES * OWN_ROWS + row) * 4,
+        for (int i = 0; i < K_SCALES; ++i) {
+            const int k_scale_tile = get_scale(k_scale_tile_of_lane, i);
+            if (lane < OWN_ROWS)  // what lies behind the last key may have any scale, and its numbers are 0
+                store_shared(base + K_SCALES_AT + own_row * K_SCALES * 4 + (i * OWN_ROWS + lane) * 4,
                     key_row < N ? exp2f((k_scale_tile - 127)) : 0.0f);
         }
     };
-    auto ask_for_k_scales = [&](int kv_lo) {
-        const int key_row = kv_lo + own_row + lane, column = 0;
-        const unsigned char* const k_scale_tile_line =
-            &args.k_scale_ptr[b * args.stride_k_scale_0 + key_row * args.stride_k_scale_1 + h_kv * args.stride_k_scale_2
-            + (column / 32) * args.stride_k_scale_3];
-        if (key_row < N && column / 32 < 4)
-            prefetch_line(k_scale_tile_line);
-    };
-    constexpr int V_SCALES_OF_LANE = (OWN_ROWS * V_SCALES + 31) / 32;
-    int v_scale_tile_of_lane[V_SCALES_OF_LANE] = {};
+    Neighbours<unsigned char, V_SCALES> v_scale_tile_of_lane;
     auto load_v_scales = [&](int kv_lo) {
-        #pragma unroll
-        for (int i = 0; i < V_SCALES_OF_LANE; ++i) {
-            const int at = lane + 32 * i, row = at / V_SCALES, key_row = kv_lo + own_row + row,
-                column = at % V_SCALES * 32;
-            const int v_scale_tile = key_row < N && column / 32 < 4
-                ? args.v_scale_ptr[b * args.stride_v_scale_0 + key_row * args.stride_v_scale_1
-                + h_kv * args.stride_v_scale_2 + (column / 32) * args.stride_v_scale_3] : 0;
-            v_scale_tile_of_lane[i] = v_scale_tile;
+        const int key_row = kv_lo + own_row + min(lane, OWN_ROWS - 1);
+        {
+            const int column = 0;
+            const unsigned char* const v_scale_tile_line =
+                &args.v_scale_ptr[b * args.stride_v_scale_0 + key_row * args.stride_v_scale_1
+                + h_kv * args.stride_v_scale_2 + (column / 32) * args.stride_v_scale_3];
+            load_scales(v_scale_tile_of_lane, v_scale_tile_line, args.stride_v_scale_3, key_row < N && column / 32 < 4);
         }
     };
     auto store_v_scales = [&](int kv_lo) {
+        const int key_row = kv_lo + own_row + min(lane, OWN_ROWS - 1);
         #pragma unroll
-        for (int i = 0; i < V_SCALES_OF_LANE; ++i) {
-            const int at = lane + 32 * i, row = at / V_SCALES, key_row = kv_lo + own_row + row;
-            const int v_scale_tile = v_scale_tile_of_lane[i];
-            if (at < OWN_ROWS * V_SCALES)  // what lies behind the last key may have any scale, and its numbers are 0
-                store_shared(base + V_SCALES_AT + own_row * V_SCALES * 4 + (at % V_SCALES * OWN_ROWS + row) * 4,
+        for (int i = 0; i < V_SCALES; ++i) {
+            const int v_scale_tile = get_scale(v_scale_tile_of_lane, i);
+            if (lane < OWN_ROWS)  // what lies behind the last key may have any scale, and its numbers are 0
+                store_shared(base + V_SCALES_AT + own_row * V_SCALES * 4 + (i * OWN_ROWS + lane) * 4,
                     key_row < N ? exp2f((v_scale_tile - 127)) : 0.0f);
         }
-    };
-    auto ask_for_v_scales = [&](int kv_lo) {
-        const int key_row = kv_lo + own_row + lane, column = 0;
-        const unsigned char* const v_scale_tile_line =
-            &args.v_scale_ptr[b * args.stride_v_scale_0 + key_row * args.stride_v_scale_1 + h_kv * args.stride_v_scale_2
-            + (column / 32) * args.stride_v_scale_3];
-        if (key_row < N && column / 32 < 4)
-            prefetch_line(v_scale_tile_line);
     };
     auto advance_copy = [&] {
         copy_lo = next(copy_lo);
@@ -426,24 +406,24 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) kv8_blocks_forward
     for (int i = is_early; i < RAW_TILES && copy_lo < end; ++i)
         copy_tile();
     raw = {0, 0};
+    load_k_scales(first);
+    load_v_scales(first);
     #pragma unroll 1
     for (int kv_lo = first; kv_lo < end; kv_lo = next(kv_lo)) {
         const u32 k_rows = base + RAW_K_AT + raw.index * RAW_K_BYTES + own_row * 128,
             v_rows = base + RAW_V_AT + raw.index * RAW_V_BYTES + own_row * 128;
-        load_k_scales(kv_lo);
-        load_v_scales(kv_lo);
-        const int next_lo = next(kv_lo);
         mbarrier_wait(raw_full(0), raw.phase);
         store_k_scales(kv_lo);
         store_v_scales(kv_lo);
         __syncwarp();  // lanes read each other's scales
+        const int next_lo = next(kv_lo);
+        load_k_scales(next_lo);
+        load_v_scales(next_lo);
         multiply_scaled_keys<e4m3, 32>(scores, q, k_rows, BLOCK_N * 128, base + K_SCALES_AT + own_row * K_SCALES * 4);
         proxy_fence();
         __syncwarp();
         if (copy_lo < end)
             copy_k();
-        ask_for_k_scales(next_lo);
-        ask_for_v_scales(next_lo);
         float alpha[ROWS];
         probabilities(kv_lo, alpha);
         rescale(alpha);
