@@ -17,6 +17,7 @@ from typing import Any, Literal, Self, TypeAlias, TypeVar
 from attnc.diagnostics import Diagnostic, DiagnosticError, error
 from attnc.expr.nodes import TRUE, Const
 from attnc.model.attention import Attention, Form
+from attnc.model.dtypes import DType
 from attnc.model.schedule import Knob, Phase, Schedule, TileConfig, Value, field_of, key_of
 from attnc.plan.layout import KernelName, Which
 from attnc.source import Span
@@ -174,6 +175,7 @@ class TileShape:
     listed: tuple[int, int] | None = None
     segment: int = 0
     shares_sums: bool = False
+    narrow_cache: bool = False
 
     def divide(self, tiles: Tiles) -> Tiles:
         if self.segment and tiles.tile_kv is not None:
@@ -196,7 +198,15 @@ def shape_of(attention: Attention) -> TileShape:
         latent=attention.v.storage.is_part,
         form=attention.softmax.form,
         segment=_count_segment(attention),
+        narrow_cache=_has_narrow_cache(attention),
     )
+
+
+def _has_narrow_cache(attention: Attention) -> bool:
+    is_cache = attention.k.storage.is_paged or "N" in attention.lengths
+    is_narrow = {attention.k.dtype, attention.v.dtype} & {dtype for dtype in DType if dtype.is_narrow}
+    is_scaled = bool(attention.column_scales)  # which only a conversion before multiplies
+    return is_cache and bool(is_narrow) and not is_scaled and not attention.q.storage.is_packed
 
 
 def _count_segment(attention: Attention) -> int:

@@ -8,7 +8,7 @@ and `verify.runners` (how its modules run, with or without a GPU).
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -152,6 +152,12 @@ class Target(ABC):
     @abstractmethod
     def default_schedule(self, shape: TileShape) -> Iterator[str]:
         """Returns the lines of a schedule for an attention that has none, without those of a backward."""
+
+    def default_labels(self, shape: TileShape) -> Mapping[str, Sequence[str]]:
+        """Returns the labels of the schedules that such an attention gets, each with lines of its own: calls
+        choose among them by sizes (`tuned.tables.guess_rows`).
+        """
+        return {"": ()}
 
     def splits_keys(self, layout: BackwardLayout | None, *, wide: bool) -> bool:
         """Returns whether dk and dv have a kernel each, where dq is not summed in memory; wide: their rows

@@ -45,6 +45,7 @@ def shape_in(program: Program, name: str) -> TileShape:
     shapes = [shape_of(variant.attention) for variant in variants(program, attention)]
     is_one = len({shape.width for shape in shapes}) == 1
     found = shapes[0] if is_one else replace(shape_of(attention), dtype=shapes[0].dtype)
+    found = replace(found, narrow_cache=any(shape.narrow_cache for shape in shapes))
     listing = listing_of(next(iter(variants(program, attention))).attention)
     return found if listing is None else replace(found, listed=(listing.rows, listing.keys))
 
@@ -52,8 +53,9 @@ def shape_in(program: Program, name: str) -> TileShape:
 def schedule_for(
     program: Program, name: str, target: str, *, wanted: Tiles | None = None, deterministic: bool = True
 ) -> str:
-    """Returns the text of a schedule for an attention of a program that has none. wanted: sizes of its
-    forward; deterministic: whether its gradients have the same bits in every run, or are the fastest.
+    """Returns the text of a schedule, or of several, for an attention of a program that has none. wanted:
+    sizes of its forward; deterministic: whether its gradients have the same bits in every run, or are the
+    fastest.
     """
     attention, made = program.attention(name), target_of(target)
     whys = [made.refuse_wide_gradients(normalise(x.attention)) for x in variants(program, attention)]
@@ -64,8 +66,16 @@ def schedule_for(
             (variant, made.sum_of_dq(variant, deterministic=deterministic))
             for variant in variants(program, attention)
         ])  # fmt: skip
+    return "\n".join(
+        _schedule_text(name, target, label, [*lines, *own])
+        for label, own in made.default_labels(shape).items()
+    )
+
+
+def _schedule_text(name: str, target: str, label: str, lines: Sequence[str]) -> str:
+    called = f" as {label}" if label else ""
     body = "\n".join(f"  {line}" for line in lines)
-    return f"schedule {name} for {target} {{\n{body}\n}}\n"
+    return f"schedule {name} for {target}{called} {{\n{body}\n}}\n"
 
 
 def complete_schedule(variant: Variant, schedule: Schedule) -> Schedule:

@@ -61,14 +61,18 @@ def _unpack(  # type: ignore[no-untyped-def]  # Triton reads annotations its own
         behind = of_page + page * PITCH + row % page * SCALE_BYTES
         scale = _of_e8m0(tl.load(bytes_ptr + behind[:, None] + block[None, :], mask=scales, other=0))
     else:
-        scale = tl.load(floats_ptr + ((place + NARROW) // 4)[:, None] + block[None, :], mask=scales, other=0.0)
+        scale = tl.load(
+            floats_ptr + ((place + NARROW) // 4)[:, None] + block[None, :], mask=scales, other=0.0
+        )
     blocks = tl.reshape(_of_e4m3(x), (ROWS, COLUMNS // BLOCK, BLOCK)) * scale[:, :, None]
     made = tl.reshape(blocks, (ROWS, COLUMNS)).to(tl.bfloat16)
     if ROTARY > 0:  # read before what is made is written, which may be anywhere
         of_rotary = tl.arange(0, ROTARY)
         beside = NARROW if SCALE_BYTES > 0 else NARROW + NARROW // BLOCK * 4
         halves = tl.load(
-            halves_ptr + ((place + beside) // 2)[:, None] + of_rotary[None, :], mask=counts[:, None], other=0.0
+            halves_ptr + ((place + beside) // 2)[:, None] + of_rotary[None, :],
+            mask=counts[:, None],
+            other=0.0,
         )
         tl.store(made_ptr + to[:, None] + NARROW + of_rotary[None, :], halves, mask=counts[:, None])
     tl.store(made_ptr + to[:, None] + at[None, :], made, mask=counts[:, None] & (at < NARROW)[None, :])

@@ -15,9 +15,11 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from attnc.files import update_text
+from attnc.model.dtypes import DType
 from attnc.model.variants import variant_name
 from attnc.plan import ir
 from attnc.plan.projection import ProjectionModule
+from attnc.plan.signature import feature
 from attnc.source import Source
 from attnc.tuned.choices import read_measured, version_of
 
@@ -31,6 +33,9 @@ TARGET_SIZES = (*ATTENTION_SIZES, "grad")
 ANY_TARGET = "any"
 #: What tables look at, and what a row of each has to say; of projections, all knobs of a config.
 _SAYS = {PROJECTION_SIZES: (), ATTENTION_SIZES: ("schedule",), TARGET_SIZES: ("target",)}
+#: Rows of a call up to which keys of 8 bits are converted in tiles, where another schedule converts them
+#: before; and the most bytes that it may take for them, by steps of batch times heads. Measured on an H200.
+TILES_ROWS, MOST_CONVERTED, _HEADS = 256, 1 << 30, (16, 64, 256, 1024)
 #: The largest sizes that a row admits, and the label of the schedule that it picks.
 LabelRows: TypeAlias = tuple[tuple[tuple[int | None, ...], str], ...]
 
@@ -183,15 +188,28 @@ def target_rows(
 
 def guess_rows(family: Sequence[ir.Module]) -> LabelRows:
     """Returns rows for a device without measurements: decode kernels up to as many rows as a tile has,
-    then the first other schedule.
+    then the first other schedule; where one converts keys and values of 8 bits in tiles and another before,
+    the first for few rows, and for more keys than should be converted.
     """
-    labels = {module.label: module.kernel.structure == "decode" for module in family}
-    decode = next((label for label, is_decode in labels.items() if is_decode), None)
-    other = next((label for label, is_decode in labels.items() if not is_decode), None)
-    anything = (None,) * len(ATTENTION_SIZES)
-    if decode is None or other is None:
-        return ((anything, next(iter(labels))),)
-    return (((16, *anything[1:]), decode), (anything, other))
+    anything: tuple[int | None, ...] = (None,) * len(ATTENTION_SIZES)
+    others = [module for module in family if module.kernel.structure != "decode"]
+    decode = next((module.label for module in family if module.kernel.structure == "decode"), None)
+    if not others:
+        return ((anything, family[0].label),)
+    rows: LabelRows = () if decode is None else (((16, *anything[1:]), decode),)
+    before = next((module for module in others if module.conversion is not None), None)
+    tiles = next((module for module in others if module.conversion is None), None)
+    if before is None or before.conversion is None or tiles is None or not _reads_narrow(tiles):
+        return (*rows, (anything, others[0].label))
+    key_bytes = sum(2 * feature(tensor.made.tensor) for tensor in before.conversion.tensors)
+    stairs = [((None, MOST_CONVERTED // key_bytes // heads, heads), before.label) for heads in _HEADS]
+    return (*rows, ((TILES_ROWS, *anything[1:]), tiles.label), *stairs, (anything, tiles.label))
+
+
+def _reads_narrow(module: ir.Module) -> bool:
+    return any(
+        DType(tensor.dtype).is_narrow for tensor in (module.variant.attention.k, module.variant.attention.v)
+    )
 
 
 def plain_name(module: ir.Module) -> str:

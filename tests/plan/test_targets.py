@@ -89,3 +89,43 @@ schedule it for {target} {{ {backward} }}
     program = resolve_text(text)
     (variant,) = variants(program, program.attention("it"))
     return program, variant
+
+
+PAGED, LENGTH = "via paged(table, page = 16)", "input lens: i32[B]\n  length N = lens[b]"
+TABLE = f"input table: i32[B, P]\n  {LENGTH}"
+ROWS, PACKED = "bf16[B, M, Hkv * G, 128]", "bf16[T, Hkv * G, 128]"
+NARROW_CACHE = """attention cache {{
+  {params}
+  input q: {q}
+  input k, v: {kv}[B, N, Hkv, 128] {where}
+  {more}
+  score = dot(q, k{scale})
+  normalize = softmax
+  output o: {o}
+}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("change", "labels"),
+    [
+        ({}, ["tiles", "before"]),
+        ({"params": "param T in {bf16, i8}", "kv": "T"}, ["tiles", "before"]),
+        ({"where": "", "more": LENGTH}, ["tiles", "before"]),
+        ({"kv": "bf16"}, [""]),
+        ({"where": "", "more": ""}, [""]),  # all keys are the call's, and are converted before
+        ({"more": f"{TABLE}\n  input s: f32[Hkv, 128]", "scale": " * s[h // G, d]"}, [""]),
+        ({"q": f"{PACKED} via ragged(cu)", "o": PACKED, "more": f"{TABLE}\n  input cu: i32[B + 1]"}, [""]),
+    ],
+    ids=str,
+)
+def test_a_cache_of_8_bits_gets_a_schedule_for_short_and_for_long_calls(
+    change: dict[str, str], labels: list[str]
+) -> None:
+    known = {"params": "", "q": ROWS, "o": ROWS, "kv": "e4m3", "where": PAGED, "scale": "", "more": TABLE}
+    text = NARROW_CACHE.format(**{**known, **change})
+    program = resolve_text(text)
+    schedules = schedule_for(program, "cache", "cuda.sm_90a")
+    made = resolve_text(f"{text}\n{schedules}").schedules
+    assert [schedule.label for schedule in made] == labels
+    assert schedule_for(program, "cache", "triton").count("schedule") == 1

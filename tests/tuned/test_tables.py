@@ -27,6 +27,7 @@ from attnc.tuned.tables import (
 from tests.plans import plans_of
 from tests.refusals import refused
 from tests.tables import choice
+from tests.verify.judging import modules_of
 
 EXTEND = Path(__file__).parents[2] / "specs" / "extend.attn"
 SPEC = Path(__file__).parents[2] / "specs" / "llama_7b.attn"
@@ -142,6 +143,52 @@ def test_modules_are_named_after_their_schedules(family: tuple[ir.Module, ...]) 
 def test_a_device_that_nobody_measured_splits_keys_for_few_rows(family: tuple[ir.Module, ...]) -> None:
     assert guess_rows(family) == (((16, None, None), "split"), ((None, None, None), "rows"))
     assert guess_rows(family[2:]) == (((None, None, None), "rows"),)
+
+
+CACHE = """attention cache {
+  input q: bf16[B, M, Hkv * G, 128]
+  input k, v: e4m3[B, N, Hkv, 128] via paged(table, page = 16)
+  input table: i32[B, P]
+  input lens: i32[B]
+  length N = lens[b]
+  score = dot(q, k)
+  normalize = softmax
+  output o: bf16[B, M, Hkv * G, 128]
+}
+schedule cache for cuda.sm_90a as few { loops = [kv], pack = gqa }
+schedule cache for cuda.sm_90a as before { convert = before }
+schedule cache for cuda.sm_90a as tiles { convert = tiles }
+"""
+
+
+@pytest.mark.parametrize(
+    ("sizes", "label"),
+    [
+        ((16, 2**20, 2**10), "few"),
+        ((17, 1024, 16), "tiles"),
+        ((256, 1024, 16), "tiles"),
+        ((257, 1024, 16), "before"),
+        ((4096, 2**17, 16), "before"),  # 1 GiB of converted keys and values, were each head a KV head
+        ((4096, 2**17 + 1, 16), "tiles"),
+        ((4096, 2**17, 17), "tiles"),
+        ((4096, 2048, 1024), "before"),
+        ((4096, 16, 1025), "tiles"),
+    ],
+)
+def test_long_calls_convert_a_cache_before_as_far_as_it_has_room(sizes: tuple[int, ...], label: str) -> None:
+    rows = guess_rows(modules_of(CACHE))
+    admits = (
+        all(most is None or size <= most for size, most in zip(sizes, limits, strict=True))
+        for limits, _ in rows
+    )
+    assert next(found for is_admitted, (_, found) in zip(admits, rows, strict=True) if is_admitted) == label
+
+
+def test_schedules_that_convert_alike_are_not_told_apart() -> None:
+    text = CACHE.replace("convert = tiles", "convert = before, stages = 2")
+    assert guess_rows(modules_of(text)) == (((16, None, None), "few"), ((None, None, None), "before"))
+    of_16_bits = CACHE.replace("e4m3", "bf16")
+    assert guess_rows(modules_of(of_16_bits)) == (((16, None, None), "few"), ((None, None, None), "before"))
 
 
 def test_measured_schedules_are_embedded(family: tuple[ir.Module, ...]) -> None:

@@ -6,7 +6,7 @@ wgmma makes (`sm90.backward`) are made by those of mma.sync, which run on it too
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -153,6 +153,12 @@ class Sm90a(Target):
             yield ", ".join(f"{key} = {value}" for key, value in sizes.items())
         elif shape.width <= PIECE and not shape.masked and shape.form != "none":
             yield "blocks in {1, 2}"  # two for short sequences
+
+    def default_labels(self, shape: TileShape) -> Mapping[str, Sequence[str]]:
+        """As `Target.default_labels`: a cache of 8 bits is converted in tiles where calls are short."""
+        if not shape.narrow_cache or shape.width > WIDEST or shape.latent or shape.listed is not None:
+            return Target.default_labels(self, shape)
+        return {"tiles": ("convert = tiles",), "before": ("convert = before",)}
 
     def configs(self, variant: Variant, schedule: Schedule) -> tuple[HopperConfig, ...]:
         if has_keys_of_warps(schedule):
