@@ -82,40 +82,44 @@ __device__ __forceinline__ void load_eight(const element* from, float (&x)[8])
         x[j] = to_float(element{(unsigned short)(eight.words[j / 2] >> 16 * (j % 2))});
 }
 
-// Converts ROWS rows of a tile, by one warp: `panels` of 64 columns, which begin at columns `column_of(panel)` of the
-// rows in memory. from: rows of 8 bits, in panels of 128 columns; to: rows of elements, in panels of 64; both are
-// swizzled by TMA's 128 bytes, and panels lie `pitch` bytes apart. ROWS and the number of the first row are multiples
-// of 8.
-template <class Stored, int ROWS, int PANELS, class ColumnOf>
-__device__ __forceinline__ void convert_rows(u32 from, u32 to, int pitch, ColumnOf column_of)
+// Which of the panels of a tile a warp converts: all of them, in their order.
+struct AllPanels {
+    __device__ __forceinline__ int operator()(int i) const { return i; }
+};
+
+// Converts ROWS rows of a tile, by one warp: PANELS panels of 64 columns, those of the numbers `panel_of(i)`, which
+// begin at columns `column_of(panel)` of the rows in memory. from: rows of 8 bits, in panels of 128 columns; to: rows of
+// elements, in panels of 64; both are swizzled by TMA's 128 bytes, and panels lie `pitch` bytes apart. ROWS and the
+// number of the first row are multiples of 8.
+template <class Stored, int ROWS, int PANELS, class ColumnOf, class PanelOf = AllPanels>
+__device__ __forceinline__ void convert_rows(u32 from, u32 to, int pitch, ColumnOf column_of, PanelOf panel_of = {})
 {
     // Eight lanes that access shared memory together have half of row r and of row r ^ 5: other banks for each, in the
     // tile that they read and in that which they write.
     const int lane = threadIdx.x % 32, row = lane / 8 ^ lane / 4 % 2 * 5, chunk = lane % 4;
-    const u32 at_row = row * 128;
+    constexpr int RUNS = ROWS / 8, STEPS = PANELS * RUNS;  // of eight rows of a panel
+    auto load = [&](int step) {
+        const int half = column_of(panel_of(step / RUNS)) / 64;
+        const u32 rows = from + half / 2 * pitch + step % RUNS * 1024 + row * 128;
+        return load_shared<Chunk>(rows + ((half % 2 * 4 + chunk) ^ row) * 16);
+    };
+    Chunk next = load(0);  // one ahead: a warp waits for a load while it converts another
 #pragma unroll
-    for (int panel = 0; panel < PANELS; ++panel) {
-        const int half = column_of(panel) / 64;
-        const u32 source = from + half / 2 * pitch + at_row + ((half % 2 * 4 + chunk) ^ row) * 16;
-        const u32 first = to + panel * pitch + at_row + (2 * chunk ^ row) * 16;
-        const u32 second = to + panel * pitch + at_row + ((2 * chunk + 1) ^ row) * 16;
-        Chunk next = load_shared<Chunk>(source);  // one ahead: a warp waits for a load while it converts another
+    for (int step = 0; step < STEPS; ++step) {
+        const Chunk stored = next;
+        if (step + 1 < STEPS)
+            next = load(step + 1);
+        const u32 rows = to + panel_of(step / RUNS) * pitch + step % RUNS * 1024 + row * 128;
+        Chunk made[2];
 #pragma unroll
-        for (int r = 0; r < ROWS; r += 8) {
-            const Chunk stored = next;
-            if (r + 8 < ROWS)
-                next = load_shared<Chunk>(source + (r + 8) * 128);
-            Chunk made[2];
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                u32 pairs[2];
-                to_halves(Stored{}, stored.words[i], pairs);
-                made[i / 2].words[i % 2 * 2] = to_elements(element{}, pairs[0]);
-                made[i / 2].words[i % 2 * 2 + 1] = to_elements(element{}, pairs[1]);
-            }
-            store_shared(first + r * 128, made[0]);
-            store_shared(second + r * 128, made[1]);
+        for (int i = 0; i < 4; ++i) {
+            u32 pairs[2];
+            to_halves(Stored{}, stored.words[i], pairs);
+            made[i / 2].words[i % 2 * 2] = to_elements(element{}, pairs[0]);
+            made[i / 2].words[i % 2 * 2 + 1] = to_elements(element{}, pairs[1]);
         }
+        store_shared(rows + (2 * chunk ^ row) * 16, made[0]);
+        store_shared(rows + ((2 * chunk + 1) ^ row) * 16, made[1]);
     }
 }
 
