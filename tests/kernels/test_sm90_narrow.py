@@ -406,6 +406,19 @@ def test_a_kernel_that_rounds_on_the_way_is_found() -> None:
     assert found[0].startswith("8 bits equal 16: config ")
 
 
+def test_p_that_comes_while_q_is_read_is_found() -> None:
+    made = subject("latent")
+    assert made.plan is not None
+    files = render_files(made.plan, path="a.attn", sha256="")
+    name = next(name for name in files if name.endswith(".cu"))
+    lines = with_headers(files[name]).splitlines()
+    kept = [line for line in lines if "p comes in their place" not in line]
+    assert len(kept) == len(lines) - 1
+    broken = replace(subject_of(made.plan, {name: "\n".join(kept)}), plan=made.plan)
+    orders = (case(made, SIZES[1], seed=seed) for seed in range(40))  # of warps: one in some six shows it
+    assert not all(check(broken, given, fills=("nan",)).ok for given in orders)
+
+
 def test_a_scale_that_is_rounded_is_found() -> None:
     made = subject("before, blocks of columns")
     assert made.plan is not None

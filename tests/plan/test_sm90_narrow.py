@@ -66,6 +66,19 @@ def test_values_in_the_keys_are_converted_with_them() -> None:
     assert layout.narrow.panels == 5
 
 
+def test_latents_have_room_for_a_third_tile_where_p_lies_in_q() -> None:
+    kernel = planned("split.kv = 2", d=576, prefix=512).kernel
+    layout, config = decode_layout_of(kernel), kernel.configs[0]
+    buffers = layout.shared_memory(config)
+    assert (config.tile_kv, config.stages, layout.chosen(config)["RAW_TILES"]) == (32, 3, 2)
+    assert "p" not in buffers
+    assert 227 * 1024 - 64 * 128 < sum(buffers.values()) <= 227 * 1024
+    of_16_bits = planned("tile.kv = 32, stages = 2", k="bf16", v="bf16", d=576, prefix=512).kernel
+    assert decode_layout_of(of_16_bits).shared_memory(of_16_bits.configs[0])["p"] == 64 * 128
+    without_rest = planned("tile.kv = 32, stages = 2", d=512, prefix=512).kernel  # all of q has a place
+    assert decode_layout_of(without_rest).shared_memory(without_rest.configs[0])["p"] == 64 * 128
+
+
 @pytest.mark.parametrize(
     ("tile_kv", "fits"), [(16, False), (32, True), (48, False), (128, True), (160, False)]
 )

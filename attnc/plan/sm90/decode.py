@@ -82,6 +82,8 @@ _ROW, _BARRIER = 128, 8
 _FEWEST_KEYS = 8
 #: What a schedule gets for the keys that it does not mention: the first that fits.
 _TILES = (Tiles(tile_kv=64, stages=2), Tiles(tile_kv=32, stages=2))
+#: The same before these where two warpgroups multiply keys of 8 bits: two tiles, and one that is converted.
+_NARROW_LATENT_TILES = (Tiles(tile_kv=32, stages=3),)
 #: The same before these where columns have scales, beside which two blocks have room for no second stage.
 _SCALED_TILES = (Tiles(tile_kv=64, stages=1),)
 #: The same before these where rows have up to 64 columns of 16 bits: as many bytes are asked for at once.
@@ -129,6 +131,13 @@ class Sm90DecodeLayout(CudaLayout):
     def keeps_rest(self) -> bool:
         """Whether columns of q that multiply no values stay in registers."""
         return self.shares_columns and self.rest > 0
+
+    @property
+    def p_in_q(self) -> bool:
+        """Whether P lies in shared memory where columns of q were that stay in registers: beside tiles of 8
+        bits it has no room of its own.
+        """
+        return self.keeps_rest and bool(self.narrow)
 
     @property
     def blocks(self) -> int:
@@ -218,7 +227,7 @@ class Sm90DecodeLayout(CudaLayout):
             "v": 0 if self.v_in_k else stages * tile_kv * self.v.panels * _ROW,
             "8 bits": ahead * self.narrow.tile_bytes(tile_kv),
             "scales": self.narrow.scale_bytes(tile_kv),
-            "p": WGMMA_ROWS * _ROW if self.consumers == 2 else 0,
+            "p": WGMMA_ROWS * _ROW if self.consumers == 2 and not self.p_in_q else 0,
             "statistics": 4 * WGMMA_ROWS * 4 if self.consumers == 2 else 0,
             "barriers": _BARRIER * sum(self._barriers(config, ahead).values()),
         }
@@ -372,7 +381,7 @@ def sm90_decode_configs(variant: Variant, schedule: Schedule) -> tuple[HopperCon
 
 def _first_tiles(layout: Sm90DecodeLayout) -> tuple[Tiles, ...]:
     if layout.consumers != 1:
-        return ()
+        return _NARROW_LATENT_TILES if layout.narrow else ()
     if layout.narrow.scales:
         return _SCALED_TILES
     return _NARROW_TILES if max(layout.d, layout.dv) <= PIECE and not layout.narrow else ()

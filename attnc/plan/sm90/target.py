@@ -136,10 +136,7 @@ class Sm90a(Target):
         if shape.listed is not None and shape.listed[1] == 1 and not shape.gradients and not shape.latent:
             yield "loops = [kv], pack = gqa, split.kv = auto"
             return
-        if shape.latent and shape.width > WIDEST:  # prompts take this kernel too
-            yield "loops = [kv], pack = gqa, tile.kv = 64, split.kv = auto"
-            return
-        if shape.width > WIDEST and (not shape.gradients or shape.shares_sums):
+        if shape.width > WIDEST and (shape.latent or not shape.gradients or shape.shares_sums):  # prompts too
             yield "loops = [kv], pack = gqa, split.kv = auto"
             return
         # tiles that see alike are as long as each other: there is no order to wait for, and a tile can be
