@@ -79,6 +79,14 @@ def test_what_runs_as_a_module_is_imported_is_judged_by_its_function_or_by_all_o
     assert set(names(choose_tests(mutant_at(imported), first))) == {"own_inside", "other_imports"}
 
 
+def test_signatures_are_looked_at_where_a_line_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(SETTINGS["signatures"], "plan", [OTHER])
+    inside = body_of(DEFINED)
+    lines = lines_of(own_inside=(0.1, [inside]), other_elsewhere=(0.1, []))
+    assert names(choose_tests(mutant_at(DEFINED), lines)) == ["other_elsewhere", "own_inside"]
+    assert names(choose_tests(mutant_at(inside), lines)) == ["own_inside"]
+
+
 def test_no_test_is_asked_beyond_the_budget() -> None:
     line, most = body_of(DEFINED), SETTINGS["limits"]["seconds"]
     lines = lines_of(own=(most - 1, [line]), own_long=(most - 0.9, [line]), other=(0.1, [line]))

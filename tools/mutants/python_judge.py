@@ -88,21 +88,28 @@ def choose_tests(mutant: Mutant, lines: Lines) -> list[dict[str, float]]:
 def _tests_at(mutant: Mutant, lines: Lines) -> Iterator[frozenset[str]]:
     """Yields tests in turn: those that run a changed line, or where there are none its function or module;
     then, where they are few, others of the function and the module. What remembers results runs its lines in
-    the first test of a process alone, and others may see the change too.
+    the first test of a process alone, and others may see the change too. Of a line that runs as its module is
+    imported, tests of signatures come first, and all others follow.
     """
     known, asked = lines.tests_of.get(mutant.file, {}), frozenset[str]()
-    for span in _spans(mutant):
+    spans, is_imported = _spans(mutant)
+    if is_imported:
+        files = SETTINGS["signatures"].get(mutant.file.split("/")[1], ())
+        asked |= frozenset(test for test in lines.tests if test.partition("::")[0] in files)
+        yield from [asked] * bool(asked)
+    for span in spans:
         found = frozenset().union(*(tests for line, tests in known.items() if line in span)) - asked
         if found:
             yield found
             asked |= found
-        if len(asked) > _FEW:
+        if len(asked) > _FEW and not is_imported:
             return
 
 
-def _spans(mutant: Mutant) -> Iterator[range]:
-    """Yields lines of a mutant: of the innermost statement, of the function around it, of the module. Of a
-    line that runs as its module is imported, no statement: a test that runs it has only imported it first.
+def _spans(mutant: Mutant) -> tuple[list[range], bool]:
+    """Returns lines of a mutant: of the innermost statement, of the function around it, of the module; and
+    whether it runs as its module is imported. Then no statement is among them: a test that runs it has only
+    imported it first.
     """
     text = (ROOT / mutant.file).read_text(encoding="utf-8")
     last = mutant.line + mutant.old.count("\n")
@@ -112,15 +119,17 @@ def _spans(mutant: Mutant) -> Iterator[range]:
         if isinstance(node, ast.stmt) and _first(node) <= mutant.line and last <= (node.end_lineno or 0)
     ]
     around.sort(key=lambda node: (node.end_lineno or 0) - _first(node))
-    if any(isinstance(node, ast.FunctionDef) and node.body[0].lineno <= mutant.line for node in around):
+    functions = [node for node in around if isinstance(node, ast.FunctionDef)]
+    is_imported = all(mutant.line < node.body[0].lineno for node in functions)
+    spans = []
+    if not is_imported:
         body = getattr(around[0], "body", None)
         end = body[0].lineno - 1 if body else around[0].end_lineno or 0
-        yield range(mutant.line, last + 1)
-        yield range(_first(around[0]), end + 1)
+        spans += [range(mutant.line, last + 1), range(_first(around[0]), end + 1)]
     for node in around:
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
-            yield range(node.body[0].lineno, (node.end_lineno or 0) + 1)
-    yield range(1, text.count("\n") + 2)
+            spans.append(range(node.body[0].lineno, (node.end_lineno or 0) + 1))
+    return [*spans, range(1, text.count("\n") + 2)], is_imported
 
 
 def _first(node: ast.stmt) -> int:
