@@ -79,12 +79,21 @@ def test_what_runs_as_a_module_is_imported_is_judged_by_its_function_or_by_all_o
     assert set(names(choose_tests(mutant_at(imported), first))) == {"own_inside", "other_imports"}
 
 
+def test_tests_of_the_package_judge_a_line_that_none_is_known_to_run() -> None:
+    line = body_of(DEFINED)
+    lines = lines_of(own=(0.1, []), other=(0.2, []))
+    lines.tests["tests/flex/test_mods.py::test_elsewhere"] = 0.1
+    assert names(choose_tests(mutant_at(line), lines)) == ["own", "other"]
+    lines.tests["tests/test_build.py::whole"] = 0.3
+    assert names(choose_tests(mutant_at(line), lines)) == ["own", "whole", "other"]
+
+
 def test_signatures_are_looked_at_where_a_line_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(SETTINGS["signatures"], "plan", [OTHER])
     inside = body_of(DEFINED)
     lines = lines_of(own_inside=(0.1, [inside]), other_elsewhere=(0.1, []))
     assert names(choose_tests(mutant_at(DEFINED), lines)) == ["other_elsewhere", "own_inside"]
-    assert names(choose_tests(mutant_at(inside), lines)) == ["own_inside"]
+    assert names(choose_tests(mutant_at(inside), lines)) == ["own_inside", "other_elsewhere"]
 
 
 def test_no_test_is_asked_beyond_the_budget() -> None:

@@ -87,14 +87,16 @@ def choose_tests(mutant: Mutant, lines: Lines) -> list[dict[str, float]]:
 
 def _tests_at(mutant: Mutant, lines: Lines) -> Iterator[frozenset[str]]:
     """Yields tests in turn: those that run a changed line, or where there are none its function or module;
-    then, where they are few, others of the function and the module. What remembers results runs its lines in
-    the first test of a process alone, and others may see the change too. Of a line that runs as its module is
-    imported, tests of signatures come first, and all others follow.
+    then, where they are few, others of the function, the module and the package. What remembers results runs
+    its lines in the first test of a process alone, what tests compute as they are collected in none, and
+    copies of the support package elsewhere. Of a line that runs as its module is imported, tests of
+    signatures come first, and all others follow.
     """
     known, asked = lines.tests_of.get(mutant.file, {}), frozenset[str]()
+    package = mutant.file.split("/")[1]
     spans, is_imported = _spans(mutant)
     if is_imported:
-        files = SETTINGS["signatures"].get(mutant.file.split("/")[1], ())
+        files = SETTINGS["signatures"].get(package, ())
         asked |= frozenset(test for test in lines.tests if test.partition("::")[0] in files)
         yield from [asked] * bool(asked)
     for span in spans:
@@ -104,6 +106,8 @@ def _tests_at(mutant: Mutant, lines: Lines) -> Iterator[frozenset[str]]:
             asked |= found
         if len(asked) > _FEW and not is_imported:
             return
+    places = tuple(SETTINGS["tests"][package])
+    yield frozenset(test for test in lines.tests if test.startswith(places)) - asked
 
 
 def _spans(mutant: Mutant) -> tuple[list[range], bool]:
@@ -143,12 +147,14 @@ def _parse(text: str) -> ast.Module:
 
 
 def _rank(mutant: Mutant, tests: frozenset[str], lines: Lines) -> dict[str, None]:
-    """Sorts tests: the module's own file first, then by what they cost; one case of each function before a
-    second one.
+    """Sorts tests: the module's own file first, and that of the whole package where none is known to run the
+    module; then by what they cost; one case of each function before a second one.
     """
     module = str(Path(mutant.file).relative_to("attnc").with_suffix(""))
     own = {own_file(module), ROOT / "tests" / f"{TESTED_ELSEWHERE.get(module, '')}.py"}
     near = {path.relative_to(ROOT).as_posix() for path in own}
+    if not any(tests.intersection(found) for found in lines.tests_of.get(mutant.file, {}).values()):
+        near.update(SETTINGS["whole"].get(mutant.file.split("/")[1], ()))
     turns: dict[str, int] = {}
     ranked = []
     for test in sorted(tests, key=lambda test: (lines.tests[test], test)):
