@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attnc.distributed.estimate import STRATEGIES, Rates, Strategy
-from attnc.distributed.explain import as_dict, as_text, least
+from attnc.distributed.explain import as_dict, as_text, example, least, sizes_known
 from attnc.distributed.offers import (
     Chunks,
     assignments,
@@ -29,8 +29,12 @@ from attnc.distributed.plan import Plan, Planner, is_tied, make_plan
 from attnc.distributed.spans import CallSizes, Visibility, Widths
 from attnc.expr.evaluate import Env, evaluate
 from attnc.expr.nodes import Expr
+from attnc.model.resolve import resolve
+from attnc.source import Source
+from attnc.syntax.parser import parse, prelude
 from tests.distributed import plain_plan
 from tests.distributed.plain_plan import check_plan
+from tests.distributed.specs import SPECS
 from tests.expr.masks import masks, tensors
 from tests.expr.spell import spell
 from tests.specimens import attention
@@ -327,6 +331,21 @@ def test_the_page_of_a_plan(name: str, golden: Callable[[Path, str], None]) -> N
     seen = visibility(spell(mask))
     plan = Planner(seen, Widths(d=128, dv=64), ranks).plan(sizes, strategy)
     golden(GOLDEN / "ranks" / f"{name}.txt", as_text(plan, seen, ("made up",) * (name == "packed")) + "\n")
+
+
+@pytest.mark.parametrize("name", ["documents", "packed", "prefix", "lengths", "window"])
+def test_the_page_of_an_example(name: str, golden: Callable[[Path, str], None]) -> None:
+    """Contents are made up for what the mask reads."""
+    program = resolve(parse(Source(f"{name}.attn", SPECS[name])), prelude())
+    sizes, remarks = example(program.attentions[0], {"M": 900, "B": 2, "Hkv": 2, "G": 3})
+    seen = Visibility(program.attentions[0])
+    page = as_text(make_plan(seen, sizes, Widths(d=16, dv=16), 2, Rates()), seen, remarks)
+    golden(GOLDEN / "ranks" / f"example_{name}.txt", f"{page}\n")
+
+
+def test_sizes_of_an_example_are_those_of_every_spec_and_its_own() -> None:
+    program = resolve(parse(Source("distances.attn", SPECS["distances"])), prelude())
+    assert sizes_known(program.attentions[0]) == ("B", "M", "N", "H", "Hkv", "G", "R")
 
 
 def test_figures_are_those_of_the_page() -> None:
