@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 from typing import Any
 
@@ -13,6 +14,7 @@ from attnc.adapters.flashinfer import (
     BatchPrefillWithPagedKVCacheWrapper,
 )
 from attnc.adapters.flashinfer.paged import make_tables
+from attnc.api import repeats
 from tests.adapters.engines import LARGEST, coded, meant
 from tests.adapters.flashinfer.batches import GROUP, HEADS, PAGE, SIZE, SIZES, compare, csr, stored, workspace
 from tests.adapters.oracle import attend, pages
@@ -134,6 +136,30 @@ def test_results_go_where_they_are_asked() -> None:
     alone = wrapper.run(q, (k, v))
     assert isinstance(alone, torch.Tensor)
     assert torch.equal(alone, out)
+
+
+def test_a_plan_of_the_same_sizes_needs_no_other_function(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lengths and pages change from step to step, and nothing is looked up again."""
+    asked, module = list[str](), importlib.import_module("attnc.adapters.flashinfer.wrapper")
+    find = module.find_function
+
+    def find_and_note(name: str, *given: Any) -> Any:
+        asked.append(name)
+        return find(name, *given)
+
+    monkeypatch.setattr(module, "find_function", find_and_note)
+    repeats.forget()
+    wrapper = BatchDecodeWithPagedKVCacheWrapper(workspace())
+    k, v, table, keys, values = pages([11, 11], PAGE, HEADS, SIZE)
+    for lengths, window_left in (([9, 4], -1), ([3, 11], -1), ([3, 11], 2), ([10, 6], 2)):
+        wrapper.plan(*csr(lengths, table), head_dim=SIZE, **(SIZES | {"window_left": window_left}))
+        q = torch.randn(2, HEADS * GROUP, SIZE)
+        o, lse = wrapper.run(q, (k, v), return_lse=True)
+        for b, kept in enumerate(lengths):
+            seen = slice(0 if window_left < 0 else max(kept - 1 - window_left, 0), kept)
+            known = keys[b][seen], values[b][seen]
+            compare(o[b : b + 1], lse[b : b + 1], attend(q[b : b + 1], *known, scale=SIZE**-0.5))
+    assert len(asked) == 2
 
 
 def test_a_graph_reads_the_tables_of_a_later_plan() -> None:
