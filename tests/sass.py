@@ -21,6 +21,11 @@ _LINE = re.compile(
 )
 _TARGET = re.compile(r"`\((\.L_x_\d+)\)")
 _WAIT = re.compile(r"gsb0,\s*0x([0-9a-f]+)")
+_COMMA = re.compile(r",(?![^\[]*\])")
+_UNIFORM = re.compile(r"\bUR(\d+)")
+_REGISTER, _PREDICATE = re.compile(r"R\d+"), re.compile(r"!?U?P(?:\d|T)")
+#: Instructions that write a uniform register, besides those of uniform registers alone.
+_TO_UNIFORM = ("R2UR", "S2UR", "VOTEU", "CS2UR", "REDUX")
 #: Instructions after which no instruction follows.
 _ENDS = ("EXIT", "RET", "BRX", "JMP", "KILL")
 
@@ -87,6 +92,51 @@ def findings(loop: Loop, *, overlaps: bool) -> tuple[str, ...]:
         f"{loop.local} loads and stores of spilled registers": loop.local > 0,
     }
     return tuple(message for message, holds in found.items() if holds)
+
+
+def unwritten(text: str) -> tuple[str, ...]:
+    """Returns the instructions of nvdisasm's text that read a uniform register which nothing has written,
+    kernel by kernel.
+
+    ptxas of CUDA 12.8 makes such reads of the matrix descriptors of some kernels, without a word.
+    """
+    starts = [*_FUNCTION.finditer(text)]
+    ends = [match.start() for match in starts[1:]] + [len(text)]
+    return tuple(
+        one for match, end in zip(starts, ends, strict=True) for one in _unwritten(text[match.end() : end])
+    )
+
+
+def _unwritten(text: str) -> Iterator[str]:
+    """Yields such instructions of a kernel, whose text is taken in order: what is written only behind a read,
+    in a loop, is not there when it is read first.
+    """
+    written: set[int] = set()
+    for match in _LINE.finditer(text):
+        if match["label"] is not None:
+            continue
+        code, operands = match["code"], [one.strip() for one in _COMMA.split(match["rest"])]
+        results = 1 + sum(bool(_PREDICATE.fullmatch(one)) for one in operands[:2])
+        writes = code.startswith("U") or code.split(".")[0] in _TO_UNIFORM
+        made = operands[:results] if writes else []
+        reads = {n for one in operands[len(made) :] for n in _uniform(one, operands, ".64" in code)}
+        if reads - written:
+            yield f"{code} {match['rest'].strip()}"
+        is_pair = ".64" in code or ".WIDE" in code
+        written |= {n for one in made for n in _uniform(one, operands, is_pair)}
+
+
+def _uniform(operand: str, operands: Sequence[str], is_pair: bool) -> set[int]:
+    """Returns the uniform registers of an operand: of a product of matrices two pairs, of which the first is
+    not read if that matrix is in registers.
+    """
+    found = _UNIFORM.search(operand)
+    if found is None:
+        return set()
+    first = int(found[1])
+    if operand.startswith("gdesc"):
+        return {*range(first + 2 if _REGISTER.fullmatch(operands[1]) else first, first + 4)}
+    return {first, first + 1} if is_pair or operand.startswith("desc") else {first}
 
 
 class _Graph:

@@ -254,6 +254,29 @@ def block(size: int) -> int:
     return max(16, 1 << (size - 1).bit_length())
 
 
+#: Bytes of a row of a tile in shared memory, of which matrix descriptors have one form if there are as many.
+_LINE = 128
+
+
+def value_columns(attention: Attention) -> int:
+    """Returns how many columns a tile of v has in a Triton kernel that makes o: those of `block`, and no
+    fewer than the tile of k, up to a line.
+
+    Tensor cores of Hopper read both in shared memory, and narrower rows are swizzled otherwise. Where tensors
+    are not aligned, ptxas of CUDA 12.8, which Triton 3.6 to 3.7 have, adds the second form to a register that
+    nothing wrote, and the product is of whatever is there (`tests/sass.py` looks for such reads).
+    """
+    d, dv = block(feature(attention.k)), block(feature(attention.v))
+    if attention.v.storage.is_part:
+        return dv  # some of the columns of k
+    return max(dv, min(d, _LINE // DType(attention.q.dtype).bytes))
+
+
+def has_wide_values(attention: Attention) -> bool:
+    """Returns whether a tile of v has more columns than `block` gives it, and the copy engine moves."""
+    return value_columns(attention) > block(feature(attention.v))
+
+
 def are_wide(d: int, dv: int) -> bool:
     """Returns whether the accumulators of dk and dv cannot share a kernel: then each gets its own, at the
     price of one more dot (on an H200 1.3 to 1.5 times faster at 256 columns than small tiles).

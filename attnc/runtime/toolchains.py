@@ -88,7 +88,7 @@ class TritonKernel:
     """A `triton.jit` function as it is compiled for a GPU that need not be there, of e.g. capability 90.
 
     signature: Triton's type of every argument ("*bf16", "i32", "constexpr"); constants: the values of those
-    that are constexpr. Tensors, and strides by their names, are taken for multiples of 16.
+    that are constexpr. aligned: tensors, and strides by their names, are taken for multiples of 16.
     """
 
     function: Any
@@ -98,6 +98,7 @@ class TritonKernel:
     warps: int
     stages: int
     maxnreg: int | None = None
+    aligned: bool = True
 
     @property
     def options(self) -> dict[str, object]:
@@ -105,15 +106,23 @@ class TritonKernel:
 
     def compile(self) -> Usage | None:
         """Compiles to machine code; None where cuobjdump is missing. Raises what Triton's compiler raises."""
-        import triton
-        from triton.backends.compiler import GPUTarget
-
-        target = GPUTarget("cuda", self.capability, 32)
-        compiled = triton.compile(self._source(), target=target, options=self.options)
+        compiled = self._compiled()
         usage = read_usage(compiled.asm["cubin"])
         if usage is None:
             return None
         return Usage(registers=usage.registers, stack=usage.stack, shared=int(compiled.metadata.shared))
+
+    def cubin(self) -> bytes:
+        """Returns the machine code. Raises what Triton's compiler raises."""
+        image: bytes = self._compiled().asm["cubin"]
+        return image
+
+    def _compiled(self) -> Any:
+        import triton
+        from triton.backends.compiler import GPUTarget
+
+        target = GPUTarget("cuda", self.capability, 32)
+        return triton.compile(self._source(), target=target, options=self.options)
 
     def lower(self) -> dict[str, str]:
         """Returns the kernel in Triton's own forms, before LLVM's, by their names. Raises what Triton's
@@ -147,7 +156,7 @@ class TritonKernel:
         divisible = {
             (i,): [["tt.divisibility", 16]]
             for i, (name, kind) in enumerate(self.signature.items())
-            if kind.startswith("*") or name.startswith("stride_")
+            if self.aligned and (kind.startswith("*") or name.startswith("stride_"))
         }
         return ASTSource(
             fn=self.function,
@@ -192,9 +201,11 @@ class TritonCompiler(Toolchain):
         triton_kernel(module, kernel, position, device).lower()
 
 
-def triton_kernel(module: ir.Module, kernel: Which, position: int, device: Device) -> TritonKernel:
-    """Returns a kernel of a planned module at one of its configs. ValueError for a device that cannot read
-    its keys.
+def triton_kernel(
+    module: ir.Module, kernel: Which, position: int, device: Device, *, aligned: bool = True
+) -> TritonKernel:
+    """Returns a kernel of a planned module at one of its configs, for aligned tensors or others. ValueError
+    for a device that cannot read its keys.
     """
     if because := unreadable(module.variant.attention, device):
         raise ValueError(because)
@@ -203,7 +214,7 @@ def triton_kernel(module: ir.Module, kernel: Which, position: int, device: Devic
     constants: dict[str, object] = {
         "BLOCK_M": config.tile_q,
         "BLOCK_N": config.tile_kv,
-        "TMA": planned.tma and device.has_tma,
+        "TMA": planned.tma and device.has_tma and aligned,
     }
     limit: int | None = None
     match config:
@@ -229,6 +240,7 @@ def triton_kernel(module: ir.Module, kernel: Which, position: int, device: Devic
         warps=config.warps,
         stages=config.stages,
         maxnreg=limit,
+        aligned=aligned,
     )
 
 

@@ -12,7 +12,7 @@ from attnc.runtime.loader import load_module, program_of
 from attnc.runtime.nvrtc import compile_cubin
 from attnc.runtime.toolchains import tool
 from tests.compiled import compile_configs
-from tests.sass import Loop, findings, loops
+from tests.sass import Loop, findings, loops, unwritten
 from tests.verify.judging import modules_of, spec
 
 GENERATED = Path(__file__).parents[2] / "generated"
@@ -83,6 +83,35 @@ def test_outer_loops_are_not_counted() -> None:
         "        /*0140*/", "        /*0138*/               @P3 BRA `(.L_x_9) ;\n        /*0140*/"
     )
     assert loops(outer) == (FOUND,)
+
+
+#: A kernel that adds to what nothing wrote, as ptxas 12.8 made one, and one that does not.
+READS = """
+.text.attention:
+        /*0000*/                   S2UR UR6, SR_CTAID.X ;
+        /*0010*/                   ULDC.64 UR8, c[0x0][0x208] ;
+        /*0020*/                   USHF.R.U32.HI UR4, URZ, 0x4, UR6 ;
+        /*0030*/                   UIADD3 UR14, UP0, UR14, 0x20, URZ ;
+        /*0040*/                   UMOV UR15, 0xc0000010 ;
+        /*0050*/                   UIMAD.WIDE.U32 UR10, UR4, UR6, URZ ;
+        /*0060*/                   LDG.E.U16 R66, desc[UR8][R68.64] ;
+        /*0070*/                   HGMMA.64x64x16.F32 R24, gdesc[UR8], RZ, !UPT ;
+        /*0080*/                   HGMMA.64x16x16.F32 R56, R24, gdesc[UR12].tnspB, R56 ;
+        /*0090*/                   EXIT ;
+.text.other:
+        /*0000*/                   UIADD3 UR4, UR14, 0x1, URZ ;
+"""
+
+
+def test_reads_of_registers_that_nothing_wrote_are_found() -> None:
+    added, other = "UIADD3 UR14, UP0, UR14, 0x20, URZ", "UIADD3 UR4, UR14, 0x1, URZ"
+    assert unwritten(READS) == (added, other)
+    right = READS.replace("UR14, 0x20", "UR4, 0x20").replace("UR14, 0x1", "URZ, 0x1")
+    assert unwritten(right) == ()
+    assert unwritten(right.replace("R56, R24, gdesc", "R56, gdesc")) == (
+        "HGMMA.64x16x16.F32 R56, gdesc[UR12].tnspB, R56",
+    )
+    assert unwritten(right.replace("ULDC.64", "ULDC")) != ()
 
 
 GOOD = Loop(kernel="f", products=16, exponentials=64, hidden=64, moves=4, sums=70, apart=4)
@@ -178,6 +207,7 @@ def test_committed_kernels_hide_their_exponentials(module: str) -> None:
     for _, cubin in compile_configs(GENERATED / module, "sm_90a"):
         text = disassemble(cubin.image)
         assert text is not None
+        assert unwritten(text) == ()
         found = loops(text)
         assert found
         assert [told for loop in found for told in findings(loop, overlaps=True)] == []

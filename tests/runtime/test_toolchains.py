@@ -12,6 +12,7 @@ from attnc.plan.triton.resources import estimate
 from attnc.runtime.toolchains import tool
 from tests.plans import SPECS
 from tests.processes import compiling
+from tests.sass import unwritten
 
 PROGRAM = """
 import json, sys
@@ -65,6 +66,58 @@ def test_a_backward_kernel_takes_the_shared_memory_that_was_estimated(name: str,
         assert 0.8 * estimated <= shared <= estimated
         assert stack < 256
         assert 32 < registers <= 255
+
+
+UNALIGNED = """
+import sys
+from attnc.build import plan_program
+from attnc.model.resolve import resolve
+from attnc.plan.device import DEVICES
+from attnc.runtime.cubin import disassemble
+from attnc.runtime.toolchains import triton_kernel
+from attnc.source import Source
+from attnc.syntax.parser import parse, prelude
+(module,) = plan_program(resolve(parse(Source("spec.attn", sys.argv[1])), prelude())).modules
+for aligned in (False, True):
+    print(disassemble(triton_kernel(module, "forward", 0, DEVICES["sm_90"], aligned=aligned).cubin()))
+"""
+NARROW_VALUES = """
+attention narrow {{
+  input q: {dtype}[B, M, Hkv * G, {d}]
+  input k: {dtype}[B, N, Hkv, {d}]
+  input v: {dtype}[B, N, Hkv, {dv}]
+  score = dot(q, k) / 8
+  mask = causal
+  normalize = softmax
+  output o: {dtype}[B, M, Hkv * G, {dv}]
+}}
+schedule narrow for triton {{ loops = [q, kv], tile.q = 64, tile.kv = {keys}, warps = 4, stages = 2 }}
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("dtype", "d", "dv", "keys"),
+    [
+        ("f16", 72, 8, 64),
+        *(
+            pytest.param(dtype, d, dv, keys, marks=pytest.mark.nightly)
+            for dtype, keys in (("f16", 64), ("bf16", 128), ("f32", 64))
+            for d, dv in ((64, 16), (64, 40), (32, 16), (128, 32), (64, 64), (16, 64), (128, 128), (192, 128))
+        ),
+    ],
+)
+def test_products_on_hopper_read_no_register_that_nothing_wrote(
+    dtype: str, d: int, dv: int, keys: int
+) -> None:
+    """ptxas 12.8 loses the address of v where its tile is narrower than that of k, of tensors that are not
+    aligned (`signature.value_columns`).
+    """
+    if tool("nvdisasm") is None:
+        pytest.skip("no nvdisasm in Triton's wheel")
+    text = compiling(UNALIGNED, NARROW_VALUES.format(dtype=dtype, d=d, dv=dv, keys=keys)).stdout
+    assert text.count(".text.") >= 2
+    assert unwritten(text) == ()
 
 
 SIZES = """

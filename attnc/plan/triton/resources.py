@@ -24,7 +24,7 @@ from attnc.plan.ir import Axis
 from attnc.plan.joined import joins_rows
 from attnc.plan.layout import Buffer, Estimate, Which
 from attnc.plan.loads import axes_of
-from attnc.plan.signature import block, feature, parts, tile_columns
+from attnc.plan.signature import block, feature, parts, tile_columns, value_columns
 
 #: Rows of a product from which on tensor cores read operands in shared memory, if they can.
 FEWEST_FROM_SHARED = 64
@@ -72,7 +72,7 @@ class SharedMemory:
             return d, d
         if self.kernel != "forward" and attention.v.storage.is_part:
             return d, block(parts(attention)[0].width)
-        return d, block(feature(attention.v))
+        return d, value_columns(attention) if self.kernel == "forward" else block(feature(attention.v))
 
     @property
     def _joins_rows(self) -> bool:

@@ -14,7 +14,7 @@ from attnc.plan.ir import Arg, Decode, Fetch, Forward, Kernel, Loop, Module
 from attnc.plan.ir.kernel import DotPart, Segments
 from attnc.plan.ir.lists import ListWalk
 from attnc.plan.regions import within
-from attnc.plan.signature import block, feature
+from attnc.plan.signature import block, feature, has_wide_values, value_columns
 from attnc.plan.triton.resources import FEWEST_FROM_SHARED
 from attnc.target.declaration import CallText, Table, Value, Words, in_words, quote_word
 from attnc.target.kernel_view import OutputView, parts_of, sizes_of_kernel
@@ -180,6 +180,8 @@ def is_padded(module: Module) -> bool:
     backward = () if module.backward is None else module.backward.kernels
     if any(kernel.v_in_k and not kernel.parts for kernel in backward) and d != dv:
         return True  # do has the columns of k
+    if has_wide_values(module.variant.attention):
+        return True
     kernels = (module.kernel, *backward)
     widths = {dv, *(part.width for kernel in kernels for part in parts_of(module, kernel))}
     return any(width != block(width) for width in widths)
@@ -210,7 +212,7 @@ class KernelText(ProgramText):
         self.module, self.kernel = module, kernel
         self.view = OutputView(module, kernel)
         self.d, self.dv = feature(attention.q), feature(attention.v)
-        self.block_d, self.block_dv = block(self.d), block(self.dv)
+        self.block_d, self.block_dv = block(self.d), value_columns(attention)
         self._columns = parts_of(module, kernel)
         self.padded = is_padded(module)
         self.may_lack_lse = any(arg.tensor.name == "lse" for arg in module.kept)
@@ -304,7 +306,8 @@ class KernelText(ProgramText):
         return f"_find_pages({k.table}, {k.table_stride}, kv_lo, N, BLOCK_N, {k.page})"
 
     def _width(self, size: int) -> str:
-        return f"{size}, {block(size)}" if self.padded else str(size)
+        columns = self.block_dv if size == self.dv else block(size)
+        return f"{size}, {columns}" if self.padded else str(size)
 
     @property
     def matrices(self) -> list[str]:
