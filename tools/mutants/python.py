@@ -3,8 +3,9 @@
     python -m tools.mutants.python plan expr --count 200 --seconds 600 --lines lines --out mutants.jsonl
 
 Cosmic Ray (`pip install cosmic-ray`) has the operators. Coverage.py says which tests run a changed line: the
-tests of `python.toml` run once for that, and `--lines` names a folder that keeps what was recorded. Only
-those judge a mutant, up to the first that fails, in a process forked from one that has imported PyTorch.
+tests of `python.toml` run once for that, and `--lines` names a folder that keeps what was recorded. Those
+judge a mutant, and others where they are few, up to the first that fails, in a process forked from one that
+has imported PyTorch.
 
 `--draw` only writes the mutants to the file, so that a machine without Cosmic Ray can run them: the same
 command with the file goes on with what has no outcome yet.

@@ -1,8 +1,8 @@
 """Which tests judge a mutant of Python, in which order, and the processes that run them.
 
-Only tests that run a changed line can fail of it. Those of the module's own test file and the cheapest come
-first. A line that runs while its module is imported is judged by the tests that run the function it belongs
-to, or else any line of the module.
+Tests that run a changed line judge it, those of the module's own test file and the cheapest first; others
+where they are few. A line that runs while its module is imported is judged by tests of signatures, and by
+those that run the function it belongs to, or else any line of the module.
 """
 
 from __future__ import annotations
