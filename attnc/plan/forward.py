@@ -22,7 +22,7 @@ from attnc.plan.ir.kernel import Segments
 from attnc.plan.lists import Listing, along_lists
 from attnc.plan.loads import LoadNames
 from attnc.plan.regions import kept_by_some, regions, with_edges, with_fills
-from attnc.plan.signature import has_descriptors, has_wide_values, several_parts
+from attnc.plan.signature import has_descriptors, several_parts
 from attnc.plan.softmax import plan_key_scale, plan_softmax
 from attnc.plan.steps import (
     IN_BOUNDS,
@@ -112,7 +112,7 @@ def plan_forward(
         regions=loops,
         step=step,
         softmax=softmax,
-        tma=not lines and has_descriptors(attention) and not has_wide_values(attention),
+        tma=not lines and has_descriptors(attention),
         parts=several_parts(attention) if inner == "kv" else (),
         configs=choices,
         shared=tuple(target.count_shared_bytes(variant, config, "forward", layout) for config in choices),

@@ -310,7 +310,7 @@ def is_plain(attention: Attention) -> bool:
 
 def has_descriptors(attention: Attention) -> bool:
     """Returns whether tiles of q, k and v may come through tensor descriptors: of ordinary tensors, but for
-    wide f32.
+    wide f32, and for values whose tile has more columns than the copy engine moves.
 
     Of f32, tensor cores multiply tiles in two parts. What a descriptor brought Triton parts in registers,
     which then spill at 128 columns; what pointers brought it parts in shared memory, where `wgmma` reads it
@@ -318,7 +318,9 @@ def has_descriptors(attention: Attention) -> bool:
     """
     is_wide = max(block(feature(tensor)) for tensor in (attention.q, attention.v)) > 64
     has_v = not attention.v.storage.is_part
-    return is_plain(attention) and has_v and not (DType(attention.q.dtype) is DType.F32 and is_wide)
+    if DType(attention.q.dtype) is DType.F32 and is_wide:
+        return False
+    return is_plain(attention) and has_v and not has_wide_values(attention)
 
 
 def has_rows(attention: Attention) -> bool:
