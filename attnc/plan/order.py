@@ -7,7 +7,8 @@ and in which products. Of a schedule that holds where
   `tile.kv` is a divisor: windows, lengths and tiles of queries only leave tiles out;
 - a tile in which a row sees no key changes nothing of it: its probabilities are exp2(-inf) = 0, its maximum
   stays, and what it has is multiplied by exp2(0) = 1. So it does not matter which tiles a neighbour needs;
-- the maximum is the row's own, looked for in every tile;
+- the maximum is the row's own: that of all tiles so far or, under a lazy maximum on Hopper, of the first tile
+  of a segment in which the row sees a key, until the row's own sums show that it has grown;
 - a segment starts from nothing, and segments are joined one after the other, by the same operations in a
   prompt as in the kernel that joins splits: a segment without a key, joined, changes nothing;
 - no compiler contracts a product and a sum into one operation, but where the text says so.
@@ -27,7 +28,7 @@ from attnc.expr.nodes import Load, show, walk
 from attnc.model.attention import Attention, Variant
 from attnc.model.schedule import Choice, ForwardConfig, Knob, Schedule, Value, text_of
 from attnc.plan.fitting import unsupported
-from attnc.plan.ir import Decode, Module
+from attnc.plan.ir import Decode, Forward, Kernel, Module
 from attnc.plan.lists import lists_blocks
 from attnc.plan.target import Target
 from attnc.plan.targets import target_of
@@ -52,7 +53,8 @@ def check_order(variant: Variant, schedule: Schedule, target: Target) -> Iterato
         label = "the kernel that joins segments does not know it"
         message = "a decode kernel has no scale of v under 'order = absolute'"
         yield unsupported(message, attention.softmax.span, label, "multiply o by it")
-    yield from _check_softmax(schedule)
+    yield from target.check_order(variant, schedule)
+    yield from _check_softmax(schedule, target)
     yield from _check_splits(schedule, attention.segment_keys)
     loops = schedule.forward.get("loops")
     if loops is not None and ("kv", "q") in loops.choices:
@@ -60,11 +62,12 @@ def check_order(variant: Variant, schedule: Schedule, target: Target) -> Iterato
                       "write 'loops = [q, kv]'")  # fmt: skip
 
 
-def _check_softmax(schedule: Schedule) -> Iterator[Diagnostic]:
+def _check_softmax(schedule: Schedule, target: Target) -> Iterator[Diagnostic]:
     knob = schedule.forward.get("softmax")
     for choice in knob.choices if knob else ():
         assert knob is not None, "it has choices"
-        if isinstance(choice, Choice) and (choice.name != "online" or "maximum" in choice.args):
+        looks_late = isinstance(choice, Choice) and "maximum" in choice.args and not target.keeps_row_maxima
+        if isinstance(choice, Choice) and (choice.name != "online" or looks_late):
             what, label = "the maximum is not a row's own", "a tile's other rows decide when a row has one"
             if choice.name != "online":
                 what, label = "there is no running maximum", "exponents subtract another number"
@@ -191,6 +194,13 @@ def _differs(
     )
 
 
+def sums_in_order(kernel: Kernel) -> bool:
+    """Returns whether a kernel sums keys in segments, which are joined in order."""
+    if isinstance(kernel, Forward):
+        return kernel.segments is not None
+    return isinstance(kernel, Decode) and kernel.split is not None and kernel.split.segment > 0
+
+
 # --- for a reader
 
 
@@ -208,6 +218,9 @@ def explain_order(module: Module) -> Iterator[str]:
     yield f"segments of {size} keys, from multiples of {size}: {joined}, {target.joins}"
     yield f"tiles of {config.tile_kv} keys, from multiples of {config.tile_kv}, which divides {size}"
     yield "tiles without a key of a row change no bit of it: p = exp2(-inf) = 0, factors exp2(0) = 1"
-    yield "the maximum is the row's own, looked for in every tile"
-    yield f"products of one shape under every schedule for {target.name}: {shape}"
+    if "maximum" in config.softmax.args:
+        yield "the maximum is the row's own: of its first tile of a segment, until its sums show a larger one"
+    else:
+        yield "the maximum is the row's own, looked for in every tile"
+    yield f"products of one shape under every schedule for {target.name}: {shape}{target.products}"
     yield "no sum is contracted with a product, but where the text says so"

@@ -53,7 +53,8 @@ class Target(ABC):
     has_selected_gradients: there are kernels for gradients of queries that have lists of their own.
     breaks_order: why kernels cannot sum in an absolute order, "" where they can; decode_forms: forms that
     kernels which decode have; product_keys: keys of a schedule that decide how a product's sums are made;
-    joins: in which order segments are joined.
+    products: what else decides that; joins: in which order segments are joined; keeps_row_maxima: under such
+    an order a lazy maximum of a row is its own.
     """
 
     name: str
@@ -76,7 +77,9 @@ class Target(ABC):
     breaks_order: ClassVar[str]
     decode_forms: ClassVar[frozenset[Form]] = frozenset({"softmax"})
     product_keys: ClassVar[tuple[str, ...]] = ("tile.q", "tile.kv", "warps")
+    products: ClassVar[str] = ""
     joins: ClassVar[str] = "from the first to the last"
+    keeps_row_maxima: ClassVar[bool] = False
 
     @property
     def folder(self) -> str:
@@ -97,6 +100,10 @@ class Target(ABC):
         """Returns every reason why the target has no forward or decode kernel for the variant under this
         schedule. Reasons common to all targets are in `lower.check_lowerable`.
         """
+
+    def check_order(self, variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
+        """Yields what else kernels of the schedule cannot do under `order = absolute(...)` (`plan.order`)."""
+        yield from ()
 
     def reads_narrow(self, schedule: Schedule) -> bool:
         """Returns whether kernels of the schedule take k and v of 8 bits, and a scale of v."""

@@ -17,6 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from attnc.support.binaries import flags_of
 from attnc.support.cache import kept_entry
 
 _SPILLS = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
@@ -126,6 +127,7 @@ def _compile_program(
     name = b"kernel.cu"
     _check(library.nvrtcCreateProgram(ctypes.byref(program), source.encode(), name, 0, None, None))
     try:
+        options = [*options, *flags_of(source)]
         array = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
         status = library.nvrtcCompileProgram(program, len(options), array)
         log = _text(_bytes(library.nvrtcGetProgramLogSize, library.nvrtcGetProgramLog, program))

@@ -4,6 +4,7 @@
 import ctypes
 import hashlib
 import os
+import re
 import stat
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -12,6 +13,9 @@ from typing import Any, NamedTuple
 
 from .cache import kept_entry, unseal_bytes
 from .configs import KernelConfig
+
+#: What a source says it is to be compiled with, besides what its configs say.
+_FLAGS = re.compile(r"^// nvrtc: (\S+)$", re.MULTILINE)
 
 
 class Compiled(NamedTuple):
@@ -88,7 +92,7 @@ class Program:
         file = self.kernels[name].file
         program = nvrtc.createProgram(self.source(name), file, (), ())
         try:
-            nvrtc.compileProgram(program, options)
+            nvrtc.compileProgram(program, (*options, *flags_of(self.source(name))))
             image: bytes = nvrtc.getCUBIN(program)
         except nvrtc.NVRTCError as error:
             raise RuntimeError(f"{file} {options}: {nvrtc.getProgramLog(program)}") from error
@@ -157,6 +161,11 @@ def suspend_capture() -> Iterator[None]:
         yield
     finally:
         exchange(ctypes.byref(mode))
+
+
+def flags_of(source: str) -> list[str]:
+    """Returns what NVRTC is told besides, as lines `// nvrtc: --flag` of a source, or of its headers, say."""
+    return _FLAGS.findall(source)
 
 
 def inline_headers(source: str, read: Callable[[str], str]) -> str:

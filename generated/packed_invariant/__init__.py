@@ -1,4 +1,4 @@
-"""packed_invariant for triton: calls what is fastest for the device and the sizes.
+"""packed_invariant for cuda.sm_90a, triton: calls what is fastest for the device and the sizes.
 
 Each target has a function of its own in its folder. Made from specs/serving_invariant.attn; `attnc compile specs/serving_invariant.attn` makes it again.
 """
@@ -9,12 +9,13 @@ from .._support.by_target import ByTarget
 
 #: What launches the kernels of a target, the compute capabilities that they are for, and whether the CPU runs them too.
 TARGETS = {
+    "cuda.sm_90a": ("cupy", 90, 90, False),
     "triton": ("triton", 80, None, True),
 }
 PARAMS = ()
 #: Targets by nothing: the first that runs on a device that was not measured.
 VARIANTS = {
-    (): ("triton",),
+    (): ("cuda.sm_90a", "triton"),
 }
 #: Measured: device and variant -> (largest M, N, batch times heads, and 0 for a call without gradients; target); the first row that admits them decides.
 TUNED = {}

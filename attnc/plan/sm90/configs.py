@@ -45,6 +45,7 @@ from attnc.plan.sm90.narrow import (
     narrow_misfit,
     narrow_of,
 )
+from attnc.plan.sm90.order import ordered_tiles
 from attnc.plan.sm90.scores import COLUMN_BYTES, PAIR_STAGES, columns_of, pair_of
 from attnc.plan.sm90.softcap import cap_of
 from attnc.plan.sm90.warps import check_warps, has_keys_of_warps
@@ -178,7 +179,8 @@ def sm90_layout(variant: Variant, schedule: Schedule) -> Sm90Layout:
     d, dv = feature(attention.q), feature(attention.v)
     element = DType(attention.q.dtype)
     _, score = split_scale(attention.score)
-    columns = columns_of(score, attention.mask) if attention.normalises else None
+    adds_alike = attention.segment is not None  # decode kernels add to the product element by element
+    columns = columns_of(score, attention.mask) if attention.normalises and not adds_alike else None
     read = [attention.score if columns is None else columns.product, attention.mask]
     read += [] if attention.softmax.v_scale is None else [attention.softmax.v_scale]
     dtypes = {tensor.name: DType(tensor.dtype) for tensor in attention.inputs}
@@ -202,11 +204,12 @@ def sm90_layout(variant: Variant, schedule: Schedule) -> Sm90Layout:
         columns=0 if columns is None else len(columns.terms),
         key_columns=0 if columns is None else sum(term.of_key is not None for term in columns.terms),
         columns_factor=1.0 if columns is None else abs(columns.c),
-        capped=_is_capped(attention, schedule.forward),
+        capped=not adds_alike and _is_capped(attention, schedule.forward),
         copies=copies_of(attention),
         clusters=_ever(schedule, "cluster", 1),
         shares=any(config.blocks > 1 for config in chain.from_iterable(groups_of(variant, schedule))),
         narrow=narrow_of(attention, apart=True),
+        keeps_sums=attention.segment is not None,
     )
     if pair is None or page_of(attention):  # pages take the warps that would copy it
         return layout
@@ -326,6 +329,9 @@ _MOST_BOXES = 64
 
 
 def _tiles_of(variant: Variant, knobs: Mapping[str, Knob]) -> Iterator[Tiles]:
+    if variant.attention.segment is not None:
+        yield from ordered_tiles(variant.attention, decodes=False)
+        return
     width = _width_of(variant)
     first = next(tiles for widest, tiles in _TILES if width <= widest)
     chooses = bool(knobs.keys() & _CHOOSING)

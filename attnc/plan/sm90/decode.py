@@ -63,6 +63,7 @@ from attnc.plan.sm90.narrow import (
     narrow_misfit,
     narrow_of,
 )
+from attnc.plan.sm90.order import ordered_tiles
 
 #: Registers of a thread that copies, and of one that multiplies, by the number of warpgroups that multiply:
 #: all that the launch holds, exactly, with as many blocks on a multiprocessor as `_BLOCKS` says.
@@ -268,17 +269,18 @@ def check_sm90_decode(variant: Variant, schedule: Schedule) -> Iterator[Diagnost
                 "pad the last axis",
             )
     layout = sm90_decode_layout(variant, schedule)
-    yield from check_decode_knobs(knobs, schedule, shares=layout.consumers == 2 and layout.v_in_k)
+    shares = layout.consumers == 2 and layout.v_in_k
+    yield from check_decode_knobs(knobs, schedule, shares=shares, lazy=attention.segment is not None)
 
 
 def check_decode_knobs(
-    knobs: Mapping[str, Knob], schedule: Schedule, *, shares: bool = False
+    knobs: Mapping[str, Knob], schedule: Schedule, *, shares: bool = False, lazy: bool = False
 ) -> Iterator[Diagnostic]:
     """Yields keys with values that no decode kernel of the target has. shares: blocks may share columns of
     o.
     """
     for knob in knobs.values():
-        yield from _knob(knob, schedule.target, shares=shares)
+        yield from _knob(knob, schedule.target, shares=shares, lazy=lazy)
 
 
 def page_of(attention: Attention) -> int:
@@ -293,7 +295,7 @@ def copies_of(attention: Attention) -> Copies:
     return "rows" if page_of(attention) % _FEWEST_KEYS else "boxes"
 
 
-def _knob(knob: Knob, target: str, *, shares: bool) -> Iterator[Diagnostic]:
+def _knob(knob: Knob, target: str, *, shares: bool, lazy: bool) -> Iterator[Diagnostic]:
     if knob.key in ("consumers", "softmax", "pack") and len(knob.choices) > 1:
         yield several_values(knob)
         return
@@ -322,7 +324,7 @@ def _knob(knob: Knob, target: str, *, shares: bool) -> Iterator[Diagnostic]:
             yield unsupported(
                 f"this softmax is not lowered to {target}", knob.span, label, "write 'softmax = online'"
             )
-        case "softmax", Choice(args={"maximum": _}):
+        case "softmax", Choice(args={"maximum": _}) if not lazy:
             label = "few rows, whose maximum is quickly found"
             yield unsupported(
                 "the decode kernel has no lazy maximum", knob.span, label, "write 'softmax = online'"
@@ -367,7 +369,7 @@ def sm90_decode_configs(variant: Variant, schedule: Schedule) -> tuple[HopperCon
             for config in found
             for completed in _complete(tiles.without(knobs).of(config), knobs, layout)
         ]
-        for tiles in (*_first_tiles(layout), *_TILES)
+        for tiles in _list_tiles(variant.attention, layout)
     ]
     fitting = next((g for g in groups if any(_misfit(config, layout) is None for config in g)), groups[0])
     candidates = tuple(dict.fromkeys(fitting))
@@ -377,6 +379,12 @@ def sm90_decode_configs(variant: Variant, schedule: Schedule) -> tuple[HopperCon
         hints = remedy(candidates[0], _REMEDIES, lambda config: _misfit(config, layout))
         raise nothing_fits(schedule, "forward", reasons[0] or "", where=schedule.target, hints=hints)
     return kept
+
+
+def _list_tiles(attention: Attention, layout: Sm90DecodeLayout) -> tuple[Tiles, ...]:
+    if attention.segment is not None:
+        return ordered_tiles(attention, decodes=True)
+    return (*_first_tiles(layout), *_TILES)
 
 
 def _first_tiles(layout: Sm90DecodeLayout) -> tuple[Tiles, ...]:

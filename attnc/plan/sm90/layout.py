@@ -155,6 +155,7 @@ class Sm90Layout(CudaLayout):
     multiprocessor under some config. pingpong: whether warpgroups take
     turns at issuing products under some config. overlap: whether q k^T of the next tile runs during the
     softmax of this one, None: under some configs. narrow: what a warpgroup of its own copies and converts.
+    keeps_sums: whether the sums of segments so far lie in shared memory (`order`).
     """
 
     by_tma: bool
@@ -174,6 +175,7 @@ class Sm90Layout(CudaLayout):
     pingpong: bool = False
     overlap: bool | None = True
     narrow: Narrow = NOTHING_NARROW
+    keeps_sums: bool = False
 
     @property
     def fewest_registers(self) -> int:
@@ -314,6 +316,7 @@ class Sm90Layout(CudaLayout):
             "k": stages * tile_kv * self.qk.width * size,
             "v": stages * tile_kv * self.v.width * size,
             "o": o_tiles * tile_q * self.v.width * size,
+            "sums": self.keeps_sums * tile_q * self.dv_multiplied * 4,
             "8 bits": ahead * self.narrow.tile_bytes(tile_kv),
             "pairs": self.pair_stages * tile_q * pair_pieces * PIECE_BYTES,
             "vectors": self.vectors * stages * tile_kv * 4,

@@ -360,6 +360,8 @@ class _RolePlanner:
         step = self.kernel.step
         if step.score is None:
             return None
+        if self.kernel.segments is not None:  # as decode kernels compute it, which share nothing
+            return HoistedScore(step.score)
         if self.layout.columns:
             return in_columns(step.score, self.variant.attention.mask)
         elsewhere = (expr for expr in (step.keep, step.v_scale) if expr is not None)

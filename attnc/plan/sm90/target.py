@@ -61,6 +61,7 @@ from attnc.plan.sm90.latent import (
 )
 from attnc.plan.sm90.layout import PIECE, TURN_THREADS, WGMMA_ROWS, WIDEST, Sm90Layout, hopper
 from attnc.plan.sm90.narrow import CONVERTING_WARPS, converts_before, refuse_column_scale
+from attnc.plan.sm90.order import check_sm90_order
 from attnc.plan.sm90.roles import Sm90Roles, plan_roles
 from attnc.plan.sm90.softcap import TAIL
 from attnc.plan.sm90.warps import (
@@ -84,7 +85,11 @@ class Sm90a(Target):
     cuts_edges: ClassVar = False
     always_fills: ClassVar = False
     has_backward: ClassVar = True
-    breaks_order: ClassVar = "prompts walk from the last key to the first, decode steps from the first on"
+    breaks_order: ClassVar = ""
+    product_keys: ClassVar = ("tile.kv",)
+    products: ClassVar = "; wgmma.m64nNk16 adds 16 columns, or keys, at a time, in their order"
+    joins: ClassVar = "from the last to the first"
+    keeps_row_maxima: ClassVar = True
     forms: ClassVar = frozenset({"softmax", "softpick", "none"})
     decode_forms: ClassVar = frozenset({"softmax", "softpick"})
     has_lazy_maximum: ClassVar = True
@@ -113,6 +118,9 @@ class Sm90a(Target):
 
     def check(self, variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
         return check_sm90(variant, schedule)
+
+    def check_order(self, variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
+        return check_sm90_order(variant, schedule)
 
     def check_backward(self, knob: Knob) -> Iterator[Diagnostic]:
         return _OF_GRADIENTS.check_backward(knob)

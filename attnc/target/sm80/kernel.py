@@ -33,7 +33,8 @@ _LENGTHS = ("M", "N")
 class CudaText:
     """What `templates/cuda/*.jinja` print of one kernel. rows: in global memory; pack: what rows of a tile
     are; thread: those of a thread; tiles, copiers: in shared memory; step: what is computed of a tile of
-    keys; finish: what becomes of o; split: of the keys, None where they are not split.
+    keys; finish: what becomes of o; split: of the keys, None where they are not split; segment: keys whose
+    sums start from nothing, 0 where those of a row are one chain.
     """
 
     module: Module
@@ -50,6 +51,7 @@ class CudaText:
     step: Step
     finish: Finish
     split: Split | None = None
+    segment: int = 0
     _fragment = FRAGMENT
 
     def __init__(self, module: Module, kernel: Forward | Decode, layout: CudaLayout) -> None:

@@ -17,7 +17,8 @@ from attnc.target.sm80.printer import scalar, statement
 class TileLoop:
     """One `for` over the tiles of all regions. end: of the tiles that the block visits; step: from one to the
     next; fills: whether copied tiles hold zeros where no query keeps a key; ascends: whether the first tile
-    comes first, where tiles are those of listed blocks.
+    comes first, where tiles are those of listed blocks; descends: whether a decode kernel begins with the
+    last.
     """
 
     kernel: Kernel
@@ -26,6 +27,7 @@ class TileLoop:
     step: str = "BLOCK_N"
     fills: bool = True
     ascends: bool = False
+    descends: bool = False
 
     @property
     def lo(self) -> str:
@@ -34,6 +36,30 @@ class TileLoop:
     @property
     def hi(self) -> str:
         return scalar(self.kernel.regions.loops[-1].stop)
+
+    @property
+    def first(self) -> str:
+        """The first tile that is visited."""
+        start, step = self.lo, self.step
+        if self.descends:
+            start, step = f"({self.end} - 1) / BLOCK_N * BLOCK_N", "-BLOCK_N"
+        found = f"next({start} {'+ BLOCK_N' if self.descends else f'- {step}'})" if self.guard else start
+        return f"{self.end} > {self.lo} ? {found} : {self.lo} - BLOCK_N" if self.descends else found
+
+    @property
+    def more(self) -> str:
+        """Whether a tile is to be visited."""
+        return f"kv_lo >= {self.lo}" if self.descends else f"kv_lo < {self.end}"
+
+    @property
+    def limit(self) -> str:
+        """Where tiles end, which a decode kernel calls `end`."""
+        return self.lo if self.descends else self.end
+
+    @property
+    def visits(self) -> str:
+        """The same of `end`."""
+        return "kv_lo >= end" if self.descends else "kv_lo < end"
 
     @property
     def tests(self) -> tuple[Statement, ...]:

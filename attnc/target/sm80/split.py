@@ -10,8 +10,9 @@ from attnc.target.sm80.printer import scalar
 
 class Split:
     """Of a kernel whose keys are split. columns: of o of a split; joined_by: the name of the kernel that
-    joins splits; has_fixed_size: whether some config fixes how many keys a split has; row: where the results
-    of a row begin, among those of all splits; stored: rows of a head that are.
+    joins splits; has_fixed_size: whether some config fixes how many keys a split has; row_of_all: the number
+    of a row among those of all heads; row: where its results begin, among those of all splits; stored: rows
+    of a head that are.
     """
 
     def __init__(self, module: Module, kernel: Decode, *, columns: int, stored: str) -> None:
@@ -19,7 +20,8 @@ class Split:
         self.planned, self.columns = kernel.split, columns
         self.joined_by = f"{module.variant.attention.name}_combine"
         self.has_fixed_size = has_fixed_splits(kernel)
-        self.row = f"((long long)(b * H + head) * {stored} + q) * args.SPLITS + split"
+        self.row_of_all = f"((long long)(b * H + head) * {stored} + q)"
+        self.row = f"{self.row_of_all} * args.SPLITS + split"
 
     @property
     def size_names(self) -> list[str]:

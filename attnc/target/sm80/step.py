@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from attnc.expr.nodes import Expr
 from attnc.model.dtypes import DType
 from attnc.plan.ir import Decode, Fetch, Forward, Statement
+from attnc.plan.order import sums_in_order
 from attnc.plan.steps import fetches_for
 from attnc.target.sm80.printer import at_row, statement
 
@@ -21,7 +22,14 @@ class Step:
         self._kernel, self._dtypes, softmax = kernel, dtypes, kernel.softmax
         self.times_scale = "" if softmax.scale is None else " * SCALE"
         self.excluded = "-INF" if softmax.normalises and not softmax.rectifies else "0.0f"
+        self._sums_in_order = sums_in_order(kernel)
         self.v_scale = "" if softmax.v_scale is None else at_row(softmax.v_scale)
+
+    def exponent(self, score: str, shift: str) -> str:
+        """Returns what p is 2 to the power of; under an absolute order the text says what is rounded once."""
+        if self._sums_in_order and self.times_scale:
+            return f"fmaf({score}, SCALE, -{shift})"
+        return f"{score}{self.times_scale} - {shift}"
 
     def statement(self, item: Statement) -> str:
         return statement(item, self._dtypes, self._kernel.dims)

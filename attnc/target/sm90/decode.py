@@ -40,10 +40,12 @@ class Sm90DecodeText(CudaDecodeText):
         self.frame = "warps_module" if layout.by_warps else "decode_module"
         self.lists = None if module.lists is None else CudaListsText(module, module.lists, self.dtypes)
         self.rows = replace(self.rows, page=layout.page, by_entry=self.lists is not None)
-        self.starts_early = knows_first_tile(kernel) and self.lists is None
+        self.segment = 0 if kernel.split is None else kernel.split.segment
+        self.starts_early = knows_first_tile(kernel) and self.lists is None and not self.segment
         if self.split is not None:
             self.split = Split(module, kernel, columns=layout.dv_multiplied, stored=self.rows.stored)
-            self.loop = replace(self.loop, step="split_step")
+            step = "-BLOCK_N" if self.segment else "split_step"
+            self.loop = replace(self.loop, step=step, descends=self.segment > 0)
         row = "8 * r + g" if layout.by_warps else "16 * warp + 8 * r + g"
         lane = "consumer == 0 && " if layout.shares_columns else ""
         self.thread = replace(self.thread, row=row, lane=lane)

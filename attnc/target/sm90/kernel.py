@@ -38,6 +38,7 @@ class Sm90Text(CudaText):
     def __init__(self, module: Module, kernel: Forward, layout: Sm90Layout) -> None:
         super().__init__(module.converted, kernel, layout)
         self.roles, self.shape = roles_of(kernel), layout.shape(self.default)
+        self.segment = 0 if kernel.segments is None else kernel.segments.size
         self.loop = replace(self.loop, end=self.loop.hi)
         self.score = Scores(kernel, layout, self.step, self.dtypes, self.module.variant)
         self.step = Sm90Step(kernel, self.dtypes, self.score)
