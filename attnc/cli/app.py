@@ -170,8 +170,11 @@ def _run(argv: Sequence[str] | None) -> int:
         complain(missing.message, missing.hint)
         return USAGE
     except Exception as failure:
-        from attnc.runtime.memory import describe_lack, ran_out_of_memory
+        from attnc.runtime.memory import GpuLost, describe_lack, ran_out_of_memory
 
+        if isinstance(failure, GpuLost):
+            complain(failure.what, f"{_LOST}: {failure.repro}")
+            return FINDINGS
         if ran_out_of_memory(failure):
             complain(describe_lack(failure), _ROOM)
             return USAGE
@@ -187,6 +190,11 @@ def _reason(failure: OSError) -> str:
 
 #: What to do where memory ran out, of a GPU as a rule.
 _ROOM = "end what else uses the memory, or choose another GPU with CUDA_VISIBLE_DEVICES"
+#: What to do where a kernel has ended a process's work on a GPU.
+_LOST = (
+    "the GPU takes no more work from this process, so that no other case was run; this one again, which"
+    " CUDA_LAUNCH_BLOCKING=1 or compute-sanitizer in front tells more of"
+)
 #: What to do about a bug. The project has no address of its own: whoever gave you attnc has.
 REPORT = (
     "keep the command line and the spec, and send both to where you have attnc from; CONTRIBUTING.md of its"

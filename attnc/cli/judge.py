@@ -200,12 +200,14 @@ class Judge:
         """Runs one case, all rules included; large: as `verify_large` does. Raises Mistake for one that is
         not of this module.
         """
+        from attnc.verify.search import settle
+
         trial = self._trial(large=large)
         if (misfit := trial.fit.misfit(case)) is not None:
             hint = "it may be of a spec that has changed since; --attention and --variant name a module"
             raise Mistake(f"not a case of {self.title}: {misfit}", hint)
         try:
-            return trial.verdict(case)
+            return settle(trial, case, lambda: trial.verdict(case))
         except (MemoryError, RuntimeError) as failure:
             from attnc.runtime.memory import describe_lack, ran_out_of_memory
 

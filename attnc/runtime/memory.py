@@ -1,9 +1,10 @@
-"""What ran out of memory, and whether others have it."""
+"""What ran out of memory, and whether others have it; and whether a GPU takes any more work."""
 
 from __future__ import annotations
 
 import gc
 import re
+from typing import Any
 
 
 def ran_out_of_memory(error: BaseException) -> bool:
@@ -31,3 +32,34 @@ def is_crowded(device: str) -> bool:
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info(device)
     return free < total // 2
+
+
+class GpuLost(Exception):
+    """A kernel has ended the process's work on a GPU, by an access outside of all memory as a rule.
+
+    what: who did it, and what CUDA said; case, repro: its case, and the command that runs it again.
+    """
+
+    def __init__(self, what: str, repro: str, case: Any) -> None:
+        super().__init__(what)
+        self.what, self.repro, self.case = what, repro, case
+
+
+def is_lost(device: str) -> bool:
+    """Returns whether a GPU takes no more work from this process, as after an access outside of all memory:
+    every call of CUDA fails then, with the error of the first.
+    """
+    if device == "cpu":
+        return False
+    import torch
+
+    try:
+        torch.cuda.synchronize(device)
+    except RuntimeError as error:
+        return not ran_out_of_memory(error)
+    return False
+
+
+def describe_loss(said: object) -> str:
+    """Returns an error of CUDA's, or its message, in a line without the advice."""
+    return re.split(r"\n| Search for| CUDA kernel errors", str(said))[0].strip().rstrip(".")

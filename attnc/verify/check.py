@@ -18,7 +18,7 @@ import torch
 from attnc.model.tensors import Tensor
 from attnc.plan.ir.backward import GradientBound
 from attnc.reference import Floats
-from attnc.runtime.memory import describe_lack, is_crowded, ran_out_of_memory
+from attnc.runtime.memory import describe_lack, is_crowded, is_lost, ran_out_of_memory
 from attnc.runtime.watchdog import watch
 from attnc.support.arguments import DTYPES
 from attnc.verify.case import Case
@@ -152,7 +152,7 @@ def check(subject: Subject, case: Case, *, fills: Iterable[str] = ("nan",)) -> V
             raise
         return _judge_lack(subject, case, error)
     finally:
-        if subject.device != "cpu" and case.is_far:
+        if subject.device != "cpu" and case.is_far and not is_lost(subject.device):
             torch.cuda.empty_cache()  # gigabytes, which other processes want too
 
 

@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from math import prod
 from pathlib import Path
 from typing import TypeAlias
@@ -20,6 +21,7 @@ from hypothesis import seed as seeded
 from hypothesis.strategies import SearchStrategy
 
 from attnc.files import write_text
+from attnc.runtime.memory import GpuLost, describe_loss, is_lost
 from attnc.verify.case import Case, Fit, Kept
 from attnc.verify.check import Rules, check, keeps
 from attnc.verify.cover import Coverage, Summary
@@ -120,9 +122,33 @@ class Trial(ABC):
         """Returns whether there are rules besides the bound that the case may be held to."""
         return False
 
+    def kernels(self, *, backward: bool) -> str:
+        """Names the kernels of the forward, or those of the backward, for a reader."""
+        return "its kernel"
+
     def hold_to_rules(self, case: Case, verdict: Verdict) -> Verdict:
         """Returns the verdict on a case that is right, joined with that of the rules."""
         return verdict
+
+
+def settle(trial: Trial, case: Case, judge: Callable[[], Verdict]) -> Verdict:
+    """Returns what `judge` says of a case. Raises GpuLost, which names the case, where the GPU takes no more
+    work from then on: what would be said of other cases says nothing.
+    """
+    try:
+        verdict = judge()
+    except Exception as error:
+        if not is_lost(trial.device):
+            raise
+        raise _lost(trial, case, str(error)) from error
+    if not verdict.ok and is_lost(trial.device):
+        raise _lost(trial, case, verdict.message)
+    return verdict
+
+
+def _lost(trial: Trial, case: Case, said: str) -> GpuLost:
+    where = f"{trial.name} on {trial.place}, by {trial.kernels(backward=said.startswith('backward'))}"
+    return GpuLost(f"{where}: {describe_loss(said)}", trial.repro(case), case)
 
 
 class AttentionTrial(Trial):
@@ -178,6 +204,13 @@ class AttentionTrial(Trial):
     @property
     def coverage(self) -> Summary:
         return self._coverage.summary
+
+    def kernels(self, *, backward: bool) -> str:
+        plan = self.subject.plan
+        if plan is None:
+            return "a kernel of the backward" if backward else "a kernel of the forward"
+        found = plan.backward_kernels.values() if backward else [plan.kernel]
+        return " or ".join(kernel.name for kernel in found)
 
     def has_rules_for(self, case: Case) -> bool:
         """Returns whether the case is small: rules run the kernel some twenty times."""
@@ -245,7 +278,7 @@ class _Tally:
         return time.monotonic() - self.started
 
     def judge(self, step: Step) -> Verdict:
-        verdict = step.take(self.trial)
+        verdict = settle(self.trial, step.case, lambda: step.take(self.trial))
         self.examples += not verdict.is_left_out
         self.left_out += verdict.is_left_out
         if verdict.is_left_out:
@@ -294,7 +327,7 @@ def run(
     fills = tuple(fills)
     replayed = _Tally(trial, None)
     for kept in trial.kept:
-        verdict = trial.replay(kept, fills[:2])
+        verdict = settle(trial, kept.case, partial(trial.replay, kept, fills[:2]))
         if not verdict.ok:
             replayed.fail(kept.case, verdict)
     tally = _Tally(trial, progress)
@@ -338,6 +371,7 @@ def search(
     """
     tally, maker = _Tally(trial, progress), _StepMaker(trial)
     known: dict[str, Verdict] = {}
+    lost: GpuLost | None = None
 
     @seeded(seed)
     @settings(  # nothing is kept between runs
@@ -357,7 +391,12 @@ def search(
                 if all(verdict.ok for verdict in known.values()):
                     raise _TimeIsUp("enough")
                 return
-            known[key] = tally.judge(maker.next_step(case, ("nan",)))
+            try:
+                known[key] = tally.judge(maker.next_step(case, ("nan",)))
+            except GpuLost as error:
+                nonlocal lost
+                lost = error  # and is not made smaller
+                raise _TimeIsUp("no more runs") from error
         verdict = known[key]
         target(min(verdict.worst, 1e3), label="error / bound")
         if not verdict.ok:
@@ -370,6 +409,11 @@ def search(
         tally.fail(caught.case, caught.verdict)
         if failures is not None:
             save(failures, trial.name, tally.failures[0])
+    if lost is not None:
+        if failures is not None:
+            verdict = Verdict(ok=False, message=lost.what)
+            save(failures, trial.name, Failure(case=lost.case, verdict=verdict, repro=lost.repro))
+        raise lost
     return tally.report()
 
 
