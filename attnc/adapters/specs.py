@@ -300,12 +300,17 @@ def plan_of(
         return Plan(
             made, call, lambda given: (pick(given), None if at_out is None else given[at_out]), finish
         )
-    steps = [(names.index(name) if name in names else 0, changes.get(name)) for name in (*wanted, "out")]
-    has_out = "out" in names
+    pick = make_picker([names.index(name) if name in names else 0 for name in (*wanted, "out")])
+    changed = tuple((at, changes[name]) for at, name in enumerate(wanted) if name in changes)
+    has_out, change_out = "out" in names, changes.get("out")
 
     def arrange(given: Sequence[Any]) -> tuple[Sequence[Any], Any]:
-        taken = [given[at] if change is None else change(given[at]) for at, change in steps]
-        return taken[:-1], taken[-1] if has_out else None
+        *taken, out = pick(given)
+        for at, change in changed:
+            taken[at] = change(taken[at])
+        if not has_out:
+            return taken, None
+        return taken, out if change_out is None else change_out(out)
 
     return Plan(made, call, arrange, finish)
 

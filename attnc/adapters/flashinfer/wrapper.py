@@ -252,7 +252,8 @@ def _plan_call(
     """
     by_request = (plan.sequences, plan.tokens) if plan.tokens else tuple(shape[:1])
     whole, count = (*by_request, *shape[1:]), len(named)
-    changes: Changes = {"q": lambda q: q.view(*by_request, *q.shape[1:])} if plan.tokens else {}
+    rows = (*by_request, *named["q"].shape[1:])
+    changes: Changes = {"q": lambda q: q.view(rows)} if plan.tokens else {}
     call = plan_of(find_function(made, named["q"], named["k"], named.get("v")), [*named], changes)
     inputs_of = call.arrange
 
