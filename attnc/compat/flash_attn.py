@@ -13,7 +13,19 @@ from typing import Any, TypeAlias
 import torch
 
 from attnc.api.repeats import are_left_out, repeat
-from attnc.compat.call import DENSE, PACKED, PAGED, Call, Window, check, one_of, refuse, unpack_kv, unpack_qkv
+from attnc.compat.call import (
+    DENSE,
+    FEW_KEYS,
+    PACKED,
+    PAGED,
+    Call,
+    Window,
+    check,
+    one_of,
+    refuse,
+    unpack_kv,
+    unpack_qkv,
+)
 from attnc.compat.kvcache import flash_attn_with_kvcache
 
 __all__ = [
@@ -164,6 +176,8 @@ def flash_attn_varlen_func(
     key = None
     others = (alibi_slopes, s_aux, learnable_sink, sinks, qv, q_descale, k_descale, v_descale, out)
     is_one_table = block_table is None or page_table is None
+    # which gradients of short sequences have, as that is faster
+    has_same_bits = deterministic or (isinstance(max_seqlen_k, int) and max_seqlen_k <= FEW_KEYS)
     if (
         dropout_p == 0
         and not attention_chunk
@@ -171,7 +185,8 @@ def flash_attn_varlen_func(
         and is_one_table
         and are_left_out(*others)
     ):
-        key, found = repeat((name, softmax_scale, causal, window_size, softcap), given)
+        facts = (name, softmax_scale, causal, window_size, softcap, has_same_bits)
+        key, found = repeat(facts, given)
         if found is not None:
             ((o, lse),) = found
             return _arrange_results(o, lse, return_attn_probs, return_lse or return_softmax_lse, 0.0, name)
@@ -203,6 +218,7 @@ def flash_attn_varlen_func(
             f"{name}: deterministic: expected False, as gradients of s_aux and alibi_slopes of packed"
             " sequences are added in any order, got True"
         )
+    call.hurry(has_same_bits)
     o, lse = call.run(
         out=out.unsqueeze(1) if single and out is not None else out,
         key=key,

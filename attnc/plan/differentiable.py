@@ -136,7 +136,7 @@ def refuse_backward(variant: Variant, schedule: Schedule, target: Target) -> Ite
                     "write 'loops = [kv, q]'; with 'accumulate.dq = sequential' it is FlashAttention-1's",
                 )
             case "accumulate.dq", (str(way), *_) if way != "two_pass" and (
-                of := _makes_dq_apart(attention, schedule)
+                of := _makes_dq_apart(variant, schedule, target, way)
             ):
                 yield unsupported(
                     f"dq of {of} is made by a pass of its own",
@@ -157,14 +157,15 @@ def refuse_backward(variant: Variant, schedule: Schedule, target: Target) -> Ite
                 )
 
 
-def _makes_dq_apart(attention: Attention, schedule: Schedule) -> str:
+def _makes_dq_apart(variant: Variant, schedule: Schedule, target: Target, way: str) -> str:
+    attention = variant.attention
     if attention.v.storage.is_part:
         return "keys whose columns are values"
     if attention.softmax.form == "stick_breaking":
         return "stick-breaking"
     if schedule.is_decode:
         return "heads that two warpgroups share"
-    return "" if is_plain(attention) else "packed sequences"
+    return "" if is_plain(attention) or target.adds_packed_dq(variant, way) else "packed sequences"
 
 
 def refuse_rounded_gradients(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:

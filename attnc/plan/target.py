@@ -144,6 +144,10 @@ class Target(ABC):
         """
         return "two_pass"
 
+    def adds_packed_dq(self, variant: Variant, way: str) -> bool:
+        """Returns whether kernels add dq of packed sequences in memory, in this way to sum it."""
+        return False
+
     def refuse_latent_gradients(self, attention: Attention) -> str:
         """Returns why there are no kernels for gradients of a normalised attention whose v is columns of k;
         "" where there are.

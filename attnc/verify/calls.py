@@ -297,6 +297,7 @@ class _Calls:
     @contextmanager
     def _cuda(self, index: int) -> Iterator[None]:
         real, events = self.call.gpu_of, self.events
+        packed: dict[int, bytes] = {}  # arguments by where their address lies
         launch_type = getattr(self.call, "gpu_launch_type", self.call.launch_type)
 
         class Recording(launch_type):  # type: ignore[misc,valid-type]  # of the module's support package
@@ -309,15 +310,21 @@ class _Calls:
 
                 return launch
 
-            def starter(self, aligned: bool) -> Callable[[bytes], None]:
+            def keep(self, addresses: tuple[int, ...], made: Any) -> Any:
+                found = super().keep(addresses, made)
+                packed[found[1]] = made[1]
+                return found
+
+            def starter(self, aligned: bool) -> Callable[[int], None]:
                 start = super().starter(aligned)
 
-                def noted(args: bytes) -> None:
+                def noted(arguments: int) -> None:
+                    args = packed[arguments]
                     words = len(args) // 8
                     events.append(
                         ("args", *struct.unpack(f"={words}Q", args[: 8 * words]), args[8 * words :])
                     )
-                    start(args)
+                    start(arguments)
 
                 return noted
 

@@ -69,7 +69,7 @@ def available() -> bool:
 def launch(
     source: str,
     defines: Mapping[str, int | str],
-    args: bytes,
+    args: bytes | ctypes.c_void_p,
     *,
     blocks: int,
     threads: int,
@@ -78,8 +78,8 @@ def launch(
     kernel: str = "",
     folder: str = "cuda",
 ) -> None:
-    """Runs a kernel (by default the first) over packed arguments, which point into CPU memory. Raises
-    SimtFault.
+    """Runs a kernel (by default the first) over packed arguments, or those at an address, which point into
+    CPU memory. Raises SimtFault.
 
     folder: of the templates, whose `simt.h` the source includes.
     """
@@ -126,8 +126,9 @@ def attach(module: ModuleType) -> None:
     seeds = (n * 0x9E3779B97F4A7C15 >> 9 & (1 << 48) - 1 for n in count())
 
     class SimulatedLaunch(call.launch_type):  # type: ignore[misc]  # of the module's support package
-        def starter(self, aligned: bool) -> Callable[[bytes], None]:
-            def start(args: bytes) -> None:
+        def starter(self, aligned: bool) -> Callable[[int], None]:
+            def start(arguments: int) -> None:
+                args = ctypes.c_void_p.from_address(arguments)
                 for name, config, blocks, _ in self.kernels:
                     if blocks == 0:
                         continue

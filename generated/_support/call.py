@@ -46,8 +46,9 @@ from .gradients import (
     Operators,
     PreparedGradients,
     apply_again,
-    check_cotangents,
     group_zeros,
+    launch_gradients,
+    prepared_of,
     resume,
 )
 from .memory import (
@@ -59,7 +60,6 @@ from .memory import (
     kinds,
     layout,
     layouts_of,
-    layouts_of_3,
     memory_of,
     plain,
 )
@@ -276,44 +276,8 @@ class Attention(ABC):
         where it is a result), the inputs, o, lse, and configs by kernel or None.
         """
         *tensors, configs = given
-        seen = tensors if self.first_input == 1 else [x for x in tensors if x is not None]
-        call = None if configs else self.repeated_gradients[len(seen)].call(seen)
-        call = call or self._find_gradients(tensors, configs)
-        inputs = tensors[self.first_input : -2]
-        made = self.allocate(call.made, inputs[0])
-        for places in call.zeroed:
-            torch._foreach_zero_([made[at] for at in places])
-        tensors += [*made, None]
-        for launch in call.launches:
-            launch.run(tensors)
+        call, made = launch_gradients(self, tensors, configs)
         return call.finish(made)
-
-    def _find_gradients(
-        self, tensors: list[Any], configs: Mapping[str, KernelConfig] | None
-    ) -> PreparedGradients:
-        """Returns what gradients have in common that are wanted of such tensors, prepared if there were none.
-        Puts those in their place that kernels take as they are.
-        """
-        given = tuple(tensors)
-        check_cotangents(tensors[: self.first_input])
-        if tensors[0] is None:
-            tensors[0] = torch.zeros_like(tensors[-2])
-        if any(x is not None and x.is_neg() for x in tensors):
-            tensors[:] = [None if x is None else x.resolve_neg() for x in tensors]
-        if tensors[0].stride(-1) != 1:
-            tensors[0] = tensors[0].contiguous()
-        chosen = tuple(configs.items()) if configs else None
-        inputs = tensors[self.first_input : -2]
-        key: Key = (self.layouts(inputs), layouts_of_3((tensors[0], tensors[-2], tensors[-1])), chosen)
-        if self.first_input > 1:
-            key = (key, layout(tensors[1]))
-        call = self.prepared_gradients.get(key)
-        if call is None:
-            call = self.prepared_gradients[key] = self._prepare_gradients(tensors, configs or {})
-        elif not configs and all(x is y for x, y in zip(tensors, given, strict=True)):
-            seen = [x for x in given if x is not None]
-            self.repeated_gradients[len(seen)].note(call, seen)
-        return call
 
     def forget(self) -> None:
         """Drops all prepared calls."""
@@ -538,7 +502,7 @@ class Attention(ABC):
                 require_contiguous_rows(tensor.name, x)
         return tuple(map(memory_of, given))
 
-    def _prepare_gradients(
+    def prepare_gradients(
         self, tensors: Sequence[Any], configs: Mapping[str, KernelConfig]
     ) -> PreparedGradients:
         """Decides all that does not depend on the tensors' contents. tensors: those that `gradients` is
@@ -558,7 +522,7 @@ class Attention(ABC):
             zeros = [
                 replace(gradient, zeros=True).finish({}, x, first.device, sizes) for gradient, x in wanted
             ]
-            return PreparedGradients((), (), (), lambda made: tuple([zero(made) for zero in zeros]))
+            return prepared_of(self, (), (), (), lambda made: tuple([zero(made) for zero in zeros]))
         gpu = self.gpu_of(first.get_device())
         longest = evaluate(self.longest, sizes)
         names: dict[str, Any] = {**sizes, **self.functions(gpu)}
@@ -587,7 +551,7 @@ class Attention(ABC):
         launches = self.made_ready(backward.launches, place.with_memories(memories))
         made_now = plain(memories[name] for name in written)
         finish = backward.finish({name: i for i, name in enumerate(written)}, wanted, first.device, names)
-        return PreparedGradients(made_now, group_zeros(allocated, made_now), launches, finish)
+        return prepared_of(self, made_now, group_zeros(allocated, made_now), launches, finish)
 
     # --- targets
 

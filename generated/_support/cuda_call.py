@@ -18,10 +18,12 @@ from .memory import make_picker
 from .place import Place
 from .sizes import Names, evaluate
 
-#: What starts kernels with packed arguments on torch's current stream.
-Start = Callable[[bytes], None]
+#: What starts kernels on torch's current stream, with the address of the address of packed arguments.
+Start = Callable[[int], None]
 #: A launch but for the stream: what starts the kernels, and their arguments.
 Packed = tuple[Start, bytes]
+#: The same of arguments that stay in place: what starts the kernels, what it takes, and what keeps that.
+Kept = tuple[Start, int, ctypes.c_char_p]
 #: Packed arguments that a launch keeps at most, by addresses.
 _MOST_KEPT = 256
 
@@ -103,7 +105,7 @@ class CudaLaunch:
     def __init__(self, program: Program, gpu: Gpu, kernels: Sequence[Ready], arguments: Arguments) -> None:
         self.program, self.gpu, self.kernels, self.arguments = program, gpu, kernels, arguments
         self.starts: dict[bool, Start] = {}
-        self.kept: dict[tuple[int, ...], Packed] = {}
+        self.kept: dict[tuple[int, ...], Kept] = {}
         self.run = self._runner()
 
     def _runner(self) -> Callable[[Sequence[torch.Tensor | None]], None]:
@@ -121,12 +123,14 @@ class CudaLaunch:
 
         return run
 
-    def keep(self, addresses: tuple[int, ...], made: Packed) -> Packed:
+    def keep(self, addresses: tuple[int, ...], made: Packed) -> Kept:
         """Keeps what was packed for the next call with these addresses, and returns it."""
         if len(self.kept) >= _MOST_KEPT:
             self.kept.clear()  # in a step of constant time, whatever other threads add
-        self.kept[addresses] = made
-        return made
+        start, packed = made
+        pointer = ctypes.c_char_p(packed)  # the driver copies what it points to
+        found = self.kept[addresses] = start, ctypes.addressof(pointer), pointer
+        return found
 
     def pack(self, addresses: Mapping[int, int]) -> Packed:
         """Returns what a launch with tensors at these addresses takes, by their positions."""
@@ -152,7 +156,7 @@ class CudaLaunch:
         return start
 
     def starter(self, aligned: bool) -> Start:
-        """Returns what starts the kernels with packed arguments on torch's current stream of the device."""
+        """Returns what starts the kernels on torch's current stream of the device."""
         gpu = self.gpu
         if gpu.index < 0:
             raise ValueError(f"q: expected a tensor on a CUDA device, got one on the {gpu.name}")
@@ -161,18 +165,19 @@ class CudaLaunch:
         with torch.cuda.device(gpu.index):
             launches = [self.launcher(kernel, aligned) for kernel in self.kernels if kernel.blocks]
 
-        def start(args: bytes) -> None:
-            if torch._C._cuda_getDevice() != gpu.index:
-                with torch.cuda.device(gpu.index):
-                    start(args)
+        index, context = gpu.index, driver.ctxGetCurrent
+
+        def start(arguments: int) -> None:
+            if torch._C._cuda_getDevice() != index:
+                with torch.cuda.device(index):
+                    start(arguments)
                 return
-            if not driver.ctxGetCurrent():
-                runtime.setDevice(gpu.index)  # gives a thread that has none the device's context
+            if not context():
+                runtime.setDevice(index)  # gives a thread that has none the device's context
             # The pointer inside torch.cuda.current_stream(), without the microseconds that the object takes.
-            stream = torch._C._cuda_getCurrentRawStream(gpu.index)
-            pointer = ctypes.c_char_p(args)
+            stream = torch._C._cuda_getCurrentRawStream(index)
             for launch in launches:
-                launch(stream, ctypes.addressof(pointer), 0)  # the driver copies what is pointed to
+                launch(stream, arguments, 0)
 
         return start
 

@@ -4,6 +4,7 @@ by operators in its place.
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
@@ -13,7 +14,7 @@ from torch.autograd import forward_ad
 
 from .arguments import DTYPES, Sizes, Tensor, check_dense
 from .configs import KernelConfig, Measured
-from .memory import Key, Layout, Memory, make_picker
+from .memory import Key, Layout, Memory, layout, layouts_of_3, make_picker
 from .repeat import Again, Repeated, make_again
 from .sizes import Names
 
@@ -190,13 +191,14 @@ class PreparedGradients(NamedTuple):
     """What the gradients of all such tensors have in common.
 
     made: layouts of what is allocated; zeroed: the positions of what starts from 0, those of a type together;
-    finish: the gradients, from what is made once the kernels are done.
+    finish: the gradients, from what is made once the kernels are done; returned: to autograd, from that.
     """
 
     made: tuple[Layout, ...]
     zeroed: tuple[tuple[int, ...], ...]
     launches: tuple[Any, ...]
     finish: Callable[[Sequence[torch.Tensor]], tuple[torch.Tensor, ...]]
+    returned: Callable[[Sequence[torch.Tensor]], tuple[torch.Tensor | None, ...]]
 
 
 def group_zeros(made: Sequence[Made], layouts: Sequence[Layout]) -> tuple[tuple[int, ...], ...]:
@@ -235,6 +237,10 @@ class DifferentiableCall(Protocol):
     prepared: dict[Key, Any]
     repeated_keeping: Repeated[Again]
     allocate: Callable[..., list[torch.Tensor]]
+    first_input: int
+    layouts: Callable[[Sequence[Any]], Key]
+    prepared_gradients: dict[Key, PreparedGradients]
+    repeated_gradients: defaultdict[int, Repeated[PreparedGradients]]
 
     def key_of(self, inputs: Sequence[Any], out: Any, config: Any, extras: Sequence[Any]) -> Key: ...
 
@@ -245,6 +251,10 @@ class DifferentiableCall(Protocol):
     def empty_kept(self, inputs: tuple[Any, ...]) -> tuple[torch.Tensor, ...]: ...
 
     def gradients(self, *given: Any) -> tuple[torch.Tensor, ...]: ...
+
+    def prepare_gradients(
+        self, tensors: Sequence[Any], configs: Mapping[str, KernelConfig]
+    ) -> PreparedGradients: ...
 
 
 def run_keeping(
@@ -290,6 +300,76 @@ def check_cotangents(given: Sequence[torch.Tensor | None]) -> None:
             check_dense(name, x)
 
 
+def launch_gradients(
+    call: DifferentiableCall, tensors: list[Any], configs: Mapping[str, KernelConfig] | None
+) -> tuple[PreparedGradients, list[torch.Tensor]]:
+    """Launches the kernels of gradients; returns what these have in common, and all that is made. tensors: as
+    `Attention.gradients` is given them.
+    """
+    seen = tensors if call.first_input == 1 else [x for x in tensors if x is not None]
+    found = None if configs else call.repeated_gradients[len(seen)].call(seen)
+    if found is None:
+        found = _find_gradients(call, tensors, configs)
+    made = call.allocate(found.made, tensors[-1])
+    for places in found.zeroed:
+        torch._foreach_zero_([made[at] for at in places])
+    given = [*tensors, *made, None]
+    for launch in found.launches:
+        launch.run(given)
+    return found, made
+
+
+def _find_gradients(
+    call: DifferentiableCall, tensors: list[Any], configs: Mapping[str, KernelConfig] | None
+) -> PreparedGradients:
+    """Returns what gradients have in common that are wanted of such tensors, prepared if there were none.
+    Puts those in their place that kernels take as they are.
+    """
+    given = tuple(tensors)
+    check_cotangents(tensors[: call.first_input])
+    if tensors[0] is None:
+        tensors[0] = torch.zeros_like(tensors[-2])
+    if any(x is not None and x.is_neg() for x in tensors):
+        tensors[:] = [None if x is None else x.resolve_neg() for x in tensors]
+    if tensors[0].stride(-1) != 1:
+        tensors[0] = tensors[0].contiguous()
+    chosen = tuple(configs.items()) if configs else None
+    inputs = tensors[call.first_input : -2]
+    key: Key = (call.layouts(inputs), layouts_of_3((tensors[0], tensors[-2], tensors[-1])), chosen)
+    if call.first_input > 1:
+        key = (key, layout(tensors[1]))
+    found = call.prepared_gradients.get(key)
+    if found is None:
+        found = call.prepared_gradients[key] = call.prepare_gradients(tensors, configs or {})
+    elif not configs and all(x is y for x, y in zip(tensors, given, strict=True)):
+        seen = [x for x in given if x is not None]
+        call.repeated_gradients[len(seen)].note(found, seen)
+    return found
+
+
+#: Arguments of `Differentiable.forward` before the inputs.
+_BEFORE_INPUTS = (None,) * 4
+
+
+def prepared_of(
+    call: DifferentiableCall,
+    made: tuple[Layout, ...],
+    zeroed: tuple[tuple[int, ...], ...],
+    launches: tuple[Any, ...],
+    finish: Callable[[Sequence[torch.Tensor]], tuple[torch.Tensor, ...]],
+) -> PreparedGradients:
+    """Returns prepared gradients, and what autograd is given of them: each, or None, for each argument."""
+    count, wanted = len(call.inputs), len(call.wanted)
+    if call.wanted == tuple(range(wanted)):
+        behind = (None,) * (count - wanted)
+        return PreparedGradients(
+            made, zeroed, launches, finish, lambda made: (*_BEFORE_INPUTS, *finish(made), *behind)
+        )
+    return PreparedGradients(
+        made, zeroed, launches, finish, lambda made: (*_BEFORE_INPUTS, *by_input(call, finish(made)))
+    )
+
+
 def by_input(call: DifferentiableCall, found: Sequence[torch.Tensor]) -> tuple[torch.Tensor | None, ...]:
     """Returns a gradient or None for each input."""
     each: list[torch.Tensor | None] = [None] * len(call.inputs)
@@ -325,8 +405,8 @@ class Differentiable(torch.autograd.Function):
             raise RuntimeError(
                 f"{call.name} has no second derivative: it was differentiated with create_graph=True"
             )
-        found = call.gradients(*cotangents, *ctx.saved_tensors, ctx.config)
-        return None, None, None, None, *by_input(call, found)
+        found, made = launch_gradients(call, [*cotangents, *ctx.saved_tensors], ctx.config)
+        return found.returned(made)
 
 
 #: `Differentiable.apply` but for a look for transforms of torch.func, which takes as long as the rest: where

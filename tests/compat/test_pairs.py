@@ -9,7 +9,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from attnc.compat import sdpa
+from attnc.api import repeats
+from attnc.compat import call, sdpa
+from attnc.compat.flash_attn import flash_attn_varlen_func
 from tests.compat import torch_grid
 from tests.compat.flash_grid import Case, run
 from tests.compat.torch_grid import RUNS
@@ -138,3 +140,15 @@ def test_any_arguments(call: str) -> None:
         run(case_of(call, x), torch.device("cpu"))
 
     check()
+
+
+def test_gradients_of_short_packed_sequences_have_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As that is the faster way; by the longest sequence that the caller names."""
+    asked: list[bool] = []
+    monkeypatch.setattr(call.Call, "hurry", lambda self, deterministic: asked.append(deterministic))
+    q, k, v = torch.randn(3, 20, 2, 16, dtype=torch.float16)
+    ends = torch.tensor([0, 5, 20], dtype=torch.int32)
+    for longest in (15, call.FEW_KEYS, call.FEW_KEYS + 1, None):
+        flash_attn_varlen_func(q, k, v, ends, ends, 15, longest)
+        repeats.forget()
+    assert asked == [True, True, False, False]

@@ -272,4 +272,29 @@ BUGS: tuple[HopperBug, ...] = (
         "#pragma unroll for (int panel = 0; panel < QK_PANELS; ++panel)",
         patch="lane == 0) { for (int panel = 0; panel < QK_PANELS; ++panel)",
     ),
+    # Sums of dq of packed sequences
+    HopperBug(
+        name="sums of two sequences in one tile",
+        attention="hopper_packed_turns",
+        file="backward_dkdv",
+        story="tiles were numbered as if every sequence began where a tile does",
+        anchor="h * dq_tiles + q_first / BLOCK_M + b + q_lo / BLOCK_M",
+        patch="h * dq_tiles + q_first / BLOCK_M + q_lo / BLOCK_M",
+    ),
+    HopperBug(
+        name="dq rounded from the tile of another sequence",
+        attention="hopper_packed_turns",
+        file="backward_finish",
+        story="tiles were numbered as if every sequence began where a tile does",
+        anchor="(number - q_first / BLOCK_M - sequence) * BLOCK_M",
+        patch="(number - q_first / BLOCK_M) * BLOCK_M",
+    ),
+    HopperBug(
+        name="tiles of keys before the first row",
+        attention="hopper_packed_turns",
+        file="backward_dkdv",
+        story="the last tile of the last sequence is not the last number, and a row below 0 ends a block",
+        anchor="max(k_end / BLOCK_N + sequence - number, 0)",
+        patch="(k_end / BLOCK_N + sequence - number)",
+    ),
 )

@@ -18,7 +18,7 @@ BUGS: tuple[Bug, ...] = (
         attention="full",
         file="host",
         story="CuPy has a current stream of its own, which is not torch's",
-        anchor="stream = torch._C._cuda_getCurrentRawStream(gpu.index)",
+        anchor="stream = torch._C._cuda_getCurrentRawStream(index)",
         patch="stream = 0",
     ),
     CudaBug(
@@ -26,15 +26,14 @@ BUGS: tuple[Bug, ...] = (
         attention="decode",
         file="host",
         story="the stream was looked up where the launch is made ready",
-        anchor="def start(args: bytes) -> None:",
+        anchor="def start(arguments: int) -> None:",
         patch=(
-            "stream = torch._C._cuda_getCurrentRawStream(gpu.index)\n\n"
-            "        def start(args: bytes) -> None:"
+            "stream = torch._C._cuda_getCurrentRawStream(index)\n\n        def start(arguments: int) -> None:"
         ),
         also=(
             Place(
-                anchor="stream = torch._C._cuda_getCurrentRawStream(gpu.index) pointer",
-                patch="pointer",
+                anchor="stream = torch._C._cuda_getCurrentRawStream(index) for launch",
+                patch="for launch",
                 file="host",
             ),
         ),

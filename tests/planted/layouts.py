@@ -119,7 +119,7 @@ BUGS: tuple[Bug, ...] = (
         name="gradients prepared without dlse",
         attention="cross",
         story="whether lse has a gradient was not part of the key",
-        anchor="if self.first_input > 1: key = (key, layout(tensors[1]))",
+        anchor="if call.first_input > 1: key = (key, layout(tensors[1]))",
         patch="pass",
         phase="backward",
     ),
@@ -129,7 +129,7 @@ BUGS: tuple[Bug, ...] = (
         file="host",
         phase="backward",
         story="whether lse has a gradient was not part of the key",
-        anchor="if self.first_input > 1: key = (key, layout(tensors[1]))",
+        anchor="if call.first_input > 1: key = (key, layout(tensors[1]))",
         patch="pass",
     ),
     TritonBug(

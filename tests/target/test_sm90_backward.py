@@ -259,6 +259,8 @@ ENDS = {
     ("ends", "accumulate", "d"),
     [
         ("packed", "two_pass", 32),
+        ("packed", "ordered", 32),
+        ("packed", "atomic", 128),
         pytest.param("packed", "two_pass", 144, marks=pytest.mark.nightly),
         pytest.param("shortened", "two_pass", 32, marks=pytest.mark.nightly),
         ("shortened", "two_pass", 144),

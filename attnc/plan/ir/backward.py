@@ -147,7 +147,8 @@ class Prologue:
     adjoints: tuple[Adjoint, ...]
 
 
-def _walk_over_rows(sequences: Sequences | None) -> TileWalk:
+def walk_over_rows(sequences: Sequences | None) -> TileWalk:
+    """Returns the walk of kernels that have a block for each q tile; sequences: of packed queries."""
     return TileWalk(
         axis="q",
         rows=Dim("M_padded") if sequences is None else sequences.rows,
@@ -175,7 +176,7 @@ class Preprocess:
 
     @property
     def walk(self) -> TileWalk:
-        return _walk_over_rows(self.sequences)
+        return walk_over_rows(self.sequences)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,7 +210,7 @@ class EpilogueGradient:
 
     @property
     def walk(self) -> TileWalk:
-        return _walk_over_rows(self.sequences)
+        return walk_over_rows(self.sequences)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -44,7 +44,7 @@ from attnc.plan.fitting import Tiles, backward_phase_of, nothing_fits, unsupport
 from attnc.plan.gradients import has_constant_slope, wanted_loads
 from attnc.plan.layout import Buffer, Estimate, KernelName
 from attnc.plan.lists import listing_of, without_list
-from attnc.plan.signature import feature, is_plain, kv_heads, normalise
+from attnc.plan.signature import feature, kv_heads, normalise
 from attnc.plan.sm80.backward import plan_cuda_backward
 from attnc.plan.sm80.layout import GRANULE, CudaBackwardLayout, CudaLayout, over_rows
 from attnc.plan.sm90.layout import (
@@ -323,12 +323,17 @@ def check_turns(variant: Variant, schedule: Schedule, knob: Knob) -> Iterator[Di
         )
 
 
+def adds_dq(variant: Variant, way: str) -> bool:
+    """Returns whether one kernel of wgmma makes dk and dv and adds dq in memory, in this way to sum it."""
+    return way in ("atomic", "ordered") and "dkdv" in _by_wgmma(variant, way)
+
+
 def sum_of_dq(variant: Variant, *, deterministic: bool) -> Summation:
     """Returns the fastest way to sum dq; deterministic: of those that give the same bits in every run. Where
     wgmma makes dq, dk and dv in one kernel, no other way has as few products.
     """
     attention = normalise(variant.attention)
-    if not is_plain(attention) or "dkdv" not in _by_wgmma(variant, "atomic"):
+    if not adds_dq(variant, "atomic"):
         return "two_pass"
     takes_turns = not turns_under(attention.mask).why_not
     if not deterministic and not (takes_turns and are_seen_by_few(attention.mask)):

@@ -28,6 +28,7 @@ from attnc.plan.sm90.backward import (
     SECTIONS,
     SECTIONS_OF_TURNS,
     Sm90Backward,
+    adds_dq,
     check_sums,
     check_turns,
     plan_sm90_backward,
@@ -127,6 +128,9 @@ class Sm90a(Target):
 
     def check_turns(self, variant: Variant, schedule: Schedule, knob: Knob) -> Iterator[Diagnostic]:
         return check_turns(variant, schedule, knob)
+
+    def adds_packed_dq(self, variant: Variant, way: str) -> bool:
+        return adds_dq(variant, way)
 
     def refuse_latent_gradients(self, attention: Attention) -> str:
         return refuse_latent_gradients(attention)

@@ -38,6 +38,18 @@ class BackwardPlaces:
             return f"(long long)h * args.M_padded + {first}"
         return "(long long)(b * H + h) * args.M_padded"
 
+    @property
+    def dq_tiles(self) -> str:
+        """The q tiles of a head, as sums of dq are numbered, of `BLOCK_M` rows."""
+        return "args.M_padded / BLOCK_M" if self.packs_queries else "(args.M + BLOCK_M - 1) / BLOCK_M"
+
+    @property
+    def dq_tile(self) -> str:
+        """The number of the q tile that begins at q_lo, of the head and sequence at hand."""
+        if self.packs_queries:
+            return "h * dq_tiles + q_first / BLOCK_M + b + q_lo / BLOCK_M"
+        return "(b * H + h) * dq_tiles + q_lo / BLOCK_M"
+
 
 class BackwardRows(BackwardPlaces):
     """The same in one kernel. kv_name: the index of its K/V head; first: row 0 of lse2 and delta."""

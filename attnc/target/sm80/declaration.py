@@ -19,6 +19,7 @@ from attnc.target.declaration import (
     Value,
     Words,
     attention_fields,
+    declare_allocation,
     in_words,
     quote_word,
     section,
@@ -235,13 +236,13 @@ class CudaBackward(BackwardDeclaration):
 
     def sum_of_dq(self) -> list[CallText]:
         config = self.configs[-1]
-        shape = f"f32[B, H, cdiv(M, {config}.BLOCK_M), {self.size_of_dq}]"
+        packed, plain = f"H, M_padded // {config}.BLOCK_M", f"B, H, cdiv(M, {config}.BLOCK_M)"
         return [
-            CallText("Made", [quote_word("dq")], {"like": quote_word("q")}),
-            CallText(
-                "Made",
-                [quote_word("dq_sum")],
-                {"type": quote_word(shape), **({"zero": "True"} if self.clears_dq else {})},
+            declare_allocation("dq", like="q", zero=self.packs_queries),
+            declare_allocation(
+                "dq_sum",
+                f"f32[{packed if self.packs_queries else plain}, {self.size_of_dq}]",
+                zero=self.clears_dq,
             ),
         ]
 

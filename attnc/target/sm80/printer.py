@@ -317,6 +317,8 @@ class CudaWalk:
         yield f"const int {first} = {begins.format('sequence')};"
         yield f"const int {end} = sequence < {count} ? {begins.format('(sequence + 1)')} : {behind};"
         forwards, backwards = f"number - {first} / {size} - sequence", f"{end} / {size} + sequence - number"
+        if self.walk.axis == "kv":  # of what follows the last sequence no tile begins before its first row
+            backwards = f"max({backwards}, 0)"
         place = f"{lo} = ({backwards if self.walk.last_first else forwards}) * {size}"
         entry = local("const int", b=f"min(sequence, {count} - 1)")
         if self.walk.writes_all_rows:

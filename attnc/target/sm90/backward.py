@@ -7,10 +7,12 @@ from dataclasses import replace
 
 from attnc.expr.nodes import Const
 from attnc.plan.ir import Module
+from attnc.plan.ir.backward import walk_over_rows
 from attnc.plan.sm90.backward import JOIN_WARPS, TURNS, Sm90Backward
+from attnc.plan.steps import sequences
 from attnc.target.sm80.arguments import ArgumentText
 from attnc.target.sm80.backward import CudaFileText, FinishText, RowsText, default_of
-from attnc.target.sm80.printer import scalar
+from attnc.target.sm80.printer import CudaWalk, scalar
 from attnc.target.sm90.backward_tiles import Sm90Arguments
 
 
@@ -68,6 +70,21 @@ class Sm90FinishText(FinishText):
     def __init__(self, module: Module, arguments: ArgumentText) -> None:
         super().__init__(module, arguments)
         self.width = f"D = {self.layout.d}"
+
+    @property
+    def place(self) -> Iterator[str]:
+        """The tile at hand: of packed sequences, as `BackwardPlaces` numbers them."""
+        packed = sequences(self.module.variant.attention)
+        if packed is not None:
+            yield "const int q_tiles = args.M_padded / BLOCK_M;"
+            yield "const int h = blockIdx.x / q_tiles, number = blockIdx.x % q_tiles;"
+            yield from CudaWalk(walk=walk_over_rows(packed), of_call="args.").find_sequence(packed, "BLOCK_M")
+            return
+        yield "const int M = args.M, H = args.H, q_tiles = (M + BLOCK_M - 1) / BLOCK_M;"
+        yield (
+            "const int b = blockIdx.x / q_tiles / H, h = blockIdx.x / q_tiles % H,"
+            " q_lo = blockIdx.x % q_tiles * BLOCK_M;"
+        )
 
     @property
     def constants(self) -> Iterator[str]:

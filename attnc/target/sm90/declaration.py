@@ -209,7 +209,7 @@ class HopperBackward(CudaBackward):
             return super().kernel(name)
         row_bytes = self._plan.finish_pitch * self._plan.layout.element.bytes
         own = {"WARPS": str(FINISH_WARPS), "STAGES": "1", "shared": f"{row_bytes} * config.BLOCK_M"}
-        blocks = "cdiv(M, BLOCK_M) * B * H"
+        blocks = "M_padded // ROW_TILE * H" if self.packs_queries else "cdiv(M, BLOCK_M) * B * H"
         return cuda_kernel(name, blocks, config=self.configs[-1], changes=own)
 
     def blocks(self, planned: BackwardKernel) -> str:

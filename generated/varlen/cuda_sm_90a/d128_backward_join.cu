@@ -51,6 +51,7 @@ struct Args {
     bf16* dv_ptr;
     float* lse2_ptr;
     float* delta_ptr;
+    float* dq_sum_ptr;
     float* dk_sum_ptr;
     float* dv_sum_ptr;
     int* counter_ptr;
@@ -66,7 +67,7 @@ struct Args {
     long long stride_dvn, stride_dvh;
     long long stride_cu_q_0;
     long long stride_cu_k_0;
-    int B, H, G, T, Hkv, S, M_padded, ROW_TILE, SECTION, KV_SECTION, WALK_PARTS, KEY_ROWS;
+    int B, H, G, Hkv, S, T, M_padded, ROW_TILE, SECTION, KV_SECTION, WALK_PARTS, KEY_ROWS;
 };
 
 // The sum of a row's parts, eight columns from this one on: the parts lie one after the other, and are added in that
