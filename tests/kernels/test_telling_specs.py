@@ -29,16 +29,16 @@ SUBJECTS = [
 def test_it_is_right(path: Path, target: str) -> None:
     """By day as Triton's interpreter runs it: other targets are compiled for seconds first."""
     skip_without_compiler(target)
-    (module,) = (module for module in plans_of(path).modules if module.target == target)
-    made = subject_of(module)
     # several tiles of queries and of keys: those of CUDA have up to 128 queries and 128 keys
     rows = {"M": 33, "N": 100} if target == "triton" else {"M": 150, "N": 200}
     sizes = {"G": 2, "H": 2, **rows}
-    dims = {name: sizes.get(name, 1) for name in free_dims(module.variant.attention)}
-    for config in range(len(module.kernel.configs)):
-        case = Case(dims=dims, config=config)
-        verdict = check(made, case)
-        assert verdict.ok, f"{case.to_json()}\n{verdict.message}"
+    for module in (module for module in plans_of(path).modules if module.target == target):
+        made = subject_of(module)
+        dims = {name: sizes.get(name, 1) for name in free_dims(module.variant.attention)}
+        for config in range(len(module.kernel.configs)):
+            case = Case(dims=dims, config=config)
+            verdict = check(made, case)
+            assert verdict.ok, f"{case.to_json()}\n{verdict.message}"
 
 
 def test_whoever_watches_sees_the_templates_of_every_target() -> None:
