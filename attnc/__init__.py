@@ -29,21 +29,23 @@ def compile(
     deterministic: bool = True,
     cache: Cache = True,
 ) -> Family:
-    """Compiles a spec, and returns its function.
+    """Compiles a spec and returns its function.
 
-    source: a path, or the text of a spec (a string with a line break or a brace)
-    target: "triton", "cuda.sm_80", ...; by default the fastest that the current GPU runs, of those that the
-        attention has schedules for where it has some. One without a schedule for the target gets one:
-        `Family.spec` shows it
-    attention: which one, in a spec that declares several
-    deterministic: whether gradients under a schedule that is made here are the same bits in every run; False
-        takes the fastest
-    cache: True keeps what is compiled in the user's cache folder ($ATTNC_CACHE_DIR), for all processes; a
-        path in another folder, of which this user must be the only one to write to; False for this process
+    source: a path, or the text of a spec: a string with a line break or a brace
+    target: "triton", "cuda.sm_80" or "cuda.sm_90a". By default the fastest that the current GPU runs; if the
+        spec has schedules for the attention, the fastest of their targets. A target without a schedule gets
+        a default one, which `Family.spec` shows
+    attention: the name of the one to compile, in a spec that declares several
+    deterministic: whether gradients have the same bits in every run. It applies to default schedules alone:
+        False lets them take the fastest way
+    cache: where compiled kernels are kept. True: in the user's cache folder ($ATTNC_CACHE_DIR), for all
+        processes. A path: in that folder, which nobody else may be able to write to. False: for this process
 
-    Without a GPU the kernels run on the CPU, slowly: Triton's by its interpreter, CUDA's thread by thread.
-    Raises SpecError (its text is what `attnc check` prints) for a wrong spec, ValueError for a choice that
-    there is not, OSError and PermissionError for files and folders; warns of a doubtful spec (SpecWarning).
+    Without a GPU the kernels run on the CPU, slowly: Triton's in its interpreter, CUDA's in a simulator.
+
+    Raises SpecError for a wrong spec, with the text that `attnc check` prints; ValueError for a target,
+    attention or other choice that does not exist; OSError or PermissionError for files and folders. Warns
+    with SpecWarning where a spec is valid but doubtful.
     """
     from attnc.api.compile import compile_family
 

@@ -91,12 +91,14 @@ class Family:
     """The kernels of an attention (or projection) for one target: a module for each variant, and the function
     that picks among them.
 
-    Calling it calls that function; `function` is the same without a step between, `__signature__` and
-    `__doc__` are its own, with `Config` for what is one in some of the modules.
-    name, target: of the attention, and what the kernels are for; spec: the text that they were made from,
-    with the schedule that was taken; warnings: what `attnc check` prints, or nothing; dense: what it says of
-    a condition of the mask that is looked up and for which no tile is skipped, or nothing; files: the texts
-    of the package by name; folder: where they are, to read or to copy.
+    Calling a family calls that function. `function` is the function itself, which saves one Python call;
+    `__signature__` and `__doc__` describe its arguments.
+
+    name: of the attention; target: "triton", "cuda.sm_80" or "cuda.sm_90a"
+    spec: the text that the kernels were made from, with the schedule that was used
+    warnings: what `attnc check` prints of the spec, "" for nothing
+    dense: what it says of a condition that is read from a tensor, so that no tile is skipped; "" for nothing
+    files: the texts of the package, by file name; folder: where these files are, to read or to copy
     """
 
     def __init__(self, module: ModuleType, package: Package) -> None:
@@ -138,11 +140,12 @@ class Family:
         return Shown(self.files[kernels[0]], "cuda") if kernels else Shown(module, "python")
 
     def explain(self, variant: str | None = None, *, config: int = 0, arch: str | None = None) -> Shown:
-        """Returns what the kernel does and why, as `attnc explain` says it: tiles, loops, shared memory,
-        roofline.
+        """Returns the page that `attnc explain` prints of a kernel: tiles, loops, shared memory, roofline.
 
-        config: by its position; arch: such as "sm_80", by default the GPU here, or sm_90.
-        Raises ValueError for one that there is not, and for projections: only attentions are explained.
+        variant: None for the default one. config: its position in the schedule. arch: the GPU, such as
+        "sm_80"; by default the one of this machine, or sm_90 without one.
+
+        Raises ValueError for a variant, config or GPU that does not exist, and for projections.
         """
         from attnc.explain.backward import backward_text, explain_backward
         from attnc.explain.forward import as_text, explain
@@ -164,11 +167,13 @@ class Family:
         return Shown(f"{as_text(explanation)}\n{backward_text(backward)}".rstrip())
 
     def verify(self, variant: str | None = None, *, count: int = 24, seconds: float = 60.0) -> Verification:
-        """Holds the kernels to the float64 reference and the proven bound, as `attnc verify` does.
+        """Compares the kernels with the float64 reference under the proven bound, as `attnc verify` does.
 
-        variant: only this one; count, seconds: cases and time for each. On the GPU where there is one, else
-        interpreted. Raises ValueError for a variant that there is not and for no cases at all, of which
-        nothing could be said; RuntimeError where Triton has been imported as a compiler and there is no GPU.
+        variant: the only one to check; None: all. count: cases for each variant. seconds: time for each.
+        The kernels run on the GPU if there is one, otherwise in an interpreter.
+
+        Raises ValueError for a variant that does not exist, or if no cases are asked for. Raises RuntimeError
+        without a GPU if Triton was imported as a compiler before, since it then cannot interpret.
         """
         if count < 1 or not seconds >= 0:
             which = f"count: expected at least 1, got {count}" if count < 1 else None
@@ -181,11 +186,12 @@ class Family:
         )
 
     def register_operators(self) -> None:
-        """Makes the operators of the kernels known to torch, under `torch.ops.attnc`.
+        """Registers the operators of the kernels with torch, under `torch.ops.attnc`.
 
-        Tracing a call does so by itself. A program that loads what another exported (torch.export) has to
-        call it before: operators are Python, and their names hold a hash of the kernels.
-        ValueError for projections, which have none.
+        Tracing a call does this by itself. A program that loads an exported program (torch.export) has to
+        call it first, because operators are defined in Python, under names with a hash of the kernels.
+
+        Raises ValueError for projections, which have no operators.
         """
         modules = [getattr(self.module, variant) for variant in self.variants]
         if not all(hasattr(module, "CALL") for module in modules):

@@ -84,19 +84,24 @@ def flash_attn_func(
     gather_kv_indices: torch.Tensor | None = None,
 ) -> Result:
     """Returns o [B, M, H, Dv] of q [B, M, H, D], k [B, N, Hkv, D] and v [B, N, Hkv, Dv], all of float16,
-    bfloat16 or float32; differentiable in them.
+    bfloat16 or float32. Gradients flow to q, k and v.
 
-    softmax_scale: 1 / sqrt(D) if None; window_size: (left, right), -1 for no bound; softcap: 0 for none.
-    alibi_slopes: f32[H] or f32[B, H]; s_aux, learnable_sink or sinks: [H], a logit for each head that joins
-    the denominator. return_lse, or return_softmax_lse: (o, lse f32[B, H, M], natural logarithm);
-    return_attn_probs: (o, lse, an empty tensor), as probabilities are never kept. out: where o goes, without
-    gradients. deterministic: gradients are the same bits in every run; without, dq may be added in any order
-    where that is faster, unless `torch.use_deterministic_algorithms` is on. num_splits, pack_gqa, sm_margin,
-    ver, fa_version: results are the same bits whatever they say. block_sparse_tensors: flash-attn 4's lists
-    for every block of queries (`mask_block_cnt` i32[B or 1, H or 1, R], `mask_block_idx` i32[..., S], the
-    same of `full_block_*` or None, `block_size`, (128, 128) if None): keys of no listed block are hidden;
-    those for gradients follow from them. Its mods are functions of another compiler, and refused:
-    `attnc.flex` takes FlexAttention's. Raises TypeError or ValueError with the name of an argument.
+    softmax_scale: 1 / sqrt(D) if None
+    window_size: (left, right), keys before and after the query's position; -1 for no bound
+    softcap: 0 for none; alibi_slopes: f32[H] or f32[B, H]
+    s_aux, learnable_sink or sinks: [H], a logit for each head, which is added to the softmax's denominator
+    return_lse, return_softmax_lse: returns (o, lse), with lse f32[B, H, M], natural logarithm
+    return_attn_probs: returns (o, lse, an empty tensor): probabilities are never in memory
+    out: the tensor that o is written to, without gradients
+    deterministic: whether gradients have the same bits in every run. Without it dq is added in any order
+        where that is faster, unless `torch.use_deterministic_algorithms` is on
+    block_sparse_tensors: the lists of flash-attn 4, for each block of queries: `mask_block_cnt`
+        i32[B or 1, H or 1, R], `mask_block_idx` i32[..., S], the same of `full_block_*` or None, and
+        `block_size`, (128, 128) if None. Keys in no listed block are hidden. Lists for gradients are made
+        from them. The mods of flash-attn 4 are refused; `attnc.flex` takes those of FlexAttention
+    num_splits, pack_gqa, sm_margin, ver, fa_version: taken, without an effect on results
+
+    Raises TypeError or ValueError with the name of the argument.
     """
     name = "flash_attn_func"
     key = None
@@ -161,14 +166,17 @@ def flash_attn_varlen_func(
     ver: int = 0,
     fa_version: int = 0,
 ) -> Result:
-    """Returns o [Tq, H, Dv] of q [Tq, H, D], k [Tk, Hkv, D] and v [Tk, Hkv, Dv], sequences end to end.
+    """Returns o [Tq, H, Dv] of q [Tq, H, D], k [Tk, Hkv, D] and v [Tk, Hkv, Dv], with sequences end to end.
 
-    cu_seqlens_q, cu_seqlens_k: i32[B + 1]; seqused_q, seqused_k: i32[B], rows of each that count.
-    block_table, or page_table: i32[B, P], then k and v are [pages, page, Hkv, D] and their lengths seqused_k
-    or the differences of cu_seqlens_k. lse is f32[H, Tq]. The rest as in `flash_attn_func`.
-    max_seqlen_q: 1 is a promise that makes decoding fast; otherwise kernels find it, and max_seqlen_k, by
-    themselves. num_splits, pack_gqa, sm_margin, scheduler_metadata, ver and fa_version are hints that are not
-    needed.
+    cu_seqlens_q, cu_seqlens_k: i32[B + 1], where sequences begin, and the end of the last one
+    seqused_q, seqused_k: i32[B], how many rows of each sequence count
+    block_table, page_table: i32[B, P], of k and v in pages [pages, page, Hkv, D]. A sequence then has
+        seqused_k keys, or those between two entries of cu_seqlens_k
+    max_seqlen_q: 1 chooses the kernels for decoding. Other values have no effect, nor has max_seqlen_k:
+        kernels read lengths themselves
+    num_splits, pack_gqa, sm_margin, scheduler_metadata, ver, fa_version: taken, without an effect on results
+
+    lse is f32[H, Tq]. Other arguments, results and errors are as of `flash_attn_func`.
     """
     name = "flash_attn_varlen_func"
     known = block_table if page_table is None else page_table

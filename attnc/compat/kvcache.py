@@ -59,21 +59,29 @@ def flash_attn_with_kvcache(
     ver: int = 0,
     fa_version: int = 0,
 ) -> Any:
-    """Returns o [B, M, H, Dv] of q [B, M, H, D] against caches [B, capacity, Hkv, D], inference alone.
+    """Returns o [B, M, H, Dv] of q [B, M, H, D] against caches [B, capacity, Hkv, D]. For inference: no
+    gradients.
 
-    k, v: [B, new, Hkv, D], or with cu_seqlens_k_new: i32[B + 1] end to end; written into the caches behind
-    their first cache_seqlens rows, in place, before q is attended.
-    cache_seqlens: i32[B], or one number; all of the cache if left out. cache_leftpad: i32[B], hidden rows at
-    the start. cache_batch_idx: i32[B], which row of the cache a sequence is (the cache is copied where its
-    capacity is no multiple of 16). block_table, or page_table: i32[B, P]; caches are [pages, page, Hkv, D].
-    cu_seqlens_q: i32[B + 1], then q is [Tq, H, D] and lse f32[H, Tq], else f32[B, H, M].
-    num_splits: programs that share the keys of up to 16 queries, 0 for the device's choice.
-    rotary_cos, rotary_sin: [positions, R / 2] of q's type or float32, R <= D, beside k and v: the first R
-    columns of row i of k are rotated by position cache_seqlens + i, or rotary_seqlens + i (i32[B]), before
-    they are written, and those of q likewise if causal or within a window, else all by cache_seqlens.
-    rotary_interleaved: pairs are columns 2 i and 2 i + 1, else i and i + R / 2.
-    out: where o goes. max_seqlen_q, scheduler_metadata, pack_gqa, sm_margin, ver and fa_version are hints
-    that are not needed. Raises TypeError or ValueError with the name of an argument.
+    k, v: new keys and values [B, new, Hkv, D], or end to end, with cu_seqlens_k_new: i32[B + 1]. They are
+        written into the caches, in place, behind the first cache_seqlens rows, and are visible to q
+    cache_seqlens: i32[B], or one number: rows of the caches that count; all of them if None
+    cache_leftpad: i32[B], rows at the start that are hidden
+    cache_batch_idx: i32[B], the row of the caches that belongs to each sequence. Caches whose capacity is
+        not a multiple of 16 are copied
+    block_table, page_table: i32[B, P], for caches in pages [pages, page, Hkv, D]
+    cu_seqlens_q: i32[B + 1], for q [Tq, H, D] with sequences end to end
+    num_splits: programs that share the keys of up to 16 queries; 0: as many as suit the device
+    rotary_cos, rotary_sin: [positions, R / 2], R <= D, of q's type or float32, together with k and v. The
+        first R columns of row i of k are rotated by the angle of position cache_seqlens + i (or
+        rotary_seqlens + i, i32[B]) before they are written. Rows of q are rotated in the same way if the
+        mask is causal or a window, otherwise all of them by position cache_seqlens
+    rotary_interleaved: True rotates columns 2 i and 2 i + 1 as a pair, False columns i and i + R / 2
+    return_lse, return_softmax_lse: returns (o, lse), with lse f32[B, H, M], or f32[H, Tq] of packed queries
+    out: the tensor that o is written to
+    max_seqlen_q, scheduler_metadata, pack_gqa, sm_margin, ver, fa_version: taken, without an effect on
+        results
+
+    Other arguments are as of `flash_attn_func`. Raises TypeError or ValueError with the argument's name.
     """
     name = "flash_attn_with_kvcache"
     key = None

@@ -33,14 +33,15 @@ _PADDING = 4
 
 
 class SpreadKeys:
-    """An attention of a few queries, the same on all ranks, over keys of which each rank has some.
+    """An attention of a few queries, which all ranks have, to keys that are spread over the ranks.
 
-    Sequences are dealt out to the ranks in turns of `block` keys; each computes o and lse over its own, and
-    all join them (Flash-Decoding, over ranks).
+    Blocks of `block` keys of a sequence are dealt to the ranks in turn (`attnc.paging.Spread`). Each rank
+    computes o and lse over its own keys, and all ranks join these results, as the splits of Flash-Decoding
+    are joined.
 
-    source, group, attention, target, schedule, params: as of `ContextParallel`. The spec has
-    `length N = lengths[b]`, an input that holds the whole length of each sequence on every rank. A sink
-    counts on rank 0 alone.
+    source, group, attention, target, schedule, params: as of `ContextParallel`. The spec must have
+    `length N = lengths[b]`, with an input that holds the length of each whole sequence on every rank. A sink
+    is counted on rank 0 only.
     """
 
     def __init__(

@@ -41,17 +41,24 @@ from attnc.model.tensors import Role, Tensor
 class ContextParallel:
     """An attention whose rows are spread over the ranks of a group.
 
-    source: a generated function, what `attnc.compile` returned, or a spec's path or text. group: a DeviceMesh
-    of one axis, a process group, or None for all ranks. target: whose kernels, by default those of a
-    generated function, or "triton"; schedule: the label of one, where the target has several. strategy:
-    "need", "gather", "heads" or "mixed" (`estimate.Strategy`) in place of the estimate's choice; groups:
-    parts that the heads of a rank are computed in. rows: "planned" where the plan says who has which,
-    "slices" where those of a rank follow those of the one before, as many on each, as DTensors lie. rates: of
-    the machine and its kernels, for the estimate. sums: whether gradients of inputs that are whole on every
-    rank are added up over the ranks; False if DDP or FSDP does so. symmetric: keys move by copy engines, out
-    of symmetric memory. params: of the spec, where its types and sizes do not say (`cap = 30.0`).
+    source: a generated function, the result of `attnc.compile`, or the path or text of a spec
+    group: a DeviceMesh of one axis, a process group, or None for all ranks
+    attention: the name of the one to compute, in a spec that declares several
+    target: "triton", "cuda.sm_80" or "cuda.sm_90a"; by default that of a generated function, or "triton"
+    schedule: the label of a schedule, if the target has several
+    strategy: "need", "gather", "heads" or "mixed" (`estimate.Strategy`); None: the one that the estimate says
+        is the fastest
+    groups: how many parts the heads of a rank are computed in, so that one part's keys move while another is
+        computed; None: as many as the estimate says
+    rows: "planned": the plan decides which rows a rank has, so that all have as much work; "slices": each
+        rank has the same number of consecutive rows, as DTensors do
+    rates: speeds of the machine and of its kernels, for the estimate
+    sums: whether gradients of inputs that every rank has whole are summed over the ranks; False if DDP or
+        FSDP does so
+    symmetric: whether keys move through symmetric memory, by copy engines instead of NCCL
+    params: values of the spec's params that do not follow from types and sizes, such as `cap = 30.0`
 
-    Every rank makes it, and calls it, alike.
+    All ranks construct it with the same arguments, and make the same calls in the same order.
     """
 
     def __init__(
@@ -90,9 +97,10 @@ class ContextParallel:
     # --- where rows are -----------------------------------------------------------------------------------
 
     def plan(self, q: torch.Tensor, k: torch.Tensor, **inputs: Any) -> Plan:
-        """Plans calls with whole tensors like these (only types, shapes and head counts are looked at; a meta
-        tensor will do), or for DTensors, which later calls follow. inputs: those that the mask reads, and
-        lengths, on any device; what is on a GPU is copied to the host, which waits for it.
+        """Plans calls for whole tensors like these, or for DTensors; later calls follow the plan.
+
+        q, k: only their dtypes and shapes are read, so meta tensors will do
+        inputs: what the mask reads, and lengths. Those on a GPU are copied to the host, which waits for them
         """
         _check_tensors(self.spec.attention, has_data=False, q=q, k=k)
         kernels, planner = self.kernels_for(q)
@@ -111,11 +119,11 @@ class ContextParallel:
     def shard(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor | None = None, *inputs: Any, **named: Any
     ) -> Any:
-        """Takes this rank's rows of q, k and v, and the other inputs as they are; and makes the plan for
-        them.
+        """Plans for these tensors, and returns this rank's rows of q, k and v, and the other inputs
+        unchanged, in the order given.
 
-        Tensors are whole and the same on all ranks; DTensors stay as they are. Returns q, k, v and the inputs
-        in the order given. Raises what `plan` does, of a spec without v of its own too.
+        Tensors are whole and the same on all ranks; DTensors are returned as they are. Raises what `plan`
+        raises, also for a spec without a v of its own.
         """
         given = self._name_inputs(inputs, named)
         self.plan(q, k, **given)

@@ -45,21 +45,24 @@ def flex_attention(
     query: [B, Hq, M, D]; key: [B or 1, Hkv, N, D]; value: [B or 1, Hkv, N, Dv]; of float16, bfloat16 or
         float32; any strides but a contiguous last axis, without which it is copied. key and value may both be
         of float8_e4m3fn or float8_e5m2. Tensors of float64 are given to torch's own function.
-    score_mod(score, b, h, q_idx, kv_idx): the score in place of `score`, the product times `scale`
-    mask_mod(b, h, q_idx, kv_idx): whether the key is kept; block_mask: of torch's, instead: its mask_mod, in
-        the blocks that it lists
-    scale: 1 / sqrt(D) if None; enable_gqa: Hq may be a multiple of Hkv
-    return_lse: (o, lse) instead of o; return_aux: (o, AuxOutput) by torch's AuxRequest
-    kernel_options: BLOCK_M, BLOCK_N, num_warps and num_stages, of the forward kernel
-    target: of `attnc.compile`; None for the fastest that the GPU runs
+    score_mod(score, b, h, q_idx, kv_idx): returns the score to use; `score` is the product times `scale`
+    mask_mod(b, h, q_idx, kv_idx): returns whether the key is visible
+    block_mask: torch's BlockMask, in place of mask_mod: its own mask_mod, within the blocks that it lists
+    scale: 1 / sqrt(D) if None; enable_gqa: whether Hq may be a multiple of Hkv
+    return_lse: returns (o, lse) instead of o; return_aux: returns (o, AuxOutput), by torch's AuxRequest
+    kernel_options: BLOCK_M, BLOCK_N, num_warps and num_stages of the forward kernel
+    target: as of `attnc.compile`; None for the fastest that the GPU runs
 
-    o: [B, Hq, M, Dv], laid out as query; lse: f32[B, Hq, M], natural logarithm; max_scores: f32[B, Hq, M],
-    without a gradient. Differentiable in query, key, value and captured tensors of floats. Mods are read at
-    every call, but for those that can do nothing else than before; what they say is compiled once, whatever
-    the lengths, the data of captured tensors and (after the fourth) the numbers.
+    Returns o: [B, Hq, M, Dv], with the strides of query; lse: f32[B, Hq, M], natural logarithm; max_scores:
+    f32[B, Hq, M], without a gradient. Gradients flow to query, key, value and captured float tensors.
 
-    Raises FlexError, with the place in the caller's file, for what no spec can say; ValueError and TypeError
-    that name an argument, what was expected and what came; what torch raises where it checks the same.
+    Mods are traced at every call, unless they cannot have changed. Each expression is compiled once:
+    lengths and the data of captured tensors are read at run time, and so are Python numbers that a mod
+    captures, after their fourth value.
+
+    Raises FlexError, with the place in the caller's file, for an operation that no spec has; ValueError or
+    TypeError with the argument's name, what was expected and what came; and torch's own errors where torch
+    makes the same check.
     """
     taken = token = repeated = None
     if kernel_options is None and not return_lse and not torch.compiler.is_compiling():

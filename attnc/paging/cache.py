@@ -65,27 +65,30 @@ def _movable(x: torch.Tensor) -> torch.Tensor:
 
 
 class PagedCache:
-    """K and V of every layer in pages, and the tables that say which page holds which tokens.
+    """K and V of every layer in pages, and the tables that say which page holds which tokens (PagedAttention,
+    arXiv 2309.06180).
 
-    pages, page: their number and their size in tokens; layers: each has pools of its own, under one table
+    pages, page: their number, and their size in tokens; layers: each has pools of its own, and all share one
+        block table
     kv_heads, head_dim, v_head_dim: sizes of K and V; v_head_dim None: as head_dim; 0: no V (`via prefix(k)`)
-    sequences: rows of the block table; max_length: tokens that one sequence may have, hence its columns
+    sequences: rows of the block table; max_length: the most tokens of a sequence, which give its columns
     layout: "NHD" pages are [page, Hkv, D], "HND" pages are [Hkv, page, D]
-    dtype: of the pools; one of 8 bits too (torch.float8_e4m3fn, float8_e5m2, int8), of which `write` takes
-    what it stores: nothing is scaled or rounded here
-    spread, rank: which rows of each sequence this cache has where ranks share them (`SpreadKeys`), else None.
-    Every rank's cache is told the same, of whole sequences, and decides the same: a page of `page` rows on
-    each of them holds ranks * page tokens, has one number, and is shared, copied and missing on all of them.
+    dtype: of the pools. With 8 bits (torch.float8_e4m3fn, float8_e5m2, int8), `write` takes numbers that have
+        this type already: the cache neither scales nor rounds
+    spread, rank: which rows of each sequence are here, if several ranks share them (`SpreadKeys`). Then every
+        rank makes the same calls, for whole sequences, and its cache decides the same. A page has one number
+        on all ranks, `page` rows on each, and holds ranks * page tokens
 
-    block_table: i32[sequences, ceil(max_length / (ranks * page))] and kv_len: i32[sequences], of whole
-    sequences, stay where they are while the cache lives, so that a captured CUDA graph may read them; a row
-    without a sequence has kv_len 0.
-    One page more than `pages` is allocated, for what `last_slots` has free rows write.
+    block_table: i32[sequences, ceil(max_length / (ranks * page))]; kv_len: i32[sequences], lengths of whole
+    sequences, 0 in a row without one. Both keep their addresses while the cache lives, so that captured CUDA
+    graphs can read them. One page more than `pages` is allocated: rows without a sequence write there
+    (`last_slots`).
 
-    Sequences are numbers that are never used twice. A call that raises has changed nothing: neither lists nor
-    tables nor what sequences read, whatever it was that failed. Numbers are Python's, NumPy's or torch's
-    integers; bools and floats are a TypeError. Unknown and freed sequences are a ValueError, as are sizes
-    below one and layers that there are not. Not for use by several threads at once.
+    A sequence is a number that is never used again. Sizes and sequences may be integers of Python, NumPy or
+    torch. A call that raises has changed nothing.
+
+    Raises TypeError for bools and floats; ValueError for unknown and freed sequences, layers that do not
+    exist and sizes below 1. Threads may not use a cache at the same time.
     """
 
     def __init__(
@@ -227,13 +230,13 @@ class PagedCache:
     def write(
         self, slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor | None = None, layer: int = 0
     ) -> None:
-        """Stores keys [T, Hkv, D] and values [T, Hkv, Dv] of a layer at slots: i64[T]. No gradients flow
-        through it.
+        """Stores keys [T, Hkv, D] and values [T, Hkv, Dv] of a layer at slots: i64[T], without gradients.
 
-        A slot of -1 is nowhere: that row is not stored. Slots below it or beyond the pages are a ValueError
-        on a CPU; on a GPU, where to look would be to wait, they are nowhere too. TypeError for a dtype that
-        is not the cache's, or slots that are not i64. ValueError for another shape or device, for missing
-        values, and for values where the cache has none.
+        A row with slot -1 is not stored. Other slots that do not exist raise ValueError on a CPU; on a GPU,
+        where a check would have to wait for the device, their rows are not stored either.
+
+        Raises TypeError for another dtype than the cache's, or if slots are not i64; ValueError for another
+        shape or device, for missing values, and for values if the cache has no V.
         """
         layer, device = self._layer(layer), self._tables.device
         check_tensor("slots", slots, torch.int64, ["T"], device)

@@ -14,10 +14,11 @@ _Position = TypeVar("_Position", int, torch.Tensor)
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Says where keys lie that ranks share: blocks of `block` keys go round `ranks`. Position p of a sequence
-    is row (p // (ranks * block)) * block + p % block of rank p // block % ranks, so that sequences that grow
-    do so everywhere. The first rank never has fewer than another. TypeError and ValueError for what is no
-    size of at least 1.
+    """Says which rank has which keys of a sequence: blocks of `block` keys are dealt to `ranks` in turn.
+
+    The key at position p is row p // (ranks * block) * block + p % block of rank p // block % ranks. So a
+    sequence grows on all ranks alike, and no rank has more keys than the first. Raises TypeError or
+    ValueError if a size is not an integer of at least 1.
     """
 
     ranks: int
@@ -28,25 +29,25 @@ class Spread:
             object.__setattr__(self, name, check_size(name, getattr(self, name)))
 
     def rank(self, position: _Position) -> _Position:
-        """Returns the rank that has the key at each position."""
+        """Returns the rank that has the key at a position, or at each of a tensor of positions."""
         return position // self.block % self.ranks
 
     def row(self, position: _Position) -> _Position:
-        """Returns which row of its rank's cache the key at each position is."""
+        """Returns the row of that key in its rank's cache."""
         return position // (self.block * self.ranks) * self.block + position % self.block
 
     def count(self, length: int, rank: int) -> int:
-        """Counts the keys that a rank has of a sequence of this length."""
+        """Counts the keys of a sequence of this length that a rank has."""
         round_ = self.block * self.ranks
         return length // round_ * self.block + min(max(length % round_ - rank * self.block, 0), self.block)
 
     def counts(self, lengths: torch.Tensor, rank: int) -> torch.Tensor:
-        """Counts the same of many sequences, as a tensor of the type of lengths, without a wait."""
+        """Counts the same for many sequences, on the device: a tensor like lengths."""
         round_ = self.block * self.ranks
         return lengths // round_ * self.block + (lengths % round_ - rank * self.block).clamp(0, self.block)
 
     def longest(self, rows: int, rank: int) -> int:
-        """Returns the length of the longest sequence of which a rank has no more than these rows."""
+        """Returns the longest length of a sequence of which a rank has at most so many rows."""
         return (rows // self.block * self.ranks + rank) * self.block + rows % self.block
 
     def positions(self, rows: int, rank: int, device: torch.device) -> torch.Tensor:
