@@ -265,7 +265,8 @@ class HeadErrors:
             below, at_zero = s < 0, s == 0
             either = np.abs(difference) + np.abs(delta[:, None])  # which of both a score near 0 takes
             difference = np.where(at_zero, 0.0, np.where(below, delta[:, None], difference))
-            unsure = head.visible & (np.abs(s) <= score.error + FLUSHED)
+            is_exact = at_zero & (score.error == 0)  # of zeros alone: nothing is rounded, nothing is flushed
+            unsure = head.visible & (np.abs(s) <= score.error + FLUSHED) & ~is_exact
             near_zero = np.where(unsure, (p + p_error) * either, 0.0)
             one = np.exp(-row)
             of_one = exponential_error(one, -row, lse_error + U * (2 * np.abs(row) + 2 * forward.exp_ulps))

@@ -5,9 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
+from attnc.target.files import render_files
 from attnc.verify.case import Case
+from attnc.verify.check import check
+from attnc.verify.subject import subject_of
 from tests.targets import EACH, needs_gxx, skip_without_compiler, small_decode_tiles, small_tiles
-from tests.verify.judging import assert_within_bound, right_by_day, spec, subject_of_text
+from tests.verify.judging import assert_within_bound, modules_of, right_by_day, spec, subject_of_text
 
 PLAIN = (
     "input q: bf16[B, M, Hkv * G, 16]",
@@ -137,3 +140,30 @@ def test_a_row_without_keys_is_0() -> None:
     made = subject_of_text(spec(text, TILES))
     x = torch.randn(1, 20, 1, 16).bfloat16()
     assert not made.function(x, x, x)[0, 0].any()
+
+
+OF_ZEROS = (
+    "input q: bf16[B, M, H, 16]",
+    "input k, v: bf16[B, N, H, 16]",
+    "input bias: f32[N]",
+    "score = where(kv_idx % 2 == 0, bias[kv_idx], dot(q, k))",
+    "normalize = softpick",
+    "output o: bf16[B, M, H, 16]",
+    "grad q, k, v, bias",
+)
+ZEROS = Case(dims={"B": 1, "M": 20, "N": 20, "H": 1}, extras="zero")
+
+
+@pytest.mark.parametrize("target", [*EACH, pytest.param("cuda.sm_90a", marks=pytest.mark.slow)])
+def test_at_a_score_of_exactly_0_the_derivative_is_0(target: str) -> None:
+    skip_without_compiler(target)
+    assert_within_bound(
+        subject_of_text(spec(OF_ZEROS, SMALL.get(target) or small_tiles(target), target=target)), ZEROS
+    )
+
+
+def test_a_derivative_at_a_score_of_exactly_0_is_seen() -> None:
+    (module,) = modules_of(spec(OF_ZEROS, TILES))
+    (text,) = render_files(module, path="a.attn", sha256="0" * 64).values()
+    assert "s > 0.0" in text
+    assert not check(subject_of(module, text.replace("s > 0.0", "s >= 0.0")), ZEROS).ok
