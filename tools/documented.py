@@ -117,7 +117,8 @@ FEATURES: Mapping[str, Mapping[str, str]] = {
     },
     "`normalize = none`": {"normalize": "normalize = none\nweight = sigmoid(score)"},
     "`normalize = softpick`": {"normalize": "normalize = softpick", "more": "grad q, k, v"},
-    "`normalize = stick_breaking`": {"normalize": "normalize = stick_breaking", "more": "grad q, k, v"},
+    "`normalize = stick_breaking`": {"normalize": "normalize = stick_breaking"},
+    "gradients of `stick_breaking`": {"normalize": "normalize = stick_breaking", "more": "grad q, k, v"},
     "`order = absolute(...)`": {"more": "order = absolute(2048)"},
     "`output o: ... = ...`": {
         "o": f"{_PLAIN['o']} = gate[b, q_idx, h, d] * attention",

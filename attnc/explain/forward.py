@@ -200,9 +200,10 @@ def decisions(e: Explanation) -> list[tuple[str, str]]:
     return found
 
 
-def _scale(kernel: ir.Kernel) -> str:
+def _scale(kernel: ir.Forward | ir.Decode) -> str:
     if kernel.softmax.breaks_sticks:
-        return "two exp2 and a polynomial for each score, a sum over keys by tensor cores; no maximum"
+        of_keys = "by tensor cores" if kernel.bound.summand_error else "among lanes"
+        return f"two exp2 and a polynomial for each score, a sum over keys {of_keys}; no maximum"
     if not kernel.softmax.normalises:
         return "the weight is evaluated element by element; no maximum, no sum, no lse"
     if kernel.softmax.scale is None:

@@ -143,6 +143,7 @@ def plan_decode(
             softmax,
             unified,
             (1 if attention.segment else _splits(choices)) + target.count_joined(choices, layout),
+            cuts_summands=target.cuts_summands,
         ),
         rows=places,
         stored=count_stored_rows(attention),

@@ -58,10 +58,12 @@ def error_bound(
     columns_factor: float = 1.0,
     tail: float = 0.0,
     left_out: float = 0.0,
+    *,
+    cuts_summands: bool = False,
 ) -> ErrorBound:
     """Returns the bound's parameters for the worst config: the longest partial sums, and the most tiles.
     splits: the most results of parts of a row's keys that are joined. columns, columns_factor, tail,
-    left_out: as in `ErrorBound`.
+    left_out: as in `ErrorBound`; cuts_summands: as in `Target`.
     """
     element = attention.element
     shift = shift_of(softmax, unified, element, scales_keys=attention.softmax.scales_keys)
@@ -87,7 +89,7 @@ def error_bound(
         columns_factor=columns_factor,
         tail=tail,
         left_out=left_out,
-        summand_error=_summand_error(attention),
+        summand_error=_summand_error(attention) if cuts_summands else 0.0,
     )
 
 

@@ -122,6 +122,7 @@ def plan_forward(
             choices,
             softmax,
             left_out=0.0 if decay is None else decay.share,
+            cuts_summands=target.cuts_summands,
             **target.columns(choices, layout),
         ),
         rows=places,

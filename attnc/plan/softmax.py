@@ -50,9 +50,6 @@ def check_softmax(variant: Variant, schedule: Schedule, target: Target) -> Itera
     """
     knobs = schedule.forward
     knob, loops = knobs.get("softmax"), knobs.get("loops")
-    if variant.attention.softmax.form not in target.forms:
-        yield _lacks_form(variant, target)
-        return
     if schedule.is_decode and variant.attention.softmax.form not in target.decode_forms:
         yield _lacks_form_of_decoding(variant, target)
         return
@@ -95,12 +92,6 @@ def check_softmax(variant: Variant, schedule: Schedule, target: Target) -> Itera
                     "o lies in memory, normalised, between two visits",
                     "write 'softmax = online(rescale = every_step)', as FlashAttention-1 does",
                 )
-
-
-def _lacks_form(variant: Variant, target: Target) -> Diagnostic:
-    form, span = variant.attention.softmax.form, variant.attention.softmax.span
-    label, instead = "its kernels make other weights", "write a schedule for the target 'triton'"
-    return unsupported(f"'normalize = {form}' is not lowered to {target.name}", span, label, instead)
 
 
 def _lacks_form_of_decoding(variant: Variant, target: Target) -> Diagnostic:

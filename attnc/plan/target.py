@@ -43,7 +43,7 @@ class Target(ABC):
     has_backward: there are kernels for gradients; decodes_prompts: kernels that decode serve all rows of an
     attention whose v is columns of k, so that it has gradients beside them; has_f32_dq: that of q can be f32
     where q is not, as those of k and v can be. has_lazy_maximum: for `online(maximum = lazy(...))`.
-    forms: of `normalize =` that kernels have.
+    forms_without_gradients: of `normalize =` that no backward has.
     always_fills: a decode kernel with short loops makes the rows of such keys zero in all of them.
     has_rows_kernel: what a backward needs of its rows is made by a kernel of its own.
     sections: of heads that are worked at beside each other; own_tensors: names of those that all kernels take
@@ -51,6 +51,7 @@ class Target(ABC):
     splits_in_turn: splits of a sequence take its tiles in turn (`ir.Split`). walks_lists: kernels can walk
     over the blocks that a mask lists; lists_are_bits: which are bits, not numbers, that they walk over;
     has_selected_gradients: there are kernels for gradients of queries that have lists of their own.
+    cuts_summands: what keys of a tile sum to is summed on tensor cores, which take 16 bits at once.
     breaks_order: why kernels cannot sum in an absolute order, "" where they can; decode_forms: forms that
     kernels which decode have; product_keys: keys of a schedule that decide how a product's sums are made;
     products: what else decides that; joins: in which order segments are joined; keeps_row_maxima: under such
@@ -66,13 +67,14 @@ class Target(ABC):
     decodes_prompts: ClassVar[bool] = False
     has_f32_dq: ClassVar[bool] = False
     has_lazy_maximum: ClassVar[bool] = False
-    forms: ClassVar[frozenset[Form]] = frozenset({"softmax", "none"})
+    forms_without_gradients: ClassVar[frozenset[Form]] = frozenset()
     has_rows_kernel: ClassVar[bool]
     sections: ClassVar[Section]
     splits_in_turn: ClassVar[bool] = False
     walks_lists: ClassVar[bool] = False
     lists_are_bits: ClassVar[bool] = False
     has_selected_gradients: ClassVar[bool] = False
+    cuts_summands: ClassVar[bool] = False
     own_tensors: ClassVar[frozenset[str]] = frozenset()
     breaks_order: ClassVar[str]
     decode_forms: ClassVar[frozenset[Form]] = frozenset({"softmax"})

@@ -7,8 +7,8 @@ Weights are w_j = exp(s_j - sum_{k >= j} r_k), with r = log(1 + exp(s)), of whic
     sums = t + a (tile_kv + 3) + u (2 T + splits + 10)
 
 R has the exponential in r, and the polynomial of it, whose 2^-22 is relative to r, however small r is. t:
-what a number loses as a summand of a tile's sum (`ErrorBound.summand_error`); a: what such a sum loses with
-each.
+what a number loses as a summand of a tile's sum (`ErrorBound.summand_error`; 0 where lanes of a warp make the
+sum, in f32 and in fewer steps); a: what such a sum loses with each.
 P: exponentials that a weight is a product of, up to one for each tile and split in a forward, one in a
 backward. The gradient of a score is g_j - sigmoid(s_j) t_j, with g_j = w_j dp_j and t_j the sum of dlse and
 of g_k over k <= j:

@@ -17,6 +17,7 @@
 
 #define __global__ __attribute__((visibility("default")))
 #define __device__ inline
+#define __forceinline__
 #define __shared__
 #define __align__(n)
 #define __grid_constant__

@@ -15,6 +15,7 @@ from attnc.target.files import render_files
 from attnc.verify.case import Case
 from attnc.verify.stick_errors import SOFTPLUS_ERROR
 from tests.plans import module_of
+from tests.targets import EACH, skip_without_compiler, small_tiles
 from tests.verify.judging import assert_within_bound, modules_of, right_by_day, spec, subject_of_text
 
 PLAIN = (
@@ -68,9 +69,34 @@ def test_stick_breaking(lines: tuple[str, ...]) -> None:
     right_by_day(subject_of_text(spec(lines, TILES)), count=2)
 
 
-def test_stick_breaking_of_packed_rows() -> None:
-    made = subject_of_text(spec(PACKED, TILES))
+ON_CUDA = {"cuda.sm_80": small_tiles("cuda.sm_80"), "cuda.sm_90a": "consumers = 2, tile.kv = 32, stages = 2"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", ON_CUDA)
+@pytest.mark.parametrize("lines", [PLAIN, LENGTHS, PAGED], ids=["table", "lengths", "pages"])
+def test_stick_breaking_on_cuda(lines: tuple[str, ...], target: str) -> None:
+    skip_without_compiler(target)
+    right_by_day(subject_of_text(spec(lines, ON_CUDA[target], target=target)), count=1)
+
+
+@pytest.mark.parametrize("target", EACH)
+def test_stick_breaking_of_packed_rows(target: str) -> None:
+    skip_without_compiler(target)
+    made = subject_of_text(spec(PACKED, ON_CUDA.get(target, TILES), target=target))
     assert_within_bound(made, Case(dims={"B": 3, "M": 21, "N": 21, "H": 2}))
+
+
+def test_stick_breaking_of_f32_on_cuda() -> None:
+    skip_without_compiler("cuda.sm_80")
+    lines = [line.replace("bf16", "f32") for line in PLAIN]
+    made = subject_of_text(spec(lines, small_tiles("cuda.sm_80"), target="cuda.sm_80"))
+    assert_within_bound(made, Case(dims={"B": 1, "M": 70, "N": 77, "Hkv": 1, "G": 2}))
+    (at_lanes,), (in_parts,) = (
+        modules_of(spec(lines, small_tiles("cuda.sm_80"), target="cuda.sm_80")),
+        modules_of(spec(lines, TILES)),
+    )
+    assert at_lanes.kernel.bound.summand_error == 0 < in_parts.kernel.bound.summand_error
 
 
 @pytest.mark.parametrize("lines", [PLAIN, PAGED], ids=["table", "pages"])

@@ -175,7 +175,6 @@ def specs(
     softmax = "none" if weight else softmax
     form = softmax.split("(")[0]
     has_narrow = {of_k, of_v} != {dtype} or "v_scale" in softmax
-    on_triton_alone = has_narrow or form == "stick_breaking"
     lines = [
         f"input q: {dtype}[{_drawn(draw, storage.q_axes(heads))}, {d}]{storage.q_via}",
         f"input k: {of_k}[{', '.join(kv_axes)}, {d}]{via}",
@@ -214,7 +213,7 @@ def specs(
     text = f"attention spec {{\n  {statements}\n}}\n"
     joins_bytes = "rate" in softmax and any(extra.dtype in ("bool", "u8") for extra in extras)
     schedules = {}
-    for target in ("triton",) if on_triton_alone else targets:
+    for target in ("triton",) if has_narrow else targets:
         shape = Shape(
             target=target,
             storage=storage,
@@ -325,7 +324,8 @@ def draw_schedule(draw: st.DrawFn, shape: Shape) -> str:
     if shape.target == HOPPER:
         return (_hopper_decoding if shape.decodes else _hopper_schedule)(draw, shape)
     on_cuda = shape.target != "triton"
-    split = draw(st.sampled_from(("q", "kv"))) if on_cuda else "q"
+    may_split = on_cuda and shape.form != "stick_breaking"
+    split = draw(st.sampled_from(("q", "kv"))) if may_split else "q"
     tiles = _tiles(draw, shape, split) + (f", warp_split = {split}" if on_cuda else "")
     if shape.decodes:
         pack = draw(st.sampled_from(("gqa", "none")))

@@ -83,7 +83,12 @@ def check_cuda(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
     for knob in knobs.values():
         yield from _knob(knob)
     yield from _wide(variant, knobs)
-    softmax, split = knobs.get("softmax"), knobs.get("warp_split")
+    split = knobs.get("warp_split")
+    if _breaks_sticks(variant) and split and "kv" in split.choices:
+        label = "what a warp's keys take depends on what those of the next leave"
+        message = "'warp_split = kv' has no 'normalize = stick_breaking'"
+        yield unsupported(message, split.span, label, "write 'warp_split = q'")
+    softmax = knobs.get("softmax")
     if softmax and split and "kv" in split.choices and Choice(name="two_pass", args={}) in softmax.choices:
         yield unsupported(
             "two passes are not lowered to CUDA where warps share the keys",
@@ -162,7 +167,8 @@ def cuda_configs(variant: Variant, schedule: Schedule) -> tuple[ForwardConfig, .
     reasons = [cuda_misfit(config, variant, schedule) for config in candidates]
     kept = tuple(config for config, reason in zip(candidates, reasons, strict=True) if reason is None)
     if not kept:
-        changes = REMEDIES if "warp_split" in schedule.forward else {**_SPLIT, **REMEDIES}
+        is_split = "warp_split" in schedule.forward or _breaks_sticks(variant)
+        changes = REMEDIES if is_split else {**_SPLIT, **REMEDIES}
         hints = remedy(candidates[0], changes, lambda config: cuda_misfit(config, variant, schedule))
         raise nothing_fits(schedule, "forward", reasons[0] or "", where=schedule.target, hints=hints)
     return kept
@@ -175,7 +181,12 @@ def _may_share_keys(variant: Variant, schedule: Schedule) -> bool:
     softmax = knobs.get("softmax")
     choice = None if softmax is None else softmax.choices[0]
     rescales = not isinstance(choice, Choice) or choice.name == "online"
-    return is_wide and "warp_split" not in knobs and rescales and not schedule.is_decode
+    may_split = "warp_split" not in knobs and not _breaks_sticks(variant)
+    return is_wide and may_split and rescales and not schedule.is_decode
+
+
+def _breaks_sticks(variant: Variant) -> bool:
+    return variant.attention.softmax.form == "stick_breaking"
 
 
 def cuda_misfit(config: TileConfig, variant: Variant, schedule: Schedule) -> str | None:

@@ -248,7 +248,7 @@ class Triton(Target):
     has_f32_dq: ClassVar = True
     walks_lists: ClassVar = True
     has_selected_gradients: ClassVar = True
-    forms: ClassVar = frozenset({"softmax", "softpick", "stick_breaking", "none"})
+    cuts_summands: ClassVar = True
     breaks_order: ClassVar = ""
     decode_forms: ClassVar = frozenset({"softmax", "softpick", "stick_breaking", "none"})
     has_rows_kernel: ClassVar = False

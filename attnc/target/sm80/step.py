@@ -21,7 +21,7 @@ class Step:
     def __init__(self, kernel: Forward | Decode, dtypes: dict[str, DType]) -> None:
         self._kernel, self._dtypes, softmax = kernel, dtypes, kernel.softmax
         self.times_scale = "" if softmax.scale is None else " * SCALE"
-        self.excluded = "-INF" if softmax.normalises and not softmax.rectifies else "0.0f"
+        self.excluded = "-INF" if softmax.form in ("softmax", "stick_breaking") else "0.0f"
         self._sums_in_order = sums_in_order(kernel)
         self.v_scale = "" if softmax.v_scale is None else at_row(softmax.v_scale)
 

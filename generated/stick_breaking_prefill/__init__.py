@@ -1,0 +1,74 @@
+"""stick_breaking_prefill for cuda.sm_90a, cuda.sm_80: calls what is fastest for the device, D and the sizes.
+
+Each target has a function of its own in its folder. Made from specs/stick_breaking_prefill.attn; `attnc compile specs/stick_breaking_prefill.attn` makes it again.
+"""
+
+import torch
+
+from .._support.by_target import ByTarget
+
+#: What launches the kernels of a target, the compute capabilities that they are for, and whether the CPU runs them too.
+TARGETS = {
+    "cuda.sm_90a": ("cupy", 90, 90, False),
+    "cuda.sm_80": ("cupy", 80, None, False),
+}
+PARAMS = ("D",)
+#: Targets by D: the first that runs on a device that was not measured.
+VARIANTS = {
+    (128,): ("cuda.sm_90a", "cuda.sm_80"),
+    (64,): ("cuda.sm_90a", "cuda.sm_80"),
+}
+#: Measured: device and variant -> (largest M, N, batch times heads, and 0 for a call without gradients; target); the first row that admits them decides.
+TUNED = {}
+CHOICE = ByTarget(__name__, "stick_breaking_prefill", TARGETS, VARIANTS, TUNED)
+
+
+def stick_breaking_prefill(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    target: str | None = None,
+    out: tuple[torch.Tensor, torch.Tensor] | None = None,
+    **options: object,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention of the spec's score, masked: o = stick_breaking(score) v.
+
+    Shapes and dtypes, for D in {128, 64}:
+        q: bf16[B, M, Hkv * G, D]
+        k: bf16[B, N, Hkv, D]
+        v: bf16[B, N, Hkv, D]
+        o: bf16[B, M, Hkv * G, D]
+        lse: f32[B, Hkv * G, M]
+    The last axis of q, k and v is contiguous; every other stride is free, and nothing is copied.
+    out: (o, lse) to write to.
+    target: which one, instead of the table's choice.
+    options: what the function of that target takes besides.
+
+    Returns (o, lse).
+    Raises ValueError or TypeError naming the argument, what was expected and what came.
+    """
+    # any target says which is no such tensor, and what it expected
+    if not (isinstance(
+        q, torch.Tensor,
+    ) and q.dim() == 4 and not q.is_nested and isinstance(k, torch.Tensor) and k.dim() == 4 and not k.is_nested):
+        return CHOICE.any()(q, k, v, out=out, **options)
+    key = (q.shape[3],)
+    if key not in VARIANTS:
+        raise _unknown(key)
+    function = CHOICE.named(target, key) if target else CHOICE.only(q.device, key)
+    if function is None:
+        sizes = (
+            q.shape[1],
+            k.shape[1],
+            q.shape[0] * q.shape[2],
+            False,
+        )
+        function = CHOICE.fastest(q.device, key, sizes)
+    return function(q, k, v, out=out, **options)
+
+
+def _unknown(values):
+    """The error that says what was asked for, and what there is."""
+    asked, *there_is = (", ".join(map("{} = {}".format, PARAMS, variant)) for variant in (values, *VARIANTS))
+    return ValueError(f"stick_breaking_prefill was not compiled for {asked}; there is: {'; '.join(there_is)}")
