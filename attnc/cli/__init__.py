@@ -8,13 +8,41 @@ attnc's, 130 interrupted. A user's mistake never shows a traceback; a bug says s
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Sequence
+
+#: Commands that run kernels, in the simulator too, which may end a process.
+_WITNESSED = ("demo", "fuzz", "verify")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command with these arguments, by default the process's, and returns its exit code."""
     # The reference multiplies small matrices by the thousand; a thread pool costs each more than its work.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    if argv is None and sys.argv[1:2] and sys.argv[1] in _WITNESSED:
+        return _run_witnessed()
+    return _run(argv)
+
+
+def _run(argv: Sequence[str] | None = None) -> int:
     from attnc.cli.app import run_guarded
 
     return run_guarded(argv)
+
+
+def _run_witnessed() -> int:
+    from attnc.runtime.last_words import can_witness, run_witnessed
+
+    found = run_witnessed(_run) if can_witness() else _run()
+    if isinstance(found, int):
+        return found
+    from attnc.cli.console import complain
+
+    doing = f" at a case of {found.doing}" if found.doing else ""
+    again = f"{found.repro} runs the case again; " if found.repro else ""
+    complain(
+        f"{found.signal} ended the process{doing}",
+        f"{again}SIGKILL is the system's as a rule, where memory runs out; others come of an access outside"
+        " of all memory, a kernel's in the simulator or a compiler's",
+    )
+    return 1

@@ -21,6 +21,7 @@ from hypothesis import seed as seeded
 from hypothesis.strategies import SearchStrategy
 
 from attnc.files import write_text
+from attnc.runtime.last_words import noting
 from attnc.runtime.memory import GpuLost, describe_loss, is_lost
 from attnc.verify.case import Case, Fit, Kept
 from attnc.verify.check import Rules, check, keeps
@@ -136,7 +137,8 @@ def settle(trial: Trial, case: Case, judge: Callable[[], Verdict]) -> Verdict:
     work from then on: what would be said of other cases says nothing.
     """
     try:
-        verdict = judge()
+        with noting(f"{trial.name} on {trial.place}", partial(trial.repro, case)):
+            verdict = judge()
     except Exception as error:
         if not is_lost(trial.device):
             raise

@@ -1,0 +1,69 @@
+"""Commands whose process a signal ends say what they were doing."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+#: `attnc verify`, whose third case is ended by a signal.
+PROGRAM = """
+import os, signal, sys
+sys.argv = "attnc verify specs/full.attn --variant bf16_d64 --target triton --count 4".split()
+
+def load():
+    from attnc.verify.search import AttentionTrial
+    check = AttentionTrial.check
+    count = 0
+
+    def end(trial, case, fills):
+        global seen
+        seen += 1
+        if seen == 3:
+            os.kill(os.getpid(), signal.{name})
+        return check(trial, case, fills)
+
+    AttentionTrial.check = end
+
+seen = 0
+import attnc.cli
+run = attnc.cli._run
+attnc.cli._run = lambda argv=None: (load(), run(argv))[1]
+sys.exit(attnc.cli.main())
+"""
+
+
+def ended(name: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", PROGRAM.replace("{name}", name)]
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", **environment}
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("name", ["SIGSEGV", "SIGKILL"])
+def test_what_a_signal_ended_is_said_with_its_case(name: str) -> None:
+    run = ended(name)
+    assert run.returncode == 1, run.stderr
+    assert f"error: {name} ended the process at a case of full-" in run.stderr
+    assert "attnc verify specs/full.attn" in run.stderr.replace(f"{ROOT}/", "")
+    assert "--case" in run.stderr
+
+
+def test_nothing_is_witnessed_under_a_tool_of_cuda() -> None:
+    assert ended("SIGSEGV", CUDA_INJECTION64_PATH="/tool.so").returncode == -signal.SIGSEGV
+
+
+def test_exit_codes_are_handed_on(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "attnc", "verify"]
+    missing = subprocess.run(
+        [*command, "none.attn"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert missing.returncode == 2
+    assert missing.stderr.count("error: ") == 1
+    helped = subprocess.run([*command, "--help"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert helped.returncode == 0
+    assert "Usage" in helped.stdout
