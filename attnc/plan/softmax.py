@@ -187,7 +187,7 @@ def plan_softmax(
         rescale=rescale,  # type: ignore[arg-type]  # one of the three names, by the schedule's rules
         threshold=threshold,
         scale=scale,
-        safe_everywhere=may_exclude(raw),
+        safe_everywhere=may_exclude(raw) or attention.k_scale is not None,  # which may be infinite
         sink=None if wanted.sink is None else names.replace(of_row(scale_by(wanted.sink, LOG2E))),
         dropout=plan_dropout(attention, names),
         headroom=headroom_of(choice, attention.element),

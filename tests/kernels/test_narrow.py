@@ -28,9 +28,10 @@ from attnc.verify.check import same_bits
 from attnc.verify.problem import FILLS, Value, build
 from attnc.verify.rerun import FinishedRun
 from attnc.verify.storage import alter, convert
-from attnc.verify.subject import Subject
+from attnc.verify.subject import Subject, subject_of
 from attnc.verify.tolerance import expect
 from tests.by_day import some_by_day
+from tests.targets import needs_gxx
 from tests.verify.judging import assert_within_bound, every_fill, modules_of, spec, subject_of_text
 
 NARROW = tuple(dtype for dtype in DType if dtype.is_narrow)
@@ -446,3 +447,45 @@ def test_gpus_that_do_not_read_e4m3_are_named() -> None:
         if wanted:
             with pytest.raises(ValueError, match=wanted):
                 usage_of(module, 0, DEVICES["sm_80"])
+
+
+#: Byte 255 of e8m0, 2^128 here, beside keys above 0.
+INFINITE_SCALES = """
+attention a {{
+  input q: bf16[B, M, Hkv * G, 64]
+  input k, v: i8[B, N, Hkv, 64]
+  input exponent: u8[B, N, Hkv, 2]
+  score = dot(q, k * exp2(exponent[b, kv_idx, h // G, d // 32] - 127)) / 8
+  mask = causal
+  normalize = softmax
+  output o: bf16[B, M, Hkv * G, 64]
+  output lse: f32[B, Hkv * G, M]
+}}
+
+schedule a for {target} {{
+  {schedule}
+}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("target", "schedule"),
+    [
+        ("triton", "tile.q = 16, tile.kv = 16"),
+        ("triton", "loops = [kv], pack = gqa, tile.q = 16, tile.kv = 16, split.kv = 2"),
+        pytest.param("cuda.sm_90a", "loops = [kv], pack = gqa, tile.kv = 32", marks=needs_gxx),
+    ],
+)
+def test_a_row_whose_scales_make_all_scores_minus_infinity_sees_no_key(target: str, schedule: str) -> None:
+    [module] = modules_of(INFINITE_SCALES.format(target=target, schedule=schedule))
+    made = subject_of(module)
+    keys = torch.ones(1, 40, 1, 64, dtype=torch.int8, device=made.device)
+    exponent = torch.full((1, 40, 1, 2), 255, dtype=torch.uint8, device=made.device)
+    q = torch.full((1, 3, 2, 64), -0.5, dtype=torch.bfloat16, device=made.device)
+    outputs = {
+        "o": torch.full((1, 3, 2, 64), torch.nan, dtype=torch.bfloat16, device=made.device),
+        "lse": torch.full((1, 2, 3), torch.nan, device=made.device),
+    }
+    made.run({"q": q, "k": keys, "v": keys, "exponent": exponent}, outputs, 0)
+    assert not outputs["o"].any()
+    assert torch.isneginf(outputs["lse"]).all()

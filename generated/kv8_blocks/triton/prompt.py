@@ -126,8 +126,7 @@ def _forward_step(
         keep = kv_idx[None, :] <= q_pos[:, None]
         s = tl.where(keep, s, -float("inf"))
     m_new = tl.maximum(m, tl.max(s, 1) * SCALE)
-    # -inf - -inf is NaN: rows yet unseen
-    shift = tl.where(m_new == -float("inf"), 0.0, m_new) if MASKED else m_new
+    shift = tl.where(m_new == -float("inf"), 0.0, m_new)  # -inf - -inf is NaN: rows yet unseen
     p = tl.exp2(s * SCALE - shift[:, None])
     alpha = tl.exp2(m - shift)
     l_new = l * alpha + tl.sum(p, 1)
@@ -219,7 +218,7 @@ def kv8_blocks_forward(
 
 CALL = TritonAttention(
     name="kv8_blocks",
-    operator="kv8_blocks_prompt_43970f17",
+    operator="kv8_blocks_prompt_80f02bee",
     inputs=(
         Tensor("q", "bf16[B, M, H, 128]", "bmh"),
         Tensor("k", "e4m3[B, N, Hkv, 128]", "bnh"),
