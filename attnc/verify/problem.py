@@ -211,6 +211,8 @@ def _bytes(buffer: torch.Tensor) -> torch.Tensor:
     return buffer.view(torch.uint8)
 
 
+#: Of the tensors of exponents of two, how many are of scales near 1.
+_NEAR_ONE = 0.75
 #: Elements of a tensor that NumPy refuses in words of its own.
 _TOO_MANY = 1 << 60
 
@@ -354,6 +356,8 @@ def _draw_extra(
             return rng.random(shape) < 0.7
         case DType.U8 | DType.I32 | DType.I64 as dtype if tensor.name in find_words(attention):
             return draw_words(rng, shape, dtype)
+        case DType.U8 if _is_exponent(attention, tensor.name) and rng.random() < _NEAR_ONE:
+            return rng.integers(121, 134, shape)  # 127 is 1
         case DType.U8:
             return draw_integers(rng, shape, at) % 256
         case DType.I32 | DType.I64:
@@ -376,6 +380,13 @@ def _draw_extra(
 
 def _names(expr: Expr) -> set[str]:
     return {node.tensor for node in walk(expr) if isinstance(node, Load)}
+
+
+def _is_exponent(attention: Attention, name: str) -> bool:
+    """Returns whether bytes are scales of columns, as powers of two: most others leave no key or value that
+    differs from zero, and hide what a kernel does.
+    """
+    return any(name in _names(scale) for scale in attention.column_scales.values())
 
 
 def _is_id(mask: Expr, name: str) -> bool:

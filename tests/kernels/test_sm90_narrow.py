@@ -17,7 +17,7 @@ from attnc.support.arguments import DTYPES
 from attnc.target.files import render_files
 from attnc.target.support import with_headers
 from attnc.verify import narrow
-from attnc.verify.case import Case
+from attnc.verify.case import Case, TensorLayout
 from attnc.verify.check import check
 from attnc.verify.problem import build
 from attnc.verify.properties import violations
@@ -404,6 +404,25 @@ def test_a_kernel_that_rounds_on_the_way_is_found() -> None:
     found = list(violations(broken, case(made, SIZES[0], config=1), only="8 bits equal 16"))
     assert found
     assert found[0].startswith("8 bits equal 16: config ")
+
+
+LYING = {
+    "neighbours that begin anywhere": TensorLayout(order=(0, 1, 2, 3), gaps=(0, 0, 3, 0), offset=1),
+    "a column between them": TensorLayout(order=(0, 1, 2, 3), gaps=(0, 0, 0, 0), step=2),
+    "heads between them": TensorLayout(order=(0, 1, 3, 2), gaps=(0, 0, 0, 0)),
+    "one for all blocks": TensorLayout(order=(0, 1, 2, 3), gaps=(0, 0, 0, 0), expanded=(3,)),
+}
+
+
+@pytest.mark.parametrize("lies", LYING.values(), ids=LYING)
+@pytest.mark.parametrize(
+    "kind", ["warps, blocks in pages", "warps, blocks of powers of two", "blocks in pages"]
+)
+def test_scales_may_lie_anyhow(kind: str, lies: TensorLayout) -> None:
+    made = subject(kind)
+    name = "es" if "powers" in kind else "ks"
+    found = check(made, case(made, SIZES[1], seed=1, layouts={name: lies}), fills=("nan",))
+    assert found.ok, found.message
 
 
 def test_p_that_comes_while_q_is_read_is_found() -> None:

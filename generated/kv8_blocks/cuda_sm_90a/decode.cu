@@ -416,14 +416,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) kv8_blocks_forward
         store_k_scales(kv_lo);
         store_v_scales(kv_lo);
         __syncwarp();  // lanes read each other's scales
-        const int next_lo = next(kv_lo);
-        load_k_scales(next_lo);
-        load_v_scales(next_lo);
         multiply_scaled_keys<e4m3, 32>(scores, q, k_rows, BLOCK_N * 128, base + K_SCALES_AT + own_row * K_SCALES * 4);
         proxy_fence();
         __syncwarp();
         if (copy_lo < end)
             copy_k();
+        const int next_lo = next(kv_lo);
+        load_k_scales(next_lo);
+        load_v_scales(next_lo);
         float alpha[ROWS];
         probabilities(kv_lo, alpha);
         rescale(alpha);

@@ -362,6 +362,7 @@ __device__ __forceinline__ void run_dq_adder(const Args& args, u32 base, const W
         const int q_first = work.q_first;
         const int edge = work.edge;
         const int M = work.M;
+        const int N = work.N;
         const int lo = IN_PARTS ? work.q_from : work.lo;
         const int hi = IN_PARTS ? work.q_to : M;
         const int h_first = IN_PARTS ? work.h_first : h_kv * G;
@@ -370,7 +371,7 @@ __device__ __forceinline__ void run_dq_adder(const Args& args, u32 base, const W
         const int q_start = lo;
         int q_lo = q_start;
         int h = h_first;
-        const int rank = args.S / BLOCK_N + args.B + 1 - 1 - kv_lo / BLOCK_N;  // of this kv tile among the turns
+        const int rank = (N + BLOCK_N - 1) / BLOCK_N - 1 - kv_lo / BLOCK_N;  // of this kv tile among the turns
         #pragma unroll 1
         while (q_lo < hi) {
             const int q_next = next(q_lo);
