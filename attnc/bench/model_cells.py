@@ -197,10 +197,11 @@ def _images() -> Iterator[ModelCell]:
 
 
 def _list_packed() -> Iterator[ModelCell]:
-    documents = (*(1000,) * 16, 384)
+    documents, mixed = (*(1000,) * 16, 384), (8192, 4096, 2048, 1024, 512, 384, 128)
     prompts = tuple(64 + 128 * at for at in range(16))
     sentences = tuple(32 + 8 * (at * 7 % 61) for at in range(64))
     yield ModelCell(model="Llama-3-8B", job="training", heads=32, kv_heads=8, width=128, lengths=documents)
+    yield ModelCell(model="Llama-3-8B", job="training", heads=32, kv_heads=8, width=128, lengths=mixed)
     yield ModelCell(model="Llama-3-8B", job="prompt", heads=32, kv_heads=8, width=128, lengths=documents)
     yield ModelCell(model="Llama-3-8B", job="prompt", heads=32, kv_heads=8, width=128, lengths=prompts)
     yield ModelCell(
