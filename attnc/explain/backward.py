@@ -11,6 +11,7 @@ from attnc.explain.kernel import (
     KernelUsage,
     Roofline,
     bounds_dict,
+    count_exponentials,
     grid_line,
     loop_lines,
     resource_dict,
@@ -69,7 +70,15 @@ def explain_backward(
                 walks=0 if layout is None else layout.walks_for_each(name),
                 needs=target_of(module.target).estimate(module, config, name, device),
                 device=device,
-                roofline=roofline_of(d, device, shape, dtype=dtype, columns=columns, moved=moved),
+                roofline=roofline_of(
+                    d,
+                    device,
+                    shape,
+                    dtype=dtype,
+                    columns=columns,
+                    moved=moved,
+                    exponentials=count_exponentials(planned),
+                ),
                 usage=usages.get(name),
             )
         )

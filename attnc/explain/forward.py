@@ -16,6 +16,7 @@ from attnc.explain.kernel import (
     KernelUsage,
     Roofline,
     bounds_dict,
+    count_exponentials,
     grid_line,
     loop_lines,
     masked_where,
@@ -227,7 +228,10 @@ def _roofline(module: ir.Module, device: Device, p: Picture) -> Roofline:
     dtype = attention.element
     moved = float(dtype.bytes * p.queries * (d + dv) + p.keys_read * key_bytes(attention))
     heads = "heads" if ir.pack_of(kernel) is None else "K/V heads"
-    return roofline_of(d, device, p, dtype=dtype, columns=d + dv, moved=moved, of=heads)
+    exponentials = count_exponentials(kernel)
+    return roofline_of(
+        d, device, p, dtype=dtype, columns=d + dv, moved=moved, exponentials=exponentials, of=heads
+    )
 
 
 def sum_terms(bound: ir.ErrorBound, keys: int) -> float:

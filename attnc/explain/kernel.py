@@ -180,10 +180,18 @@ _F32_COST = 6
 
 
 def roofline_of(
-    d: int, device: Device, p: Picture, *, dtype: DType, columns: int, moved: float, of: str = "heads"
+    d: int,
+    device: Device,
+    p: Picture,
+    *,
+    dtype: DType,
+    columns: int,
+    moved: float,
+    exponentials: int = 1,
+    of: str = "heads",
 ) -> Roofline:
-    """Returns the roofline of a kernel. dtype: of q, k and v; columns: multiply-adds for each score; moved:
-    bytes of one head; of: what heads they are.
+    """Returns the roofline of a kernel. dtype: of q, k and v; columns, exponentials: multiply-adds for each
+    score, and exponentials; moved: bytes of one head; of: what heads they are.
     """
     heads = max(1, 2048 // d) * max(1, 16384 // p.keys)
     elements = float(p.visited * p.tile_q * p.tile_kv * heads)
@@ -196,12 +204,23 @@ def roofline_of(
         heads=heads,
         flops=flops,
         bytes=moved,
-        exponentials=elements,
+        exponentials=exponentials * elements,
         tflops=tflops,
         tensor_us=flops / (tflops * 1e12) * 1e6,
         memory_us=moved / (device.bandwidth_gbs * 1e9) * 1e6,
-        exp2_us=elements / device.exp2_per_second * 1e6,
+        exp2_us=exponentials * elements / device.exp2_per_second * 1e6,
     )
+
+
+def count_exponentials(kernel: ir.Kernel) -> int:
+    """Returns how many exponentials a kernel takes of each score. Of a stick, what a key leaves and what it
+    takes are one each; gradients need its sigmoid too, and the kernel over queries what it leaves twice.
+    """
+    if not kernel.softmax.breaks_sticks:
+        return 1
+    if not isinstance(kernel, BackwardKernel):
+        return 2
+    return 4 if kernel.over_q else 3
 
 
 def roofline_dict(r: Roofline) -> dict[str, Any]:
