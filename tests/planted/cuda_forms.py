@@ -99,8 +99,8 @@ BUGS: tuple[Bug, ...] = (
         name="gate of the next columns",
         attention="gated",
         story="a copy wrote chunks in their order, where a tile has them permuted within a row",
-        anchor="(chunk_of(i) % 8 ^ row_of(i) % 8) * 16",
-        patch="chunk_of(i) % 8 * 16",
+        anchor="(chunk % 8 ^ row % 8) * 16",
+        patch="chunk % 8 * 16",
     ),
     HopperBug(
         name="gate of the other column of a pair",

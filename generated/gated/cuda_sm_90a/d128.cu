@@ -191,36 +191,22 @@ __device__ __forceinline__ void run_consumer(const Args& args, u32 base, WorkTil
                 tma_wait_read();
             __syncwarp();
             const auto* const gate_row = &args.gate_ptr[b * args.stride_gate_0];
-            const long long stride = args.stride_gate_3;
-            // Of chunks of 8 columns, the i-th of a lane: where it is, whether, and where it goes.
-            auto chunk_of = [&](int i) { return (32 * i + lane) % (DV / 8); };
-            auto row_of = [&](int i) { return 64 * consumer + 16 * warp + (32 * i + lane) / (DV / 8); };
-            auto from = [&](int i) {
-                const int q_idx = q_lo + row_of(i);
-                return &gate_row[q_idx * args.stride_gate_1 + h * args.stride_gate_2 + 0 * args.stride_gate_3]
-                    + 8 * chunk_of(i) * stride;
-            };
-            auto exists = [&](int i) {
-                const int q_idx = q_lo + row_of(i);
-                return q_idx < M;
-            };
-            auto to = [&](int i) { return base + O_AT + (chunk_of(i) / 8 * BLOCK_M + row_of(i)) * 128
-                + (chunk_of(i) % 8 ^ row_of(i) % 8) * 16; };
-            bool whole = stride == 1;  // all chunks of the lane are 16 bytes in a row
             #pragma unroll
-            for (int i = 0; i < DV / 16; ++i)
-                whole &= (unsigned long long)from(i) % 16 == 0;
-            if (whole) {
-                #pragma unroll
-                for (int i = 0; i < DV / 16; ++i)
-                    copy_async(to(i), from(i), exists(i));
-            } else {
-                #pragma unroll 1
-                for (int i = 0; i < DV / 16; ++i) {
+            for (int i = 0; i < DV / 16; ++i) {
+                const int x = 32 * i + lane, chunk = x % (DV / 8), row = 64 * consumer + 16 * warp + x / (DV / 8),
+                    q_idx = q_lo + row;
+                const long long stride = args.stride_gate_3;
+                const auto* const from = &gate_row[q_idx * args.stride_gate_1 + h * args.stride_gate_2
+                    + 0 * args.stride_gate_3] + 8 * chunk * stride;
+                const bool exists = q_idx < M;
+                const u32 to = base + O_AT + (chunk / 8 * BLOCK_M + row) * 128 + (chunk % 8 ^ row % 8) * 16;
+                if (stride == 1 && (unsigned long long)from % 16 == 0) {
+                    copy_async(to, from, exists);
+                } else {
                     Chunk columns = {};
-                    for (int c = 0; c < 4 && exists(i); ++c)
-                        columns.words[c] = from(i)[2 * c * stride].bits | (u32)from(i)[(2 * c + 1) * stride].bits << 16;
-                    store_shared(to(i), columns);
+                    for (int c = 0; c < 4 && exists; ++c)
+                        columns.words[c] = from[2 * c * stride].bits | (u32)from[(2 * c + 1) * stride].bits << 16;
+                    store_shared(to, columns);
                 }
             }
         };
@@ -357,9 +343,6 @@ __device__ __forceinline__ void run_consumer(const Args& args, u32 base, WorkTil
             wgmma_fence();
             issue_qk();
             issue_pv(accumulate);
-            // the second tile of keys: rows of o that lay there have left, and products hide what it takes
-            if (!accumulate)
-                copy_ahead();
             wgmma_wait<1>();
             warpgroup_fence_operand(scores);
             release_k(last);
@@ -372,6 +355,7 @@ __device__ __forceinline__ void run_consumer(const Args& args, u32 base, WorkTil
             mbarrier_wait(barrier_of(base, K_FULL, k.index), k.phase);
             wgmma_fence();
             issue_qk();
+            copy_ahead();
             wgmma_wait<0>();
             warpgroup_fence_operand(scores);
             release_k(previous(kv_lo) < 0);
@@ -391,8 +375,6 @@ __device__ __forceinline__ void run_consumer(const Args& args, u32 base, WorkTil
                 step(FalseType{}, kv_lo);
             wgmma_fence();
             issue_pv(accumulate);
-            if (!accumulate)
-                copy_ahead();
         } else {
             // A late lane would wait for a phase that has passed.
             __syncwarp();
