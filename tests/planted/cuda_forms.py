@@ -156,7 +156,7 @@ BUGS: tuple[Bug, ...] = (
     HopperBug(
         name="lanes in the order of rows",
         attention="stick_breaking_prefill",
-        story="of four lanes the first two have the first keys, and were given what the last two leave of theirs",
+        story="of four lanes the first two have the first keys, and got nothing of what the last two leave",
         anchor="(t < 2 ? others : 0.0f)",
         patch="(t < 2 ? 0.0f : others)",
     ),
