@@ -198,8 +198,8 @@ Window: TypeAlias = tuple[int | None, int | None]
 _USUAL = "triton"
 #: Up to so many query rows of a sequence its keys are shared out among programs.
 _FEW = 16
-#: Of keys that a row sees, up to which gradients with the same bits in every run are the fastest: the number
-#: of the plan (`plan.sm90.turns.FEW_QUERIES`), which exported functions come without.
+#: Keys of a packed sequence, up to which gradients with the same bits in every run are the fastest: sums of
+#: dq need not be cleared first, of which short sequences have most (measured on an H200).
 FEW_KEYS = 1024
 
 
@@ -238,8 +238,6 @@ class Call:
         needed = not is_inference and any(self.wants_gradient(x) for x in (q, k, v))
         self._grads = ["q", "k", "v"] if needed else []
         self._is_fast = False
-        #: Keys that a row sees, at most; None without a window that ends on both sides.
-        self._keys: int | None = None
         self._cap: tuple[float, float] | None = None
         self._inputs: Mapping[str, Any] = _NOTHING
         #: The name in FUNCTIONS of the kernel that was called.
@@ -285,8 +283,6 @@ class Call:
         is_causal, left, right = window(self._name, causal, window_size)
         if is_causal:
             self._form["causal"] = True
-        if left is not None and (is_causal or right is not None):
-            self._keys = left + 1 + (right or 0)
         for side, bound in (("left", left), ("right", right)):
             if bound is not None:
                 self._tensors[f"window_{side}"] = number(bound, torch.int32, device)
@@ -294,10 +290,9 @@ class Call:
 
     def hurry(self, deterministic: bool) -> None:
         """Takes the fastest gradients, whose bits may differ from run to run, where neither the caller nor
-        PyTorch asks for deterministic ones, which are the faster ones where a row sees few keys.
+        PyTorch asks for deterministic ones.
         """
-        asks = deterministic or torch.are_deterministic_algorithms_enabled()
-        self._is_fast = not asks and (self._keys is None or self._keys > FEW_KEYS)
+        self._is_fast = not deterministic and not torch.are_deterministic_algorithms_enabled()
 
     def drop(self, p: float, seed: torch.Tensor | None = None) -> None:
         """Adds dropout. seed: of an earlier call; drawn from torch's generator if left out."""

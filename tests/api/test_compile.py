@@ -108,8 +108,7 @@ def backward_of(text: str, *, deterministic: bool = True) -> str:
     [
         ({}, "accumulate.dq = ordered", "accumulate.dq = atomic"),
         ({"width": "64"}, "accumulate.dq = ordered", "accumulate.dq = atomic"),
-        ({"mask": "window(512, 0)"}, "accumulate.dq = ordered", "accumulate.dq = ordered"),  # few queries
-        ({"mask": "window(4096, 0)"}, "accumulate.dq = ordered", "accumulate.dq = atomic"),
+        ({"mask": "window(512, 0)"}, "accumulate.dq = ordered", "accumulate.dq = atomic"),
         ({"mask": "(q_pos - kv_idx) % 256 < 3"}, "", "accumulate.dq = atomic"),  # no neighbours: no turns
         ({"width": "256"}, "", ""),  # no kernel of wgmma adds to dq
         ({"grad": ""}, "", ""),

@@ -467,22 +467,14 @@ def test_gradients_are_the_fastest_unless_somebody_wants_the_same_bits(asked: As
     assert asked == [("cuda.sm_90a", deterministic) for deterministic in (False, True, True, True)]
 
 
-def test_gradients_of_narrow_windows_have_the_same_bits_as_that_is_faster(asked: Asked) -> None:
-    q, k, v = (x.requires_grad_() for x in tensors(rows=20))
-    for window in (call.FEW_KEYS - 1, 0), (call.FEW_KEYS, 0), (600, 600), (400, 400), (7, -1), (-1, 7):
-        call._PREPARED.clear()
-        flash_attn_func(q, k, v, window_size=window)
-    assert [deterministic for _, deterministic in asked] == [True, False, False, True, False, False]
-
-
 def test_torch_compile_takes_the_fastest_kernels_too(asked: Asked) -> None:
     q, k, v = tensors(rows=20)
-    right = flash_attn_func(q, k, v, causal=True, window_size=(2000, 0))
+    right = flash_attn_func(q, k, v, causal=True, window_size=(4, 0))
     asked.clear()
     torch.compiler.reset()
     compiled = torch.compile(flash_attn_func, fullgraph=True, backend="aot_eager")
     wanting = q.clone().requires_grad_()
-    o = compiled(wanting, k, v, causal=True, window_size=(2000, 0))
+    o = compiled(wanting, k, v, causal=True, window_size=(4, 0))
     assert torch.equal(o, right)
     o.sum().backward()
     assert asked == [("cuda.sm_90a", False)]

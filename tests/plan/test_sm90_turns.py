@@ -7,10 +7,7 @@ from typing import Any
 
 import pytest
 
-from attnc.compat.call import FEW_KEYS
 from attnc.plan.sm90.backward import Sm90Backward
-from attnc.plan.sm90.target import SM90A
-from attnc.plan.sm90.turns import FEW_QUERIES
 from tests.plan import planning
 from tests.plan.test_sm90_backward import CAUSAL, is_by_wgmma, planned
 from tests.refusals import refused
@@ -97,37 +94,3 @@ def test_neighbours_are_neighbours(mask: str, m: int, n: int) -> None:
     mask = mask.replace("100", "20")
     for found in tiles_of(mask, m, n, 4, 8):
         assert found == list(range(found[0], found[0] + len(found))) if found else True
-
-
-@pytest.mark.parametrize(
-    ("mask", "options", "fastest"),
-    [
-        (f"window({FEW_QUERIES - 1}, 0)", {}, "ordered"),
-        (f"window({FEW_QUERIES}, 0)", {}, "atomic"),
-        ("window(400, 400)", {}, "ordered"),
-        ("window(600, 600)", {}, "atomic"),
-        ("abs(q_pos - kv_idx) <= 100", {}, "ordered"),
-        ("window(511, 0) and doc[b, q_pos] == doc[b, kv_idx]", DOCUMENTS, "ordered"),
-        ("q_pos // 512 == kv_idx // 512", {}, "ordered"),
-        (f"{CAUSAL} and q_pos // 512 == kv_idx // 512", {}, "ordered"),
-        (CAUSAL, {}, "atomic"),
-        ("true", {}, "atomic"),
-        (f"{CAUSAL} and doc[b, q_pos] == doc[b, kv_idx]", DOCUMENTS, "atomic"),
-        (f"{CAUSAL} and q_pos - n[b] <= kv_idx", {"inputs": ("n: i32[B]",)}, "atomic"),
-        ("window(511, 0) or kv_idx < 4", {}, "atomic"),
-        ("(q_pos - kv_idx) % 200 < 8 and window(511, 0)", {}, "atomic"),  # blocks cannot take turns
-    ],
-)
-def test_turns_are_the_fastest_way_where_few_queries_see_a_key(
-    mask: str, options: dict[str, Any], fastest: str
-) -> None:
-    """However long sequences are; all of them have the same bits in every run where they can."""
-    variant = planned(mask, **options).variant
-    assert SM90A.sum_of_dq(variant, deterministic=False) == fastest
-    refuses = "%" in mask or " or " in mask
-    assert SM90A.sum_of_dq(variant, deterministic=True) == ("two_pass" if refuses else "ordered")
-
-
-def test_flash_attentions_functions_know_the_number_too() -> None:
-    """Exported ones run without the plan."""
-    assert FEW_KEYS == FEW_QUERIES

@@ -44,6 +44,14 @@ def test_variants_sum_dq_each_in_its_way(deterministic: bool, way: str) -> None:
     assert conditions == {f"T == {dtype} and D == {d}" for dtype in ("bf16", "f16") for d in (64, 128)}
 
 
+@pytest.mark.parametrize(("deterministic", "way"), [(True, "ordered"), (False, "atomic")])
+def test_dq_of_packed_sequences_is_added_in_memory_on_hopper(deterministic: bool, way: str) -> None:
+    program = front(SPECS / "varlen.attn")
+    text = schedule_for(program, "varlen", "cuda.sm_90a", deterministic=deterministic)
+    assert f"accumulate.dq = {way}" in text
+    assert "accumulate.dq" not in schedule_for(program, "varlen", "cuda.sm_80", deterministic=deterministic)
+
+
 @pytest.mark.parametrize(
     ("target", "backward", "way"),
     [

@@ -54,7 +54,7 @@ from attnc.plan.sm90.layout import (
     beyond_shared_memory,
     entry_registers,
 )
-from attnc.plan.sm90.turns import Turns, are_seen_by_few, turns_under
+from attnc.plan.sm90.turns import Turns, turns_under
 
 #: Warpgroups that multiply, but for short blocks of lists; rows of the tile that stays; tiles of K, and of
 #: dS, of the kernel over keys.
@@ -335,10 +335,9 @@ def sum_of_dq(variant: Variant, *, deterministic: bool) -> Summation:
     attention = normalise(variant.attention)
     if not adds_dq(variant, "atomic"):
         return "two_pass"
-    takes_turns = not turns_under(attention.mask).why_not
-    if not deterministic and not (takes_turns and are_seen_by_few(attention.mask)):
+    if not deterministic:
         return "atomic"
-    return "ordered" if takes_turns else "two_pass"
+    return "two_pass" if turns_under(attention.mask).why_not else "ordered"
 
 
 #: How many times as long gradients by mma.sync take as those by wgmma, at least: at d256, in

@@ -1,5 +1,4 @@
-"""Turns of the blocks that add to dq on Hopper, kv tile after kv tile: under which masks they can be taken,
-and where they are the fastest way.
+"""Turns of the blocks that add to dq on Hopper, kv tile after kv tile: under which masks they can be taken.
 
 Blocks take the kv tiles of a head in the order of turns, and what a tile adds to a q tile follows what the
 ones before it added, so no block waits for one that begins after it: of the tiles that are not done, the one
@@ -18,10 +17,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import product
 
-from attnc.expr.affine import at_least
-from attnc.expr.construct import ZERO, add
+from attnc.expr.construct import ZERO
 from attnc.expr.nodes import (
     And,
     Binary,
@@ -38,8 +35,6 @@ from attnc.expr.nodes import (
     Search,
     walk,
 )
-from attnc.expr.simplify import substitute
-from attnc.expr.solve import solve
 from attnc.plan.ir import Let, Regions
 from attnc.plan.regions import guard_of, regions
 
@@ -140,27 +135,3 @@ def _ends(condition: Expr) -> bool:
         case And(operands=operands) | Or(operands=operands):
             return all(map(_ends, operands))
     return False
-
-
-#: Queries that see a key, at most, for which turns are faster than sums in any order: they store the first
-#: summand, where those clear all sums before, and that takes longer than the waits (measured on an H200).
-FEW_QUERIES = 1024
-
-
-@lru_cache(maxsize=64)
-def are_seen_by_few(mask: Expr) -> bool:
-    """Returns whether the mask of a normalised attention shows each key to `FEW_QUERIES` or fewer, whatever
-    the lengths.
-    """
-    ranges = solve(mask, var="q_idx")
-    if ranges.may_lo is None or ranges.may_hi is None:
-        return False
-    first, last = _TILE
-    lo, hi = (substitute(x, {last: first}) for x in (ranges.may_lo, ranges.may_hi))
-    pairs = product(_among(lo, "max"), _among(hi, "min"))
-    return any(at_least(add(start, Const(FEW_QUERIES)), stop) for start, stop in pairs)
-
-
-def _among(bound: Expr, function: str) -> tuple[Expr, ...]:
-    """Returns the expressions of which it is the largest, or the smallest."""
-    return bound.args if isinstance(bound, Call) and bound.function == function else (bound,)

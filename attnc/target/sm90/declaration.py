@@ -24,6 +24,7 @@ from attnc.target.declaration import (
     Value,
     attention_fields,
     declare_allocation,
+    in_words,
     quote_word,
     show_size,
 )
@@ -64,7 +65,7 @@ def hopper_declaration(
     else:
         configs = [hopper(config) for config in kernel.configs]
         if costs := costs_of(module.variant.attention, text.layout, configs):
-            fields["costs"] = Items(list(map(quote_word, costs)))
+            fields["costs"] = Items(list(map(in_words, costs)))
         sizes = {"q": "BLOCK_M", "o": str(STORED_ROWS)}
         sizes |= {text.score.pair.load.tensor: "BLOCK_M"} if text.score.pair else {}
         rows = "BLOCK_N // CLUSTER" if text.layout.clusters else text.wgmma.box_rows
