@@ -33,11 +33,9 @@ def _unpack(  # type: ignore[no-untyped-def]  # Triton reads annotations its own
     bytes_ptr, floats_ptr, halves_ptr, listed_ptr, own_ptr, made_ptr,
     count, in_sequence, most, rows, page, page_stride, made_rows, first,
     NARROW: tl.constexpr, BLOCK: tl.constexpr, ROTARY: tl.constexpr, PITCH: tl.constexpr,
-    SCALE_BYTES: tl.constexpr, ROWS: tl.constexpr, ONCE: tl.constexpr, COLUMNS: tl.constexpr,
+    SCALE_BYTES: tl.constexpr, ROWS: tl.constexpr, ONCE: tl.constexpr,
 ):  # fmt: skip
-    """Writes what ROWS entries of lists stand for, and which of them counts. All of a row is loaded at once:
-    programs wait for memory alone. COLUMNS: the power of two that holds NARROW.
-    """
+    """Writes what ROWS entries of lists stand for, and which of them counts."""
     entry = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     exists = entry < count
     row = tl.load(listed_ptr + entry, mask=exists, other=-1).to(tl.int64)
@@ -51,31 +49,23 @@ def _unpack(  # type: ignore[no-untyped-def]  # Triton reads annotations its own
     of_page = row // page * page_stride
     place = of_page + row % page * PITCH
     to = (entry // in_sequence * made_rows + number) * (NARROW + ROTARY)
-    at = tl.arange(0, COLUMNS)
-    x = tl.load(
-        bytes_ptr + place[:, None] + at[None, :], mask=counts[:, None] & (at < NARROW)[None, :], other=0
-    )
-    block = tl.arange(0, COLUMNS // BLOCK)
-    scales = counts[:, None] & (block < NARROW // BLOCK)[None, :]
-    if SCALE_BYTES > 0:
-        behind = of_page + page * PITCH + row % page * SCALE_BYTES
-        scale = _of_e8m0(tl.load(bytes_ptr + behind[:, None] + block[None, :], mask=scales, other=0))
-    else:
-        scale = tl.load(
-            floats_ptr + ((place + NARROW) // 4)[:, None] + block[None, :], mask=scales, other=0.0
+    for block in tl.static_range(NARROW // BLOCK):
+        at = block * BLOCK + tl.arange(0, BLOCK)
+        x = tl.load(bytes_ptr + place[:, None] + at[None, :], mask=counts[:, None], other=0)
+        if SCALE_BYTES > 0:
+            behind = of_page + page * PITCH + row % page * SCALE_BYTES + block
+            scale = _of_e8m0(tl.load(bytes_ptr + behind, mask=counts, other=0))
+        else:
+            scale = tl.load(floats_ptr + (place + NARROW) // 4 + block, mask=counts, other=0.0)
+        made = (_of_e4m3(x) * scale[:, None]).to(tl.bfloat16)
+        tl.store(made_ptr + to[:, None] + at[None, :], made, mask=counts[:, None])
+    if ROTARY > 0:
+        at = tl.arange(0, ROTARY)
+        behind = NARROW if SCALE_BYTES > 0 else NARROW + NARROW // BLOCK * 4
+        x = tl.load(
+            halves_ptr + ((place + behind) // 2)[:, None] + at[None, :], mask=counts[:, None], other=0.0
         )
-    blocks = tl.reshape(_of_e4m3(x), (ROWS, COLUMNS // BLOCK, BLOCK)) * scale[:, :, None]
-    made = tl.reshape(blocks, (ROWS, COLUMNS)).to(tl.bfloat16)
-    if ROTARY > 0:  # read before what is made is written, which may be anywhere
-        of_rotary = tl.arange(0, ROTARY)
-        beside = NARROW if SCALE_BYTES > 0 else NARROW + NARROW // BLOCK * 4
-        halves = tl.load(
-            halves_ptr + ((place + beside) // 2)[:, None] + of_rotary[None, :],
-            mask=counts[:, None],
-            other=0.0,
-        )
-        tl.store(made_ptr + to[:, None] + NARROW + of_rotary[None, :], halves, mask=counts[:, None])
-    tl.store(made_ptr + to[:, None] + at[None, :], made, mask=counts[:, None] & (at < NARROW)[None, :])
+        tl.store(made_ptr + to[:, None] + NARROW + at[None, :], x, mask=counts[:, None])
 
 
 def unpack_listed(
@@ -103,6 +93,6 @@ def unpack_listed(
             cache, cache.view(torch.float32), cache.view(torch.bfloat16), listed, own, made,
             listed.numel(), listed.shape[1] * listed.shape[2], listed.shape[2],
             cache.shape[0] * cache.shape[1], cache.shape[1],
-            cache.stride(0), made.shape[1], first, *packing, _ROWS, once, triton.next_power_of_2(packing[0]),
+            cache.stride(0), made.shape[1], first, *packing, _ROWS, once,
         )  # fmt: skip
     return own

@@ -67,7 +67,6 @@ from attnc.plan.sm90.roles import Sm90Roles, plan_roles
 from attnc.plan.sm90.softcap import TAIL
 from attnc.plan.sm90.warps import (
     BLOCK_SHARE,
-    SCALED_BLOCK_SHARE,
     Sm90WarpsLayout,
     has_keys_of_warps,
     sm90_warps_configs,
@@ -239,7 +238,7 @@ class Sm90a(Target):
 
     def block_share(self, attention: Attention, layout: Layout | None) -> float:
         if isinstance(layout, Sm90WarpsLayout):
-            return SCALED_BLOCK_SHARE if layout.narrow.scales else BLOCK_SHARE
+            return BLOCK_SHARE
         return Target.block_share(self, attention, layout)
 
     def few_tiles(self, layout: Layout | None) -> int:

@@ -32,8 +32,8 @@ from attnc.plan.sm90.narrow import CONVERTING_WARPS, copy_as_stored
 
 #: Rows of a tile, keys of a warp, blocks on a multiprocessor, columns that a thread has registers for.
 ROWS, WARP_KEYS, BLOCKS, MOST_COLUMNS = 16, 32, 3, 128
-#: What a block reads alone, of what a multiprocessor can; and where columns have scales. Measured on an H200.
-BLOCK_SHARE, SCALED_BLOCK_SHARE = 0.78, 0.35
+#: What a block reads alone, of what a multiprocessor can; measured on an H200.
+BLOCK_SHARE = 0.4
 #: Registers of a thread, as such blocks leave it; floats between rows of sums; bytes of a barrier.
 _REGISTERS, _PADDING, _BARRIER = 168, 4, 8
 #: What a schedule gets for the keys that it does not mention.

@@ -76,7 +76,7 @@ CALL = HopperAttention(
         key_tiles="cdiv(N, BLOCK_N)",
         key_bytes=256,
         width=129,
-        block_share=0.35,
+        block_share=0.4,
     ),
     scratch={"splits": "SPLIT_ROWS * 129"},
     launches=(

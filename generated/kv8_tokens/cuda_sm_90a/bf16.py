@@ -83,7 +83,7 @@ CALL = HopperAttention(
         key_bytes=512,
         width=129,
         idle_gain=1.2,
-        block_share=0.78,
+        block_share=0.4,
     ),
     scratch={"splits": "SPLIT_ROWS * 129"},
     launches=(
