@@ -244,6 +244,8 @@ def split_record(module: Module, kernel: Decode, split: Split, most: int | None)
     keys = show(longest(attention, Role.KEY))
     most_visible = split.max_visible_keys
     visited = keys if most_visible is None else f"min({keys}, {most_visible} + BLOCK_M)"
+    if module.lists is not None:  # no more than a list names
+        visited = f"min({keys}, {show(module.lists.extents[-1])})"
     dv = feature(attention.v)
     fields: dict[str, Value] = {
         "tiles": quote_word(tiles(module, kernel)),

@@ -7,6 +7,7 @@ import pytest
 from attnc.plan.ir import split_of
 from attnc.target.files import render_files
 from tests.plan.planning import planned
+from tests.plans import plans_of
 
 SCHEDULES = {
     "triton": "  loops = [kv], tile.q = 16, tile.kv = 64\n  split.kv = auto",
@@ -43,3 +44,9 @@ def test_splits_are_counted_for_a_window_not_for_the_cache(target: str) -> None:
     (text,) = (text for name, text in files.items() if name.endswith(".py"))
     (line,) = (line for line in text.splitlines() if "key_tiles=" in line)
     assert "min(N, 129 + BLOCK_M)" in line
+
+
+def test_splits_are_counted_for_a_list_not_for_the_cache() -> None:
+    (module,) = (m for m in plans_of("selected_tokens").modules if m.target == "cuda.sm_90a")
+    files = render_files(module, path="spec.attn", sha256="", tuned={})
+    assert 'key_tiles="cdiv(min(N, S), BLOCK_N)"' in files[f"{module.variant.name}.py"]
