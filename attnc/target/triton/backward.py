@@ -482,10 +482,19 @@ class BackwardText(ProgramText):
 
     @property
     def load_do(self) -> str:
+        return f"{self.load_whole_do}{self.narrow_do}"
+
+    @property
+    def load_whole_do(self) -> str:
+        """The load of a tile of do as it is; what delta is summed of."""
+        return self._tile("DO" if self.over_q else "do_head", "do")
+
+    @property
+    def narrow_do(self) -> str:
+        """What makes do an operand beside v, where it has another type."""
         tensors = self.tensors.by_name
         of_v = tensors[self.v].dtype
-        convert = "" if tensors["o"].dtype == of_v else f".to({TL_DTYPES[DType(of_v)]})"
-        return self._tile("DO" if self.over_q else "do_head", "do") + convert
+        return "" if tensors["o"].dtype == of_v else f".to({TL_DTYPES[DType(of_v)]})"
 
     @property
     def load_o(self) -> str:
