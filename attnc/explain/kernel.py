@@ -58,6 +58,9 @@ def grid_line(kernel: ir.Kernel, tile_q: int, tile_kv: int) -> str:
 
 def _selected_grid_line(kernel: BackwardKernel, pack: Pack, tile_q: int, tile_kv: int) -> str:
     heads = "" if kernel.kv_head == Const(0) else " * H" if kernel.kv_head == Index("h") else " * Hkv"
+    if kernel.adds:
+        queries = f"M * B{heads} queries one after the other, {tile_q} heads at a time"
+        return f"as many programs as run at a time take {queries}, and add to {' and '.join(kernel.adds)}"
     if kernel.over_q:
         what, count = f"{tile_q} heads of a query", f"M * B{heads} * ceil({show(pack.group)} / {tile_q})"
     elif kernel.selected is None:

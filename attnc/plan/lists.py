@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
+from itertools import islice
 from math import gcd
 from typing import TypeGuard, TypeVar
 
@@ -40,6 +41,9 @@ _ONE = Const(1)
 _LEAST_TILE = 16
 #: The K/V head of a query head, and of the rows of a tile that has all query heads of it.
 _GROUP, KV_HEAD = Binary("//", Index("h"), Dim("G")), Ref("h_kv", "int", natural=True)
+#: Keys and columns of what a query gives to gradients of single keys that it selects, of which a product is
+#: made: of its sum, 256 threads have few enough each. Tiles of heads that are on their way.
+PRODUCT_KEYS, PRODUCT_COLUMNS, PRODUCT_STAGES = 128, 128, 3
 #: Keys that the list of a program names.
 LIST_LENGTH = Ref("list_length", "int", natural=True)
 #: Blocks of keys of the longest sequence, and blocks of queries that a list can be of; of the whole call.
@@ -98,6 +102,27 @@ def selects_keys(attention: Attention, schedule: Schedule) -> bool:
     """Returns whether the query heads of a K/V head share tiles, all of one query, which has a list."""
     listing = listing_of(attention)
     return listing is not None and listing.rows > 0 and _packs(schedule)
+
+
+def adds_to_keys(attention: Attention) -> bool:
+    """Returns whether queries that select single keys, or a few, by lists of their own have gradients of
+    these keys, which are summed in memory.
+    """
+    listing = listing_of(attention)
+    if listing is None or not listing.rows or not listing.gathers:
+        return False
+    return bool({"k", "v"} & {*attention.grads})
+
+
+def adds_as_it_comes(attention: Attention, schedule: Schedule) -> bool:
+    """Returns whether these sums are atomic: the schedule asks for it."""
+    ways = [knob.choices for key, knob in _sums_of_keys(schedule).items()]
+    return adds_to_keys(attention) and ("atomic",) in ways
+
+
+def _sums_of_keys(schedule: Schedule) -> Mapping[str, Knob]:
+    knobs = schedule.phases["backward"]
+    return {key: knobs[key] for key in ("accumulate.dk", "accumulate.dv") if key in knobs}
 
 
 def lists_blocks(attention: Attention) -> bool:
@@ -341,6 +366,7 @@ def refuse_lists(variant: Variant, schedule: Schedule, target: Target) -> Iterat
             yield from _refuse_tokens(variant, listing, schedule)
         yield from _refuse_decoding(attention, listing, schedule, splits=target.lists_are_bits)
     yield from _refuse_tiles(listing, schedule)
+    yield from _refuse_atomic_sums(attention, schedule)
     if listing.gathers and attention.softmax.form == "stick_breaking":
         label = "keys of small blocks come in the order of the list"
         hint = "list blocks of a multiple of 16 keys, which are brought into order"
@@ -461,6 +487,26 @@ def _refuse_decoding(
         label, hint = "lists differ between these heads", "write 'h // G' for a list of each K/V head"
         span = schedule.forward["pack"].span
         yield unsupported("a tile of all heads of a group has one list", span, label, hint)
+
+
+def _refuse_atomic_sums(attention: Attention, schedule: Schedule) -> Iterator[Diagnostic]:
+    """Yields what a schedule with atomic sums of selected keys cannot ask for: one kernel makes all
+    gradients.
+    """
+    if not (adds_as_it_comes(attention, schedule) and schedule.is_decode):
+        return
+    ways, first = _sums_of_keys(schedule), "one kernel adds to dk and dv of keys that queries select"
+    others = [name for name in ("k", "v") if name in attention.grads and f"accumulate.d{name}" not in ways]
+    for knob in ways.values():
+        if others or knob.choices != ("atomic",):
+            key = f"accumulate.d{others[0]}" if others else knob.key
+            yield unsupported(first, knob.span, "in one way", f"write '{key} = atomic', too")
+            return
+    said = (schedule.knobs.get("dkdv", {}), *schedule.listed.get("dkdv", ()))
+    for knob in islice((knob for knobs in said for knob in knobs.values()), 1):
+        label = "dk and dv have none of their own"
+        hint = "remove 'dkdv { }': tiles are those of 'backward { }', or 'dq { }'"
+        yield unsupported(first, knob.span, label, hint)
 
 
 def _refuse_indices(listing: Listing, schedule: Schedule, *, grads: bool) -> Iterator[Diagnostic]:

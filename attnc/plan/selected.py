@@ -8,13 +8,19 @@ selected_turns  of single keys, or a few: a program per tile of the keys of one 
                 this query alone, summed over its heads, and adds them to sums in memory when the queries
                 before it have. A kernel after it makes dk and dv of the sums
 
+selected_tokens the same, with `accumulate.dk = atomic`: as many programs as run at a time, which take query
+                after query. A program makes dq, and keeps what each head gives to each key, p and ds. The
+                products of these with rows of do and q, over the heads, are dv and dk of this query alone,
+                and are added to sums in memory as they come
+
 Of single keys nearly every tile has one that nearly every query selects: a walk over the queries of a tile
-would do the work of all pairs. So sums of single keys are in memory, in the order of queries. Nothing is
-added in the order of arrival: gradients are the same in every run.
+would do the work of all pairs. So sums of single keys are in memory, in the order of queries: gradients are
+the same in every run, unless a schedule asks for atomic sums.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from attnc.expr.construct import ZERO
@@ -36,7 +42,7 @@ from attnc.plan.ir.backward import (
 from attnc.plan.ir.kernel import Pack
 from attnc.plan.ir.lists import ListWalk
 from attnc.plan.joined import joined_parts
-from attnc.plan.lists import Listing, along_lists
+from attnc.plan.lists import Listing, adds_as_it_comes, along_lists
 from attnc.plan.loads import LoadNames
 from attnc.plan.regions import LENGTH, kept_by_some, regions, with_fills
 from attnc.plan.signature import kv_heads, several_parts
@@ -75,14 +81,14 @@ def plan_selected_gradients(
     )
     grads = attention.grads
     kernels: list[BackwardKernel] = []
-    if "q" in grads:
-        kernels.append(maker.queries(stored=bool({"k", "v"} & set(grads))))
-    if {"k", "v"} & set(grads):
-        makes: tuple[Made, ...] = ("dk",) if attention.v.storage.is_part else ("dk", "dv")
-        kernels.append(maker.in_turns(makes) if listing.gathers else maker.blocks(makes))
+    of_keys: tuple[Made, ...] = ("dk",) if attention.v.storage.is_part else ("dk", "dv")
+    if adds_as_it_comes(variant.attention, schedule):
+        kernels.append(maker.tokens(of_keys))
+    else:
+        kernels += maker.in_order(of_keys)
     tiles = [tile for planned in kernels for config in planned.configs for tile in _tiles(config)]
     return Backward(
-        preprocess=None if "q" in grads else maker.rows(attention),
+        preprocess=None if kernels[0].over_q else maker.rows(attention),
         kernels=tuple(kernels),
         gradients=tuple(Gradient(tensor=x, parts=()) for x in attention.inputs if x.name in grads),
         bound=GradientBound(
@@ -105,6 +111,19 @@ class _SelectedMaker:
     listing: Listing
     pack: Pack
     target: Target
+
+    def in_order(self, of_keys: tuple[Made, ...]) -> Iterator[BackwardKernel]:
+        """Yields the kernels whose gradients are the same in every run."""
+        grads = set(self.attention.grads)
+        if "q" in grads:
+            yield self.queries(stored=bool({"k", "v"} & grads))
+        if {"k", "v"} & grads:
+            yield self.in_turns(of_keys) if self.listing.gathers else self.blocks(of_keys)
+
+    def tokens(self, of_keys: tuple[Made, ...]) -> BackwardKernel:
+        """Returns the kernel that makes dq, and adds what each query gives to the keys of its list."""
+        kernel = self.queries(stored=bool(joined_parts(self.attention)))
+        return replace(kernel, adds=of_keys)
 
     def queries(self, *, stored: bool) -> BackwardKernel:
         """Returns the kernel that makes dq. stored: another one reads what it leaves of its rows."""

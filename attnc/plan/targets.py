@@ -13,7 +13,7 @@ from attnc.model.program import Program
 from attnc.model.schedule import Knob, Schedule
 from attnc.model.variants import variants
 from attnc.plan.fitting import Tiles, TileShape, shape_of
-from attnc.plan.lists import listing_of
+from attnc.plan.lists import adds_to_keys, listing_of
 from attnc.plan.signature import normalise
 from attnc.plan.sm80 import SM80
 from attnc.plan.sm90 import SM90A
@@ -66,6 +66,9 @@ def schedule_for(
             (variant, made.sum_of_dq(variant, deterministic=deterministic))
             for variant in variants(program, attention)
         ])  # fmt: skip
+    if not deterministic and made.has_selected_gradients and adds_to_keys(attention):
+        summed = [f"  accumulate.d{grad} = atomic" for grad in attention.grads if grad in ("k", "v")]
+        lines += ["backward {", *summed, "}"]
     return "\n".join(
         _schedule_text(name, target, label, [*lines, *own])
         for label, own in made.default_labels(shape).items()

@@ -228,9 +228,12 @@ def triton_kernel(
     loaded = load_module(module)
     function = getattr(loaded, planned.name)
     made = () if module.backward is None else loaded.CALL.backward.made
-    integers = {f"{one.name}_ptr" for one in made if one.type.startswith("i32[")}
+    elements = {f"{one.name}_ptr": one.type.partition("[")[0] for one in made if one.name.startswith("_")}
     signature = {
-        name: "*i32" if name in integers else _type_of(name, module, constants) for name in function.arg_names
+        name: f"*{DType(elements[name]).facts.triton}"
+        if name in elements
+        else _type_of(name, module, constants)
+        for name in function.arg_names
     }
     return TritonKernel(
         function=function,

@@ -261,9 +261,10 @@ def atomic_inputs(module: ir.Module) -> frozenset[str]:
         for gradient in backward.gradients
         if any(part.accumulate == "atomic" for part in gradient.parts)
     }
-    return frozenset(
-        found | ({"q"} if any(kernel.chain.adds_dq == "atomic" for kernel in backward.kernels) else set())
-    )
+    for kernel in backward.kernels:
+        found |= {"q"} if kernel.chain.adds_dq == "atomic" else set()
+        found |= {made.removeprefix("d") for made in kernel.adds}
+    return frozenset(found)
 
 
 def place(subject: Subject) -> str:

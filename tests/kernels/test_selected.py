@@ -23,18 +23,20 @@ TEXT = """attention a {
   score = SCORE
   mask = MASK
   normalize = SOFTMAX
-  output o: TYPE[B, M, HEADS, DV]
+  output o: RESULT[B, M, HEADS, DV]
   LSE
   grad GRADS
 }
 
 schedule a for triton {
   loops = [kv], pack = gqa, tile.q = 16, tile.kv = 16
-  backward { tile.q = 16, tile.kv in {16, 32} }
+  backward { WAY tile.q = 16, tile.kv in {16, 32} }
 }
 """
 USUAL: Mapping[str, str] = {
     "TYPE": "bf16",
+    "RESULT": "bf16",
+    "WAY": "",
     "HEADS": "Hkv * G",
     "KV": "Hkv",
     "DV": "32",
@@ -49,6 +51,7 @@ USUAL: Mapping[str, str] = {
     "GRADS": "q, k, v",
 }
 LATENT = {"HEADS": "G", "KV": "1", "DV": "16", "STORAGE": "via prefix(k)", "LISTS": "B, M", "GRADS": "q, k"}
+ATOMIC = {"WAY": "accumulate.dk = atomic, accumulate.dv = atomic,"}
 CASES: Mapping[str, Mapping[str, str]] = {
     "tokens": {"MASK": "listed(idx, rows = 1, keys = 1) and causal"},
     "latent attention": LATENT,
@@ -94,9 +97,43 @@ CASES: Mapping[str, Mapping[str, str]] = {
     "queries alone": {"GRADS": "q", "LSE": ""},
     "softpick": {"SOFTMAX": "softpick"},
     "gradients in f32": {"GRADS": "q, k, v: f32"},
-    "f32": {"TYPE": "f32"},
+    "f32": {"TYPE": "f32", "RESULT": "f32"},
+    "latent attention with outputs in f32": {**LATENT, "RESULT": "f32"},
+    "latent attention of odd widths": {**LATENT, "DV": "20"},
+    "odd widths added as they come": {**LATENT, "DV": "20", "WAY": "accumulate.dk = atomic,"},
+    "added as they come": ATOMIC,
+    "softpick added as it comes": {**ATOMIC, "SOFTMAX": "softpick"},
+    "f32 added as it comes": {**ATOMIC, "TYPE": "f32", "RESULT": "f32"},
+    "lengths added as they come": {
+        **ATOMIC,
+        "EXTRAS": "input many: i32[B]\n  input few: i32[B]\n  length N = many[b]\n  length M = few[b]",
+        "MASK": "listed(idx, rows = 1, keys = 1) and causal",
+    },
+    "blocks of four added as they come": {
+        **ATOMIC,
+        "LISTS": "B, Hkv, R",
+        "MASK": "listed(idx, rows = 3, keys = 4)",
+    },
+    "keys alone added as they come": {**ATOMIC, "GRADS": "k, v"},
+    "outputs in f32 added as they come": {**ATOMIC, "RESULT": "f32"},
+    "padding under a softcap added as it comes": {
+        **ATOMIC,
+        "EXTRAS": "input valid: bool[B, N]",
+        "SCORE": "softcap(dot(q, k) / 4, 20)",
+        "MASK": "listed(idx, rows = 1, keys = 4) and valid[b, kv_idx]",
+    },
+    "latent attention added as it comes": {**LATENT, "WAY": "accumulate.dk = atomic,"},
 }
-BY_DAY = ("tokens", "latent attention", "blocks", "lengths", "padding under a softcap", "queries alone")
+BY_DAY = (
+    "tokens",
+    "added as they come",
+    "latent attention added as it comes",
+    "latent attention",
+    "blocks",
+    "lengths",
+    "padding under a softcap",
+    "queries alone",
+)
 SIZES = {"B": 2, "M": 5, "N": 75, "Hkv": 2, "G": 3, "R": 2, "S": 6, "H": 3}
 
 
@@ -121,8 +158,9 @@ def test_gradients_of_selected_keys(name: str) -> None:
     assert not wrong(subject(**CASES[name]), SIZES, range(examples(2)))
 
 
-def test_heads_of_a_query_fill_several_tiles() -> None:
-    made = subject(MASK="listed(idx, rows = 1, keys = 4)")
+@pytest.mark.parametrize("way", ["", ATOMIC["WAY"]])
+def test_heads_of_a_query_fill_several_tiles(way: str) -> None:
+    made = subject(MASK="listed(idx, rows = 1, keys = 4)", WAY=way)
     assert not wrong(made, {**SIZES, "M": 3, "G": 19}, range(1))
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from attnc.expr.nodes import Const, Dim
 from attnc.plan.ir import Module
+from attnc.verify.subject import atomic_inputs
 from tests.verify.judging import modules_of
 
 TEXT = """attention a {
@@ -21,14 +22,16 @@ TEXT = """attention a {
 
 schedule a for triton {
   loops = [kv], pack = gqa
-  backward { tile.q = 16, tile.kv = 64 }
+  backward { WAYS tile.q = 16, tile.kv = 64 }
 }
 """
 
 
-def planned(heads: str = "Hkv * G", kv: str = "Hkv", keys: int = 1, grads: str = "q, k, v") -> Module:
+def planned(
+    heads: str = "Hkv * G", kv: str = "Hkv", keys: int = 1, grads: str = "q, k, v", ways: str = ""
+) -> Module:
     text = TEXT.replace("HEADS", heads).replace("KEYS", str(keys)).replace("KV", kv)
-    (module,) = modules_of(text.replace("GRADS", grads))
+    (module,) = modules_of(text.replace("GRADS", grads).replace("WAYS ", f"{ways} " if ways else ""))
     return module
 
 
@@ -45,6 +48,31 @@ def test_a_kernel_owns_heads_of_a_query_and_another_the_keys_of_its_list() -> No
     assert (dkdv.selected.memory, dkdv.selected.gathers) == ("lists", True)
     (loop,) = dkdv.regions.loops
     assert (loop.start, loop.stop, loop.listed) == (Const(0), Dim("G"), None)  # the heads of the query
+
+
+ATOMIC = "accumulate.dk = atomic, accumulate.dv = atomic,"
+
+
+def test_a_kernel_takes_query_after_query_where_sums_are_atomic() -> None:
+    module = planned(ways=ATOMIC)
+    assert structures_of(module) == {"dq": "selected_tokens"}
+    kernel = module.backward_kernels["dq"]
+    (loop,) = kernel.regions.loops
+    assert loop.listed is not None
+    assert (loop.listed.memory, loop.listed.gathers) == ("lists", True)
+    assert kernel.adds == ("dk", "dv")
+    assert atomic_inputs(module) == {"k", "v"}
+    assert atomic_inputs(planned()) == set()
+
+
+@pytest.mark.parametrize(
+    ("keys", "grads", "structure"), [(16, "q, k, v", "selected_dkdv"), (1, "q", "selected_dq")]
+)
+def test_atomic_sums_change_nothing_where_nothing_is_summed_in_memory(
+    keys: int, grads: str, structure: str
+) -> None:
+    ways = ATOMIC if "k" in grads else ""
+    assert list(structures_of(planned(keys=keys, grads=grads, ways=ways)).values())[-1] == structure
 
 
 def test_a_kernel_owns_blocks_and_walks_over_the_queries_that_list_them() -> None:

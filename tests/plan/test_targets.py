@@ -16,6 +16,7 @@ from attnc.verify.runners import runner_of
 from tests.model.resolving import resolve_text
 from tests.plan.planning import planned
 from tests.plans import SPECS
+from tests.verify.judging import modules_of
 
 
 @pytest.mark.parametrize("name", TARGETS)
@@ -33,6 +34,30 @@ def test_a_target_has_a_toolchain_a_runner_and_text(name: str) -> None:
 def test_a_target_that_is_not_compiled_is_a_mistake_with_names() -> None:
     with pytest.raises(ValueError, match=r"expected one of cuda\.sm_100, .*, triton, got 'cuda\.sm_79'"):
         target_of("cuda.sm_79")
+
+
+@pytest.mark.parametrize(
+    ("keys", "deterministic", "added"), [(1, False, ("dk", "dv")), (1, True, ()), (16, False, ())]
+)
+def test_gradients_of_selected_keys_are_added_as_they_come_where_bits_may_differ(
+    keys: int, deterministic: bool, added: tuple[str, ...]
+) -> None:
+    body = SELECTED.replace("KEYS", str(keys))
+    text = schedule_for(resolve_text(body), "a", "triton", deterministic=deterministic)
+    (module,) = modules_of(f"{body}\n{text}")
+    assert [kernel.adds for kernel in module.backward_kernels.values()] == ([added] if added else [(), ()])
+
+
+SELECTED = """attention a {
+  input q: bf16[B, M, G, 64]
+  input k, v: bf16[B, N, 1, 64]
+  input idx: i32[B, M, S]
+  score = dot(q, k)
+  mask = listed(idx, rows = 1, keys = KEYS)
+  normalize = softmax
+  output o: bf16[B, M, G, 64]
+  grad q, k, v
+}"""
 
 
 @pytest.mark.parametrize(("deterministic", "way"), [(True, "ordered"), (False, "atomic")])

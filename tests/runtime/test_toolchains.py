@@ -178,6 +178,12 @@ IN_MEMORY = """backward {{
   }}"""
 EIGHT: dict[str, object] = {"k_type": "e5m2", "v_type": "i8"}
 GRADS: dict[str, object] = {"grads": "grad q, k, v"}
+AS_THEY_COME = "accumulate.dk = atomic, accumulate.dv = atomic"
+SELECTED: dict[str, object] = {
+    **GRADS, "inputs": "input idx: i32[B, M, S]", "mask": "listed(idx, rows = 1, keys = 1)",
+    "q": "B, M, Hkv * G", "k": "B, N, Hkv",
+    "forward": "loops = [kv], pack = gqa, tile.q = 16, tile.kv = 32",
+}  # fmt: skip
 KINDS: dict[str, dict[str, object]] = {
     "f32, pages, two passes": {
         **PAGES, "dtype": "f32", "d": 128, "dv": 128,
@@ -222,6 +228,13 @@ KINDS: dict[str, dict[str, object]] = {
         **GRADS, "d": 128, "dv": 128, "form": "stick_breaking",
         "forward": "tile.q = 128, tile.kv = 64, warps = 8, stages = 2",
     },
+    "selected tokens": {
+        **SELECTED, "d": 128, "dv": 128,
+        "backward": f"backward {{ {AS_THEY_COME}, tile.q = 64, tile.kv = 64, stages = 2, warps = 8 }}",
+    },
+    "selected tokens, few heads": {
+        **SELECTED, "backward": f"backward {{ {AS_THEY_COME}, tile.q = 16, tile.kv = 16, stages = 1 }}",
+    },
     "8 bits": {**EIGHT, "forward": "tile.q = 128, tile.kv = 64, stages = 3"},
     "8 bits, wide, one stage": {
         **EIGHT, "d": 128, "dv": 128, "forward": "tile.q = 64, tile.kv = 64, stages = 1",
@@ -259,6 +272,7 @@ KINDS: dict[str, dict[str, object]] = {
 #: Compiled for a minute more.
 BY_NIGHT = {
     "sticks",
+    "selected tokens",
     "8 bits, wide, one stage",
     "8 bits, v alone",
     "8 bits, decode, one stage",

@@ -25,7 +25,9 @@ def undeclared_atomics(files: Mapping[str, str], atomic: Iterable[str]) -> tuple
 
     atomic: inputs whose gradients it says are summed so, as in `Subject.atomic`.
     """
-    declared = {f"d{name}{kind}" for name in atomic for kind in ("_ptr", "_sum_ptr", "_head")} | _COUNTERS
+    named = frozenset(atomic)
+    declared = {f"d{name}{kind}" for name in named for kind in ("_ptr", "_sum_ptr", "_head")} | _COUNTERS
+    declared |= {"_sums_ptr"} if named & {"k", "v"} else set()  # of keys that queries select
     found = dict.fromkeys(
         pointer for name, text in sorted(files.items()) for pointer in _added_to(name, text)
     )

@@ -35,6 +35,23 @@ schedule summed for {target} {{
 }}
 """
 
+LISTED = """attention latent {
+  input q: bf16[B, M, G, 80]
+  input k: bf16[B, N, 1, 80]
+  input v: bf16[B, N, 1, 64] via prefix(k)
+  input idx: i32[B, M, S]
+  score = dot(q, k)
+  mask = listed(idx, rows = 1, keys = 1)
+  normalize = softmax
+  output o: bf16[B, M, G, 64]
+  grad q, k
+}
+schedule latent for triton {
+  loops = [kv], pack = gqa
+  backward { accumulate.dk = atomic, tile.q = 16, tile.kv = 16 }
+}
+"""
+
 
 def texts(module: ir.Module) -> dict[str, str]:
     return render_files(module, path="a.attn", sha256="0" * 64)
@@ -84,3 +101,10 @@ def test_what_is_added_outside_of_a_turn_is_found() -> None:
     )
     assert undeclared_atomics({name: late}, ()) == ("_sums_ptr",)
     assert undeclared_atomics({name: text.replace(wait, "        pass")}, ()) == ("_sums_ptr",)
+
+
+def test_what_is_added_to_keys_as_it_comes_is_declared() -> None:
+    (module,) = modules_of(LISTED)
+    assert atomic_inputs(module) == {"k"}
+    assert undeclared_atomics(texts(module), {"k"}) == ()
+    assert undeclared_atomics(texts(module), ()) == ("_sums_ptr",)

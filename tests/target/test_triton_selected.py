@@ -21,14 +21,14 @@ def sum_text(keys: int = 1) -> SumText:
     module = planned(keys=keys)
     turns = text_of(module, module.backward_kernels["dkdv"])
     assert isinstance(turns, TurnText)
-    return SumText(module, turns)
+    return SumText(module, turns, turns.makes, turns.selected.block)
 
 
 def turn_sizes(text: SumText, **sizes: int) -> dict[str, int]:
     made = planned().lists
     assert made is not None
     names: dict[str, object] = {**SIZES, **sizes, "dkdv_config": SimpleNamespace(BLOCK_N=64)}
-    found = text.turn_sizes(made.extents[-1])
+    found = text.memory_sizes(made.extents[-1])
     for name, value in found.items():
         names[name] = evaluate(value, names)
     return {name: int(str(names[name])) for name in found}

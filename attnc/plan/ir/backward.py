@@ -222,8 +222,9 @@ class BackwardKernel(TileKernel):
     are the first columns of keys, so that dk is a sum of both, and whole parts have all that do has. pack:
     rows of a tile are heads of one query, or of several that list the same keys; selected: the list of a
     query, of whose keys a program owns a tile. What it makes of them is of this query alone, and added to
-    sums in memory in the order of queries; joined: parts of the columns in which rows of do and q are one
-    operand. roles: what each warp does, where warps do different things.
+    sums in memory in the order of queries; adds: gradients of the keys that one query selects, which a
+    program that makes dq adds to sums in memory, as it comes; joined: parts of the columns in which rows of
+    do and q are one operand. roles: what each warp does, where warps do different things.
     """
 
     configs: tuple[BackwardConfig, ...]
@@ -235,16 +236,22 @@ class BackwardKernel(TileKernel):
     prologue: Prologue | None = None
     pack: Pack | None = None
     selected: ListWalk | None = None
+    adds: tuple[Made, ...] = ()
     joined: tuple[DotPart, ...] = ()
     roles: Roles | None = None
 
     @property
     def structure(
         self,
-    ) -> Literal["backward_dq", "backward_dkdv", "selected_dq", "selected_dkdv", "selected_turns"]:
+    ) -> Literal[
+        "backward_dq", "backward_dkdv", "selected_dq", "selected_dkdv", "selected_turns", "selected_tokens"
+    ]:
         """A program per q tile, or per kv tile (where those have an order, per head) with a loop over q; or
-        per tile of heads of one query, of the keys that queries select, or of those that one selects.
+        per tile of heads of one query, of the keys that queries select, or of those that one selects; or as
+        many as run at a time, which take query after query.
         """
+        if self.adds:
+            return "selected_tokens"
         if self.selected is not None:
             return "selected_turns"
         if self.pack is not None:

@@ -269,6 +269,7 @@ Structure: TypeAlias = Literal[
     "selected_dq",
     "selected_dkdv",
     "selected_turns",
+    "selected_tokens",
 ]
 
 

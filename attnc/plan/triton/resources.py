@@ -23,6 +23,7 @@ from attnc.plan.fitting import phase_of
 from attnc.plan.ir import Axis
 from attnc.plan.joined import joins_rows
 from attnc.plan.layout import Buffer, Estimate, Which
+from attnc.plan.lists import PRODUCT_COLUMNS, PRODUCT_KEYS, PRODUCT_STAGES, adds_to_keys
 from attnc.plan.loads import axes_of
 from attnc.plan.signature import block, feature, parts, tile_columns, value_columns
 
@@ -242,6 +243,8 @@ class SharedMemory:
                 yield _buffer(f"{name} turned", (rows, columns), size, 1)
             if self.kernel == "forward" and self._shares_v and not self._decodes:
                 yield _buffer("v turned", (tile_kv, dv), size, self._stages)
+        if self._keeps_weights:  # rows of 16 bytes more: read by columns, and written by rows
+            yield _buffer("weights", (tile_q, tile_kv + 16 // size), size, 1)
         if self.kernel != "forward" and self._stores_scores:
             yield _buffer("ds", (tile_q, tile_kv), 4, 1)
         if self._dq_added in ("atomic", "sequential"):
@@ -250,6 +253,23 @@ class SharedMemory:
             if is_f32:
                 yield _buffer("ds now", (tile_q, tile_kv), size, 2)
                 yield _buffer("k now", (tile_kv, d), size, 2)
+
+    @property
+    def _keeps_weights(self) -> bool:
+        sums = dict(self.config.accumulates) if isinstance(self.config, BackwardConfig) else {}
+        is_atomic = "atomic" in (sums.get("k"), sums.get("v"))
+        return self.kernel == "dq" and is_atomic and adds_to_keys(self.attention)
+
+    @property
+    def product_bytes(self) -> int:
+        """What products over the heads of a query take, when all else has gone: stages of both operands, and
+        after that the sum; of few warps half of it at a time.
+        """
+        if not self._keeps_weights:
+            return 0
+        columns = min(PRODUCT_COLUMNS, max(self.columns))
+        operands = PRODUCT_STAGES * self.config.tile_q * (PRODUCT_KEYS + columns) * self._dtype.bytes
+        return max(operands, PRODUCT_KEYS * columns * (4 if self.config.warps >= 8 else 2))
 
     @property
     def _dq_added(self) -> Summation | None:
@@ -334,7 +354,7 @@ def estimate(config: TileConfig, variant: Variant, device: Device, kernel: Which
     buffers = [buffer for buffer in memory.buffers if buffer.bytes]
     # What is stored in the end changes its layout there, when all else has gone.
     result = accumulated[kernel] * (DType(attention.o.dtype).bytes if kernel == "forward" else size)
-    beyond = result - sum(buffer.bytes for buffer in buffers)
+    beyond = max(result, memory.product_bytes) - sum(buffer.bytes for buffer in buffers)
     if beyond > 0:
         buffers.append(Buffer(name="result", shape="beyond the others", bytes=beyond))
     return Estimate(buffers=tuple(buffers), registers=registers)

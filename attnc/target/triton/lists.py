@@ -32,7 +32,7 @@ class ListsText:
         kernels = () if module.backward is None else module.backward.kernels
         walks = (loop.listed for planned in kernels for loop in planned.regions.loops)
         self.inverts = any(walk is not None and walk.memory == "columns" for walk in walks)
-        self.sorts = any(planned.selected is not None for planned in kernels)
+        self.sorts = any(planned.selected is not None or planned.adds for planned in kernels)
 
     @property
     def listing_name(self) -> str:

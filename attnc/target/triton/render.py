@@ -48,6 +48,7 @@ from attnc.target.triton.parameters import PreprocessText
 from attnc.target.triton.printer import SYNTAX, load, scalar, score, statement, tiled, widening
 from attnc.target.triton.selected import BlockText, OrderText, SelectedText, SumText, TurnText
 from attnc.target.triton.sticks import shape_of_edges
+from attnc.target.triton.tokens import TokenSumText, TokenText
 from attnc.tuned.choices import NOT_TUNED, Tuned
 
 _OF_THE_BACKWARD = """\
@@ -129,6 +130,7 @@ _TEXTS: Mapping[str, type[BackwardText]] = {
     "selected_dq": SelectedText,
     "selected_dkdv": BlockText,
     "selected_turns": TurnText,
+    "selected_tokens": TokenText,
 }
 
 
@@ -231,7 +233,7 @@ def device_functions(module: Module) -> frozenset[str]:
 
 def _moves_rows(kernel: Kernel) -> Iterator[str]:
     """Yields what loads and stores tiles of rows; kernels that decode have functions of their own for it."""
-    if kernel.structure in ("decode", "selected_dq", "selected_dkdv", "selected_turns"):
+    if kernel.structure in ("decode", "selected_dq", "selected_dkdv", "selected_turns", "selected_tokens"):
         return
     yield from ("_load_rows", "_store_rows")
     if any(rows.page for rows in kernel.rows.values()):
@@ -332,17 +334,27 @@ def _section(module: Module, text: KernelText) -> str:
     return section(text.kernel.grid.section, text.all_heads, longest_keys, key_bytes(attention))
 
 
+def _find_sums(module: Module, texts: Iterable[BackwardText]) -> Iterator[SumText]:
+    for text in texts:
+        match text:
+            case TurnText():
+                yield SumText(module, text, text.makes, text.selected.block)
+            case TokenText():
+                yield TokenSumText(module, text)
+
+
 class TritonBackward(BackwardDeclaration):
     """The backward of a Triton module. texts: of its kernels, in the order of execution."""
 
     def __init__(self, module: Module, texts: Sequence[BackwardText], lists: ListsText | None) -> None:
-        super().__init__(module, [name for text in texts for name in text.makes])
+        added = [name for text in texts for name in text.kernel.adds]
+        super().__init__(module, [*(name for text in texts for name in text.makes), *added])
         self._lists = lists
         self._texts = texts
         turns = [text for text in texts if isinstance(text, TurnText)]
         self.selects = any(isinstance(text, SelectedText) for text in texts)
         #: What makes gradients of sums in memory.
-        self.sums = SumText(module, turns[0]) if turns else None
+        self.sums = next(_find_sums(module, texts), None)
         #: What finds which programs wait for each other.
         self.order = OrderText(module, turns[0]) if turns else None
         preprocess = self._backward.preprocess
@@ -364,7 +376,7 @@ class TritonBackward(BackwardDeclaration):
         rows = {} if self.packs_queries else {"M_padded": self._padded}
         if self._lists is None or self.sums is None:
             return rows
-        return {**rows, **self._lists.sorting_sizes, **self.sums.turn_sizes(self._lists.made.extents[-1])}
+        return {**rows, **self._lists.sorting_sizes, **self.sums.memory_sizes(self._lists.made.extents[-1])}
 
     def list_allocations(self) -> Iterator[CallText]:
         yield from super().list_allocations()

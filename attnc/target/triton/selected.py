@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from attnc.expr.nodes import Const, Expr, show
 from attnc.model.dtypes import DType
 from attnc.plan.ir import Fetch, Module, Statement
-from attnc.plan.ir.backward import BackwardKernel
+from attnc.plan.ir.backward import BackwardKernel, Made
 from attnc.plan.ir.kernel import DotPart
 from attnc.plan.ir.lists import ListWalk
 from attnc.plan.lists import KV_HEAD
@@ -404,17 +404,19 @@ class OrderText:
 
 
 class SumText:
-    """Text of the kernel that makes gradients of the sums in memory. turns: that of the kernel before it."""
+    """Text of the kernel that makes gradients of the sums in memory. adds: the text of the kernel before it;
+    makes: the gradients; block: keys of an entry of a list.
+    """
 
-    def __init__(self, module: Module, turns: TurnText) -> None:
-        self._turns = turns
-        self.tensors, self.kv_heads = turns.tensors, turns.kv_heads
+    def __init__(self, module: Module, adds: SelectedText, makes: Sequence[Made], block: int) -> None:
+        self._makes, self._config = makes, adds.kernel.config
+        self.tensors, self.kv_heads, self.block = adds.tensors, adds.kv_heads, block
         self.name = f"{module.variant.attention.name}_backward_sum"
-        self.columns, self.block = turns.columns, turns.selected.block
+        self.columns = columns_of_sums(adds.tensors, adds.kernel)
 
     @property
     def what(self) -> str:
-        return " and ".join(self._turns.makes)
+        return " and ".join(self._makes)
 
     @property
     def sizes(self) -> list[str]:
@@ -423,13 +425,13 @@ class SumText:
 
     @property
     def parameters(self) -> list[str]:
-        made = [name.upper() for name in self._turns.makes]
-        strides = [self.tensors.strides(name) for name in self._turns.makes]
+        made = [name.upper() for name in self._makes]
+        strides = [self.tensors.strides(name) for name in self._makes]
         return [", ".join(line) for line in (["_sums_ptr", *made], *strides, self.sizes)]
 
     @property
     def stores(self) -> Iterator[str]:
-        for name in self._turns.makes:
+        for name in self._makes:
             first = self.tensors.d if name == "dv" else 0
             dtype = TL_DTYPES[DType(self.tensors.by_name[name].dtype)]
             inside = f"(column >= {first})" if first else f"(column < {self.tensors.size(name)})"
@@ -444,17 +446,17 @@ class SumText:
         return triton_kernel(
             self.name,
             f"cdiv(N, 16) * B * {self.kv_heads}, {-(-self.columns // 64)}",
-            pointers=["_sums", *self._turns.makes],
-            config=self._turns.kernel.config,
+            pointers=["_sums", *self._makes],
+            config=self._config,
             warps=_SUM_WARPS,
         )
 
     # -- memory --------------------------------------------------------------------------------------------
 
-    def turn_sizes(self, entries: Expr) -> Mapping[str, str]:
+    def memory_sizes(self, entries: Expr) -> Mapping[str, str]:
         """Returns tiles of keys of a query, and copies of the sums. entries: of a list."""
         places = show(entries) if self.block == 1 else f"{_factor(show(entries))} * {self.block}"
-        tiles = f"cdiv({places}, {self._turns.kernel.config}.BLOCK_N)"
+        tiles = f"cdiv({places}, {self._config}.BLOCK_N)"
         numbers = f"B * {self.kv_heads} * N * {self.columns}"
         shared = f"{ENOUGH_TILES} // (key_tiles * max(B * {self.kv_heads}, 1))"
         copies = f"min(M, {shared}, {COPIED_FLOATS} // max({numbers}, 1))"

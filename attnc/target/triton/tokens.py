@@ -1,0 +1,204 @@
+"""Text of the kernel for gradients where every query selects single keys, or a few, and what queries give to
+dk and dv is added in memory as it comes: attribute by attribute what
+`templates/triton/selected_tokens.py.jinja` prints, and the declaration of its memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from attnc.expr.nodes import Expr, show
+from attnc.plan.ir import Loop, Module
+from attnc.plan.ir.backward import BackwardKernel, Made
+from attnc.plan.ir.kernel import DotPart
+from attnc.plan.ir.lists import ListWalk
+from attnc.plan.lists import PRODUCT_COLUMNS, PRODUCT_KEYS, PRODUCT_STAGES
+from attnc.plan.signature import block
+from attnc.target.declaration import CallText, declare_allocation
+from attnc.target.triton.kernel import unique
+from attnc.target.triton.parameters import Pair
+from attnc.target.triton.printer import scalar
+from attnc.target.triton.selected import SelectedParameters, SelectedText, SumText
+
+#: Keys that are as many as whole tiles of any size.
+_WHOLE_TILES = 256
+#: Warps that a multiprocessor has registers for.
+_RESIDENT_WARPS = 8
+
+
+class TokenParameters(SelectedParameters):
+    """Parameters of a kernel whose programs take query after query, and add to sums in memory."""
+
+    @property
+    def _pointers(self) -> list[Pair]:
+        own = ("_weights", "_sums", "_ticket")
+        return [*super()._pointers, *((f"{name}_ptr", name) for name in own)]
+
+    @property
+    def arguments(self) -> list[str]:
+        return [", ".join(line) for line in (*self.lines, ["BLOCK_M", "BLOCK_N"])]
+
+    @property
+    def programs(self) -> str:
+        return "programs"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProductText:
+    """Some columns of what a query gives to keys: a product of weights and rows over its heads.
+
+    start, stop: rows of do, of q, or of both; column: their first one; block, width: how many, as a power of
+    two and as a function takes them; at, value: where the product is added, and what.
+    """
+
+    start: str
+    stop: str
+    column: int
+    block: int
+    width: str
+    at: str
+    value: str
+
+
+class TokenText(SelectedText):
+    """Text of a kernel that makes dq of one query after the other, and adds to dk and dv of its keys."""
+
+    parameters_type = TokenParameters
+    parameters: TokenParameters
+
+    @property
+    def keys(self) -> int:
+        return PRODUCT_KEYS
+
+    def __init__(self, module: Module, planned: BackwardKernel) -> None:
+        super().__init__(module, planned)
+        (loop,) = planned.regions.loops
+        assert loop.listed is not None
+        self.walked: ListWalk = loop.listed
+        self.block = self.walked.block
+        #: Numbers that a key has in memory: dk, and dv where that is no part of it.
+        self.columns = self.tensors.d if planned.v_in_k else self.tensors.d + self.tensors.dv
+
+    @property
+    def added(self) -> str:
+        return " and ".join(self.kernel.adds)
+
+    @property
+    def entries(self) -> Expr:
+        assert self.module.lists is not None
+        return self.module.lists.extents[-1]
+
+    @property
+    def wide(self) -> str:
+        """Weights of a head: for each key that a list can name, in whole tiles."""
+        tiles = f"tl.cdiv({_keys_of(scalar(self.entries), self.block)}, {_WHOLE_TILES})"
+        return f"tl.cast({tiles}, tl.int64) * {_WHOLE_TILES}"
+
+    @property
+    def stages(self) -> int:
+        """Tiles of heads that are on their way."""
+        return PRODUCT_STAGES
+
+    def keys_of(self, loop: Loop) -> str:
+        return f"tl.range(0, listed * {self.block}, BLOCK_N, disable_licm=True)"
+
+    # -- the step ------------------------------------------------------------------------------------------
+
+    @property
+    def step_names(self) -> list[str]:
+        return unique((*super().step_names, "weight_rows", "list_item", "apart"))
+
+    @property
+    def _constants(self) -> list[str]:
+        return unique((*super()._constants, "BLOCK_N"))
+
+    # -- products ------------------------------------------------------------------------------------------
+
+    @property
+    def rows_are_alike(self) -> bool:
+        tensors = self.tensors.by_name
+        return tensors["do"].dtype == tensors["q"].dtype
+
+    @property
+    def _row_names(self) -> list[str]:
+        sizes = [name for name in (self.group,) if name.isidentifier()]
+        strides = [*self.tensors.strides("q"), *self.tensors.strides("do")]
+        return unique(("Q", "DO", "b", "h_kv", "q_lo", *sizes, "M", *strides))
+
+    @property
+    def row_names(self) -> str:
+        return ", ".join(self._row_names)
+
+    @property
+    def products(self) -> list[ProductText]:
+        """Products of the sums of dk and dv, a part of the columns each."""
+        return [
+            self._product(name, part) for name in self.kernel.adds for part in _split(self._parts_of(name))
+        ]
+
+    def _parts_of(self, name: Made) -> Sequence[DotPart]:
+        """Returns the parts of columns that rows of do have all of, or none."""
+        tensors = self.tensors
+        if name == "dv":
+            return [DotPart(first=0, width=tensors.dv)]
+        if not self.kernel.v_in_k:
+            return [DotPart(first=0, width=tensors.d)]
+        rest = tensors.d - tensors.dv
+        behind = [DotPart(first=tensors.dv, width=rest)] if rest else []
+        return [DotPart(first=0, width=tensors.dv), *behind]
+
+    def _product(self, name: Made, part: DotPart) -> ProductText:
+        of_v = name == "dv" or (self.kernel.v_in_k and part.first < self.tensors.dv)
+        first = part.first + (self.tensors.d if name == "dv" else 0)
+        columns = block(part.width)
+        return ProductText(
+            start="0" if of_v else "padded",
+            stop="padded" if name == "dv" else "2 * padded",
+            column=part.first,
+            block=columns,
+            width=f"{part.width}, {columns}" if self.tensors.padded else str(columns),
+            at=f"sums + {first}" if first else "sums",
+            value=self._scaled(name, "acc"),
+        )
+
+
+def _split(parts: Sequence[DotPart]) -> Iterator[DotPart]:
+    for part in parts:
+        stop = part.first + part.width
+        for first in range(part.first, stop, PRODUCT_COLUMNS):
+            yield DotPart(first=first, width=min(PRODUCT_COLUMNS, stop - first))
+
+
+def _keys_of(entries: str, block: int) -> str:
+    factor = entries if entries.isalnum() else f"({entries})"
+    return entries if block == 1 else f"{factor} * {block}"
+
+
+class TokenSumText(SumText):
+    """Text of the kernel that makes gradients of the sums, of which there is one copy, and their memory."""
+
+    def __init__(self, module: Module, tokens: TokenText) -> None:
+        super().__init__(module, tokens, tokens.kernel.adds, tokens.block)
+        self._tokens = tokens
+
+    def memory_sizes(self, entries: Expr) -> Mapping[str, str]:
+        """Returns copies of the sums, programs that add to them, and weights of the queries that these have
+        at hand. entries: of a list.
+        """
+        config, group = self._tokens.kernel.config, self._tokens.group
+        resident = f"multiprocessors() * max({_RESIDENT_WARPS} // {config}.num_warps, 1)"
+        rows = f"2 * cdiv({group}, {config}.BLOCK_M) * {config}.BLOCK_M"
+        keys = f"cdiv({_keys_of(show(entries), self.block)}, {_WHOLE_TILES}) * {_WHOLE_TILES}"
+        return {
+            "copies": "1",
+            "programs": f"min(M * B * {self.kv_heads}, {resident})",
+            "weights": f"programs * {rows} * {keys}",
+        }
+
+    def list_allocations(self) -> Iterator[CallText]:
+        """Yields the sums, the weights, and how many queries have been begun."""
+        yield declare_allocation("_sums", f"f32[max(B * {self.kv_heads} * N * {self.columns}, 1)]", zero=True)
+        dtype = self._tokens.module.variant.attention.q.dtype
+        yield declare_allocation("_weights", f"{dtype}[max(weights, 1)]")
+        yield declare_allocation("_ticket", "i32[1]", zero=True)
