@@ -83,8 +83,8 @@ BUGS: tuple[TritonBug, ...] = (
         name="as many lists inverted as fit in a chunk",
         attention="many_lists",
         story="there were 64 blocks of queries in the case that it was written with",
-        anchor="for first in range(0, list_rows, 64):",
-        patch="for first in range(0, tl.minimum(list_rows, 64), 64):",
+        anchor="mask=(row < list_rows) & (word < words)",
+        patch="mask=(row < 64) & (word < words)",
         phase="backward",
     ),
     TritonBug(

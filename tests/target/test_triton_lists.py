@@ -67,7 +67,7 @@ def test_lists_are_inverted_for_gradients_of_keys_alone() -> None:
     text = text_of()
     assert text.inverts
     grids = [(launch.fields or {})["grid"] for launch in text.launches("c")]
-    assert grids == ['"max((B) * (H) * (R), 1)"', '"max((B) * (H) * cdiv(list_blocks, 32), 1)"']
+    assert grids == ['"max((B) * (H) * (R), 1)"', '"max((B) * (H) * cdiv(list_blocks, 4), 1)"']
     assert len(list(text.launches())) == 1
 
     for grads in ("", "q"):

@@ -16,6 +16,8 @@ from attnc.target.triton.printer import scalar
 
 #: Of a program, which has few elements: several would wait for each other at every sum.
 _WARPS = 1
+#: Of a program that inverts lists: blocks of keys, which are in one word, and of queries at a time.
+_INVERTING_WARPS, _COLUMNS, _ROWS = 4, 4, 512
 #: Of a program that sorts lists; programs, and marks of all of them, 64 MiB.
 _SORTING_WARPS, _MOST_SORTING, _MARKS = 4, 1024, 1 << 24
 
@@ -37,6 +39,8 @@ class ListsText:
     @property
     def listing_name(self) -> str:
         return f"{self.name}_lists"
+
+    columns_of_program, rows_of_program = _COLUMNS, _ROWS
 
     @property
     def inverting_name(self) -> str:
@@ -166,9 +170,11 @@ class ListsText:
         grid = f"max({self._lines}, 1)"
         yield triton_kernel(self.listing_name, grid, pointers=pointers, config=config, warps=_WARPS)
         if config and self.inverts:
-            grid = f"max({self._groups} * cdiv(list_blocks, 32), 1)"
+            grid = f"max({self._groups} * cdiv(list_blocks, {_COLUMNS}), 1)"
             pointers = ["_list_bits", "_columns"]
-            yield triton_kernel(self.inverting_name, grid, pointers=pointers, config=config, warps=_WARPS)
+            yield triton_kernel(
+                self.inverting_name, grid, pointers=pointers, config=config, warps=_INVERTING_WARPS
+            )
 
     @property
     def sorting_sizes(self) -> Mapping[str, str]:

@@ -185,24 +185,22 @@ def listed_blocks_columns(
     _list_bits_ptr, _columns_ptr,
     B, H, R, S, list_blocks, list_rows,
 ):
-    """Of each of 32 blocks of keys the blocks of queries whose lists name it, ascending: how many, then which."""
-    words = tl.maximum((list_blocks + 31) // 32, 1)
-    group = (tl.program_id(0) // words).to(tl.int64)
-    word = tl.program_id(0) % words
-    lane = tl.arange(0, 32)
-    block = word * 32 + lane
+    """Of each of 4 blocks of keys the blocks of queries whose lists name it, ascending: how many, then which."""
+    words = (list_blocks + 31) // 32
+    tiles = tl.maximum(tl.cdiv(list_blocks, 4), 1)
+    group = (tl.program_id(0) // tiles).to(tl.int64)
+    block = tl.program_id(0) % tiles * 4 + tl.arange(0, 4)
+    word = tl.program_id(0) % tiles // 8
     column = _columns_ptr + (group * list_blocks + block) * (list_rows + 1)
-    found = tl.zeros([32], tl.int32)
-    for first in range(0, list_rows, 64):
-        row = first + tl.arange(0, 64)
+    found = tl.zeros([4], tl.int32)
+    for first in range(0, list_rows, 512):
+        row = first + tl.arange(0, 512)
         line = group * R + row
         at = _list_bits_ptr + line * words + word
-        bits = tl.load(
-            at, mask=(row < list_rows) & (word * 32 < list_blocks), other=0.0,
-        ).to(tl.int32, bitcast=True)
-        named = (bits[:, None] >> lane[None, :]) & 1
+        bits = tl.load(at, mask=(row < list_rows) & (word < words), other=0.0).to(tl.int32, bitcast=True)
+        named = (bits[:, None] >> (block % 32)[None, :]) & 1
         at = found[None, :] + tl.cumsum(named, 0) - named
-        rows = tl.broadcast_to(row[:, None], [64, 32]).to(tl.float32, bitcast=True)
+        rows = tl.broadcast_to(row[:, None], [512, 4]).to(tl.float32, bitcast=True)
         tl.store(column[None, :] + 1 + at, rows, mask=(named > 0) & (block < list_blocks)[None, :])
         found += tl.sum(named, 0)
     tl.store(column, found.to(tl.float32, bitcast=True), mask=block < list_blocks)
@@ -462,7 +460,7 @@ def listed_blocks_backward_dkdv(
 
 CALL = TritonAttention(
     name="listed_blocks",
-    operator="listed_blocks_d128_fb96edf6",
+    operator="listed_blocks_d128_bc944979",
     inputs=(
         Tensor("q", "bf16[B, M, H, 128]", "bmh"),
         Tensor("k", "bf16[B, N, H, 128]", "bnh"),
@@ -513,10 +511,10 @@ CALL = TritonAttention(
             ),
             Kernel(
                 function=listed_blocks_columns,
-                grid="max((B) * (H) * cdiv(list_blocks, 32), 1)",
+                grid="max((B) * (H) * cdiv(list_blocks, 4), 1)",
                 pointers="_list_bits _columns",
                 config="dq",
-                warps=1,
+                warps=4,
             ),
             Kernel(
                 function=listed_blocks_backward_dq,
