@@ -12,7 +12,15 @@ from typing import Any, TypeAlias
 import torch
 
 from attnc.api.compile import compile_family, first_made, making, need_of
-from attnc.api.fastest import HOPPER, NARROW_ROWS, TILE_ROWS, TRITON, targets_of_call, warn_of_loss
+from attnc.api.fastest import (
+    HOPPER,
+    NARROW_ROWS,
+    TILE_ROWS,
+    TRITON,
+    target_of_order,
+    targets_of_call,
+    warn_of_loss,
+)
 from attnc.api.repeats import Plan
 from attnc.model.dtypes import DType
 from attnc.support.memory import make_picker
@@ -41,6 +49,8 @@ _WIDE_DECODE_TILES = {2: (64, 32, 16), 4: (16,)}
 #: Of all kernels under an order of sums, whose products then have one shape.
 _ORDERED = {2: "tile.kv = 64, stages in {3, 2, 1}", 4: "tile.kv = 32, stages in {2, 1}"}
 _ORDERED_WIDE, _ORDERED_COLUMNS = "tile.kv = 32, stages in {2, 1}", 128
+#: Of those for Hopper, and the most columns that these have.
+_ORDERED_ON_HOPPER, _ORDERED_ON_HOPPER_COLUMNS = "softmax = online(maximum = lazy(20))", 192
 #: Query rows that a key of 8 bits is multiplied by from which a prompt is faster, on an H200, on keys and
 #: values that were converted before its kernel than on tiles that it converts; and bytes that they may take.
 ROWS_TO_CONVERT, MOST_CONVERTED = 1024, 1 << 30
@@ -113,6 +123,10 @@ class Wanted:
         queries of keys of their own, which programs share, those of 8 bits among warps that have keys of
         their own; and for prompts whose keys are converted before.
         """
+        if self.order:
+            split = f"loops = [kv], pack = gqa, split.kv = fixed({self.order})"
+            knobs = f"{split if self.decode else 'order = longest_first'}\n  {_ORDERED_ON_HOPPER}"
+            return f"{self.attention}\nschedule {self.name} for {HOPPER} {{\n  {knobs}\n}}\n"
         if self.converts and not self.decode:
             order = ", order = longest_first" if self.mask else ""
             knobs = f"softmax = online(maximum = lazy(20)){order}\n  convert = before"
@@ -123,6 +137,13 @@ class Wanted:
         warps = ", warp_split = kv" if self.suits_warps else ""
         knobs = f"loops = [kv], pack = gqa{warps}\n  split.kv = {split}"
         return f"{self.attention}\nschedule {self.name} for {HOPPER} {{\n  {knobs}\n}}\n"
+
+    @property
+    def keeps_order_on_hopper(self) -> bool:
+        """Whether Hopper's kernels keep an order of sums for such heads, in prompts as in decode steps."""
+        widest = max(self.head_dim, self.value_dim)
+        fits = widest <= _ORDERED_ON_HOPPER_COLUMNS and not (self.head_dim % 8 or self.value_dim % 8)
+        return fits and self.dtype.itemsize == 2 and self.cache is None and not self.value
 
     @property
     def suits_tiles(self) -> bool:
@@ -270,7 +291,9 @@ def find_function(name: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor |
     """Returns the name in FUNCTIONS of the callable of a spec that these tensors take."""
     title, has_choice, has_values, has_gradients = _facts(name)
     targets: tuple[str, ...] = (TRITON,)
-    if has_choice:
+    if _is_ordered(name):
+        targets = target_of_order(title, q, on_hopper=has_choice)
+    elif has_choice:
         targets = targets_of_call(title, q, k, v if has_values else None, gradients=has_gradients)
     return _function_name(name, targets)
 
@@ -315,6 +338,10 @@ def plan_of(
     return Plan(made, call, arrange, finish)
 
 
+def _is_ordered(name: str) -> bool:
+    return _WANTED[name].order > 0
+
+
 def _facts(name: str) -> tuple[str, bool, bool, bool]:
     """Returns the name of a spec; whether other kernels may be faster than Triton's; whether v is a tensor of
     its own; and whether gradients are wanted. To decode, Triton's read memory as fast, but for caches of 8
@@ -322,8 +349,8 @@ def _facts(name: str) -> tuple[str, bool, bool, bool]:
     than to read. Of these, splits of a size are left to Triton, but for caches of 8 bits.
     """
     wanted = _WANTED[name]
-    if wanted.order:  # other kernels would give other bits
-        return wanted.name, False, not wanted.value, bool(wanted.grad)
+    if wanted.order:
+        return wanted.name, wanted.keeps_order_on_hopper, not wanted.value, bool(wanted.grad)
     is_latent = bool(wanted.value and not wanted.split_size)
     has_choice = not wanted.decode or is_latent or wanted.suits_warps or wanted.suits_tiles
     return wanted.name, has_choice, not wanted.value, bool(wanted.grad)
@@ -349,6 +376,7 @@ def _function_name(name: str, targets: tuple[str, ...]) -> str:
 
 # What torch.compiler.assume_constant_result does, without importing the compiler: tracing calls them for
 # real.
+_is_ordered._dynamo_marked_constant = True  # type: ignore[attr-defined]  # functions take attributes
 _facts._dynamo_marked_constant = True  # type: ignore[attr-defined]  # functions take attributes
 _function_name._dynamo_marked_constant = True  # type: ignore[attr-defined]  # functions take attributes
 

@@ -85,6 +85,17 @@ def targets_of_call(
     return found[1:] or (TRITON,)
 
 
+def target_of_order(function: str, q: torch.Tensor, *, on_hopper: bool) -> tuple[str, ...]:
+    """Returns the one target of all calls whose sums have an absolute order, since that of another would give
+    other bits. on_hopper: whether Hopper's kernels keep it for all calls beside which these are.
+    """
+    index = index_of(q)
+    if index < 0 or not on_hopper:
+        return (TRITON,)
+    found = targets_on(function, index, "16 bits", _CHOSEN[0])
+    return found[:1] if found[0] == HOPPER else (TRITON,)
+
+
 def targets_of_one_row(function: str, q: torch.Tensor) -> tuple[str, ...]:
     """Returns the targets for one query for each KV head, of 16 bits, whose keys are narrow rows of one
     tensor. No row shares these keys, and sm_80's kernel, whose warps share a tile of them, is the fastest on

@@ -14,6 +14,7 @@ from attnc.adapters import specs
 from attnc.adapters.specs import Wanted, kernel, suits_conversion
 from attnc.api.compile import SpecError
 from attnc.diagnostics import error
+from attnc.plan.order import promise_of
 from attnc.source import Source
 from tests.gpus import fake_gpu
 from tests.verify.judging import modules_of
@@ -73,6 +74,40 @@ def test_each_call_takes_the_fastest_for_its_tensors(ran: list[str]) -> None:
         kernel(replace(PLAIN, softcap=30.0))(x, x, x)
     kernel(replace(PLAIN, decode=True))(x[:, :1], x, x)
     assert ran == ["cuda.sm_90a", "cuda.sm_90a", "triton", "triton", "triton"]
+
+
+ORDERED = replace(PLAIN, name="ordered", order=2048, mask="causal")
+
+
+def test_under_an_order_all_calls_of_a_layer_take_one_target(ran: list[str]) -> None:
+    """Other kernels would give other bits: also where tensors have to be copied, and to decode."""
+    x = torch.zeros(1, 8, 2, 64, dtype=torch.bfloat16)
+    odd = torch.zeros(1, 8, 2, 68, dtype=torch.bfloat16)[..., :64]
+    kernel(ORDERED)(x, x, x)
+    kernel(ORDERED)(x, odd, odd)
+    kernel(replace(ORDERED, decode=True))(x[:, :1], x, x)
+    assert ran == ["cuda.sm_90a"] * 3
+    ran.clear()
+    wide = torch.zeros(1, 8, 2, 256, dtype=torch.bfloat16)
+    for changed, y in (
+        (replace(ORDERED, head_dim=256), wide),
+        (replace(ORDERED, head_dim=60), x[..., :60]),
+        (replace(ORDERED, dtype=torch.float32), x.float()),
+        (replace(ORDERED, cache=torch.float8_e4m3fn), x),
+    ):
+        kernel(changed)(y, y, y)
+        kernel(replace(changed, decode=True))(y[:, :1], y, y)
+    assert ran == ["triton"] * 8
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"softcap": 30.0}, {"head_dim": 128, "sink": "s"}, {"head_dim": 192}]
+)
+def test_prompts_and_decode_steps_of_hopper_promise_the_same(changes: dict[str, Any]) -> None:
+    made = [modules_of(replace(ORDERED, decode=decode, **changes).hopper_text)[0] for decode in (False, True)]
+    assert made[0].target == "cuda.sm_90a"
+    assert promise_of(made[0]) == promise_of(made[1]) != ()
+    assert len({(x.kernel.configs[0].tile_kv, x.kernel.configs[0].softmax) for x in made}) == 1
 
 
 def test_latent_attention_decodes_by_wgmma(ran: list[str]) -> None:
