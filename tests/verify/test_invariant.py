@@ -313,8 +313,8 @@ BUGS_OF_HOPPER: Mapping[str, tuple[str, str, str]] = {
     ),
     "a chain through all segments": (
         "prompt",
-        "    shares[r] = share(m_all[r], m[r]);",
-        "    shares[r] = share(m_all[r], fmaxf(m[r], m_all[r]));",
+        "    shares[r] = share(m_all[r], m_of[r]);",
+        "    shares[r] = share(m_all[r], fmaxf(m_of[r], m_all[r]));",
     ),
 }  # fmt: skip
 

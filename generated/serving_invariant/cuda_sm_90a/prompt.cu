@@ -311,25 +311,27 @@ __device__ __forceinline__ void run_consumer(const Args& args, u32 base, WorkTil
         int segment_lo = max(kv_lo, 0) / SEGMENT * SEGMENT;  // the first key of the segment at hand
         bool has_joined = false;
         float m_all[ROWS] = {-INF, -INF}, l_all[ROWS] = {};
-        // Keeps the sums of all segments so far, or, if no others follow, leaves them in acc.
-        auto join_segment = [&](auto others_follow) {
-            Shares shares[ROWS];
+        // Shares of the sums so far and of a segment, under m_of and l_of, which ends; m_all and l_all become those of
+        // both.
+        auto join_statistics = [&](Shares (&shares)[ROWS], const float (&m_of)[ROWS], const float (&l_of)[ROWS]) {
             #pragma unroll
             for (int r = 0; r < ROWS; ++r) {
-                shares[r] = share(m_all[r], m[r]);
-                l_all[r] = join(l_all[r], row_sum(l[r]), shares[r]);
+                shares[r] = share(m_all[r], m_of[r]);
+                l_all[r] = join(l_all[r], row_sum(l_of[r]), shares[r]);
             }
+        };
+        // The sums of fragment j so far.
+        auto kept_sums = [&](int j) { return has_joined ? load_shared<Four>(sums + j * CONSUMERS * 128 * 16) : Four{};
+            };
+        // Keeps those of all segments so far.
+        auto join_segment = [&](const Shares (&shares)[ROWS]) {
             #pragma unroll
             for (int j = 0; j < DV / 8; ++j) {
-                const u32 place = sums + j * CONSUMERS * 128 * 16;
-                Four all = {};
-                if (has_joined)
-                    all = load_shared<Four>(place);
+                Four all = kept_sums(j);
                 #pragma unroll
                 for (int i = 0; i < 4; ++i)
-                    (others_follow.value ? all.values[i] : acc[j][i]) = join(all.values[i], acc[j][i], shares[i / 2]);
-                if constexpr (others_follow.value)
-                    store_shared(place, all);
+                    all.values[i] = join(all.values[i], acc[j][i], shares[i / 2]);
+                store_shared(sums + j * CONSUMERS * 128 * 16, all);
             }
             has_joined = true;
         };
@@ -367,9 +369,9 @@ __device__ __forceinline__ void run_consumer(const Args& args, u32 base, WorkTil
                             scores[j][i] = seen[i / 2][j / 16] >> (2 * j + i % 2) % 32 & 1 ? scores[j][i] : -INF;
                 }
         };
-        // p of the first tile.
-        auto first_p = [&](int kv_lo) {
-            score(TrueType{}, kv_lo);
+        // p of the first tile, of all or of a segment: then `finish` ends the one before.
+        auto first_p = [&](int kv_lo, auto finish, auto may_be_partial) {
+            score(may_be_partial, kv_lo);
             float shift[ROWS];
             row_maxima(m, scores);
             #pragma unroll
@@ -378,15 +380,19 @@ __device__ __forceinline__ void run_consumer(const Args& args, u32 base, WorkTil
                 shift[r] = m[r] == -INF ? 0.0f : m[r];
             }
             exponentials(scores, shift, l);
+            finish();
             round_fragments(p, scores);
         };
         // p of each later tile. `finish` ends the mma in flight: acc and p may be touched only after it.
         auto next_p = [&](auto kind, int kv_lo, auto finish) {
             if (kv_lo < segment_lo) {
-                finish();
-                join_segment(TrueType{});
+                Shares shares[ROWS];
+                join_statistics(shares, m, l);
+                first_p(kv_lo, [&] {
+                    finish();
+                    join_segment(shares);
+                }, kind);
                 segment_lo = kv_lo / SEGMENT * SEGMENT;
-                first_p(kv_lo);
                 return;
             }
             float sum[ROWS], alpha[ROWS] = {1.0f, 1.0f};
@@ -409,11 +415,14 @@ __device__ __forceinline__ void run_consumer(const Args& args, u32 base, WorkTil
                 for (int r = 0; r < ROWS; ++r)  // such a row is computed again
                     failed |= (u32)(!recompute) << r & rows;
             }
-            if (exceeds || (kind.value && recompute))
+            if (exceeds || (kind.value && recompute)) {
                 scale_rows(acc, alpha);
+                l[0] *= alpha[0];
+                l[1] *= alpha[1];
+            }
             #pragma unroll
             for (int r = 0; r < ROWS; ++r)
-                l[r] = l[r] * alpha[r] + sum[r];
+                l[r] += sum[r];
             round_fragments(p, scores);
         };
 
@@ -444,7 +453,7 @@ __device__ __forceinline__ void run_consumer(const Args& args, u32 base, WorkTil
             wgmma_wait<0>();
             warpgroup_fence_operand(scores);
             release_k(previous(kv_lo) < 0);
-            first_p(kv_lo);
+            first_p(kv_lo, [] {}, TrueType{});
             mbarrier_wait(barrier_of(base, V_FULL, v.index), v.phase);
             clear_values(kv_lo);
             // The maximum is computed until every row has seen a key, and in a tile that is computed again to the end.
@@ -472,11 +481,9 @@ __device__ __forceinline__ void run_consumer(const Args& args, u32 base, WorkTil
             const int q_lo = uniform(work.q_lo);
             const int h = uniform(work.h);
             const int b = uniform(work.b);
-            wgmma_wait<0>();  // the last p v
-            warpgroup_fence_operand(acc);
             const bool has_keys = uniform(work.kv_lo) >= 0;
-            if (has_keys)
-                join_segment(FalseType{});
+            Shares last[ROWS];
+            join_statistics(last, m, l);
             #pragma unroll
             for (int r = 0; r < ROWS; ++r) {
                 m[r] = m_all[r];
@@ -510,8 +517,16 @@ __device__ __forceinline__ void run_consumer(const Args& args, u32 base, WorkTil
             wgmma_wait<0>();  // the last p v, in flight until here
             warpgroup_fence_operand(acc);
             warpgroup_fence_operand(p);
-            if (uniform(work.kv_lo) >= 0)
+            if (has_keys)
                 release_v();
+            if (has_keys)
+                #pragma unroll
+                for (int j = 0; j < DV / 8; ++j) {
+                    const Four all = kept_sums(j);
+                    #pragma unroll
+                    for (int i = 0; i < 4; ++i)
+                        acc[j][i] = join(all.values[i], acc[j][i], last[i / 2]);
+                }
             q.advance();
             u32 rounded[DV / 8][ROWS];
             #pragma unroll
