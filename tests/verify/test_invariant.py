@@ -275,10 +275,6 @@ def test_rows_keep_their_bits_on_hopper(text: str) -> None:
     assert found.calls > 6
 
 
-_SPLIT = "split_lo = split * SEGMENT, split_hi = min((split + 1) * SEGMENT, hi);"
-_EARLIER_SPLIT = (
-    "split_lo = max(split * SEGMENT - 32, 0), split_hi = split + 1 < args.SPLITS ? split * SEGMENT + 32 : hi;"
-)
 #: The same as above, of kernels for Hopper.
 BUGS_OF_HOPPER: Mapping[str, tuple[str, str, str]] = {
     "segments that begin with the walk": (
@@ -286,10 +282,10 @@ BUGS_OF_HOPPER: Mapping[str, tuple[str, str, str]] = {
         "int segment_lo = max(kv_lo, 0) / SEGMENT * SEGMENT;",
         "int segment_lo = max(kv_lo - SEGMENT + BLOCK_N, 0);",
     ),
-    "splits that begin a tile early": (
+    "splits of another size": (
         "decode",
-        _SPLIT,
-        _EARLIER_SPLIT,
+        "constexpr int SEGMENT = 64;",
+        "constexpr int SEGMENT = 128;",
     ),
     "a maximum of all tiles so far": (
         "decode",

@@ -63,7 +63,7 @@ constexpr int SEGMENT = 2048;  // keys whose sums start from nothing
 // setmaxnreg would wait forever for registers that the launch does not have.
 constexpr int PRODUCER_REGISTERS = 40, CONSUMER_REGISTERS = 216, BLOCKS = 2;  // on a multiprocessor
 static_assert((PRODUCER_REGISTERS + CONSUMERS * CONSUMER_REGISTERS) * 128 * BLOCKS <= 65536, "registers");
-static_assert(BLOCK_M == 64 && BLOCK_N % 16 == 0 && STAGES >= 1, "tiles");
+static_assert(BLOCK_M == 64 && BLOCK_N % 16 == 0 && STAGES >= 2, "tiles");
 
 struct Args {
     TensorMap k_map, v_map;
