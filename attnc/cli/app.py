@@ -9,6 +9,7 @@ import os
 import platform
 import sys
 import traceback
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -19,7 +20,7 @@ import typer
 import attnc
 from attnc.cli.bench import bench
 from attnc.cli.compile import check, compile_
-from attnc.cli.console import Mistake, complain, say, show_diagnostics
+from attnc.cli.console import Mistake, complain, say, show_diagnostics, show_warning
 from attnc.cli.demo import demo
 from attnc.cli.doctor import doctor
 from attnc.cli.explain import explain
@@ -133,7 +134,9 @@ def run_guarded(argv: Sequence[str] | None = None) -> int:
         if getattr(sys, name) is None:  # closed by the caller, who does not want to read
             setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115  # until the end
     try:
-        return _run(argv)
+        with warnings.catch_warnings():
+            warnings.showwarning = show_warning  # where in attnc it was said helps nobody
+            return _run(argv)
     except BrokenPipeError:
         # The reader has gone; the interpreter must not find out again when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -97,6 +97,20 @@ def complain(message: str, hint: str = "") -> None:
         note(f"   = help: {hint}")
 
 
+def show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    """Prints what `warnings.warn` was given, as other messages are printed: in place of
+    `warnings.showwarning`.
+    """
+    note(paint("warning", "1;33"), f": {message}")
+
+
 def ask(question: str) -> bool:
     """Returns whether the user says yes; no without a terminal."""
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
