@@ -10,8 +10,12 @@ import torch
 from attnc.adapters.flash_mla import flash_mla_with_kvcache
 from attnc.adapters.latent_rows import FORMATS, store_rows, unpack_cache
 from attnc.model.dtypes import DType
+from attnc.plan.targets import schedule_for
+from attnc.verify.case import Case, TensorLayout
 from attnc.verify.subject import Subject, subject_of
+from tests.kernels import test_sm90_narrow as hopper
 from tests.kernels.test_narrow import KINDS, NARROW, case, numbers, same_numbers, subject, types_of
+from tests.model.resolving import resolve_text
 from tests.verify.judging import assert_within_bound, modules_of, spec
 
 
@@ -131,3 +135,41 @@ def test_calls_that_convert_one_after_the_other_keep_their_numbers(device: torch
         graph.replay()
     for mine, theirs in zip(found, expected, strict=True):
         assert torch.equal(mine, theirs)
+
+
+@pytest.mark.parametrize("lies", list(hopper.LYING.values()), ids=list(hopper.LYING))
+@pytest.mark.parametrize(
+    "kind", ["warps, blocks in pages", "warps, blocks of powers of two", "blocks in pages"]
+)
+def test_scales_are_loaded_wherever_they_begin(kind: str, lies: TensorLayout) -> None:
+    """A lane loads 16 bytes of scales at once only where these are aligned, of which a CPU knows nothing."""
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("kernels of Hopper alone load them so")
+    made = hopper.subject(kind)
+    dims = {"B": 2, "M": 3, "G": 4, "N": 700, "Hkv": 2, "R": 64}
+    name = "es" if "powers" in kind else "ks"
+    assert_within_bound(made, Case(dims=dims, seed=1, logits="rising", layouts={name: lies}))
+
+
+def test_latents_of_8_bits_without_a_schedule_have_a_kernel_of_hopper() -> None:
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("its warpgroups convert and multiply tiles")
+    lines = [
+        "input q: bf16[B, M, G, 576]",
+        "input k: e4m3[B, N, 1, 576] via paged(table, page = 64)",
+        "input v: e4m3[B, N, 1, 512] via prefix(k)",
+        "input table: i32[B, P]",
+        "input lens: i32[B]",
+        "length N = lens[b]",
+        "score = dot(q, k) / 24",
+        "mask = causal",
+        "normalize = softmax",
+        "output o: bf16[B, M, G, 512]",
+    ]
+    text = spec(lines, target="cuda.sm_90a").partition("schedule")[0]
+    schedule = schedule_for(resolve_text(text), "spec", "cuda.sm_90a")
+    (module,) = modules_of(f"{text}\n{schedule}")
+    made = subject_of(module)
+    for number in range(len(made.configs)):
+        dims = {"B": 3, "M": 2, "G": 40, "N": 1500, "R": 100}
+        assert_within_bound(made, Case(dims=dims, seed=number, logits="rising", config=number))

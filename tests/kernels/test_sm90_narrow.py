@@ -414,7 +414,7 @@ LYING = {
 }
 
 
-@pytest.mark.parametrize("lies", LYING.values(), ids=LYING)
+@pytest.mark.parametrize("lies", list(LYING.values()), ids=list(LYING))
 @pytest.mark.parametrize(
     "kind", ["warps, blocks in pages", "warps, blocks of powers of two", "blocks in pages"]
 )
