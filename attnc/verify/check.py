@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -55,9 +55,11 @@ def _judge_gradients(
     return judge_gradients(expected, found), found
 
 
-def run_backward(subject: Subject, problem: Problem, case: Case) -> tuple[Gradients, dict[str, torch.Tensor]]:
+def run_backward(
+    subject: Subject, problem: Problem, case: Case, *, dlse: Literal["drawn", "zeros", "none"] = "drawn"
+) -> tuple[Gradients, dict[str, torch.Tensor]]:
     """Returns the gradients that the module gives, and the random gradients of the outputs that
-    it was given.
+    it was given. dlse: that of lse may be zeros instead, or left out, as of a loss that does not use it.
     """
     attention, module = subject.variant.attention, subject.module
     leaves: dict[str, torch.Tensor] = {}
@@ -93,6 +95,9 @@ def run_backward(subject: Subject, problem: Problem, case: Case) -> tuple[Gradie
             name: _handed_over(attention.tensor(name), value, outputs[name], problem, case)
             for name, value in cotangents_of(attention, arrays, case.seed)
         }
+        if attention.lse is not None and dlse != "drawn":
+            zeros = torch.zeros_like(cotangents.pop(attention.lse.name))
+            cotangents |= {attention.lse.name: zeros} if dlse == "zeros" else {}
         gradients = torch.autograd.grad(
             [outputs[name] for name in cotangents], list(leaves.values()), list(cotangents.values())
         )

@@ -9,7 +9,7 @@
 Each holds for one K/V head, summed over the query heads that share it. They are compared within the sums of
 the elements' error bounds, the last with o as the module has rounded it: between equal values only the error
 of delta_i = dO_i . o_i is left of dQ. The rest is bit for bit: run to run, in other surroundings, with other
-values where nobody looks.
+values where nobody looks, of a loss that does not use lse.
 """
 
 from __future__ import annotations
@@ -281,6 +281,19 @@ def _surroundings_do_not_matter(run: GradientRun) -> str | None:
     return run.again(fill="large")
 
 
+def _lse_need_not_be_used(run: GradientRun) -> str | None:
+    """Checks that a loss without lse gives the gradients of one in which its derivative is 0."""
+    found = []
+    for way in ("none", "zeros"):
+        problem = build(run.attention, run.case, device=run.subject.device)
+        found.append(run_backward(run.subject, problem, run.case, dlse=way)[0])
+    unused, zero = found
+    for name in sorted(unused.keys() - run.subject.atomic):
+        if not same_numbers(unused[name], zero[name]):
+            return f"d{name} differs in {int((unused[name] != zero[name]).sum())} elements"
+    return None
+
+
 def excluded_keys_have_no_gradient(run: GradientRun) -> str | None:
     """Checks that rows of k and v that no query keeps may become NaN and infinite: the gradients stay as they
     are.
@@ -344,6 +357,11 @@ GRADIENT_PROPERTIES: tuple[GradientProperty, ...] = (
     GradientProperty(name="gradients run to run", applies=lambda attention: True, holds=_runs_agree),
     GradientProperty(
         name="gradients in other memory", applies=lambda attention: True, holds=_surroundings_do_not_matter
+    ),
+    GradientProperty(
+        name="lse need not be used",
+        applies=lambda attention: attention.lse is not None,
+        holds=_lse_need_not_be_used,
     ),
     GradientProperty(
         name="the unseen has gradient 0", applies=lambda attention: True, holds=_the_unseen_gets_nothing

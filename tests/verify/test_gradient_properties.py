@@ -22,14 +22,41 @@ from tests.plans import module_of, plans_of
 from tests.verify.judging import verify
 
 SIZES = {"B": 2, "M": 40, "N": 33, "H": 2, "Hkv": 1, "G": 2}
-#: Behind a module: gradients made from its own.
+#: Behind a module: gradients made from its own, by functions of autograd around its inputs and results.
 BROKEN = """
 
-def _broken(*given, right=CALL.gradients):
-    dq, dk, dv = right(*given)
-    q, k, v = given[CALL.first_input :][:3]
-    return dq, dk, dv
-CALL.gradients = _broken
+class _Inputs(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, state, q, k, v):
+        ctx.state = state
+        ctx.save_for_backward(q, k, v)
+        return q.view_as(q), k.view_as(k), v.view_as(v)
+
+    @staticmethod
+    def backward(ctx, dq, dk, dv):
+        dlse = ctx.state["dlse"]
+        q, k, v = ctx.saved_tensors
+        return None, *(RETURNED)
+
+
+class _Results(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, state, o, lse):
+        ctx.state = state
+        ctx.set_materialize_grads(False)
+        return o.view_as(o), lse.view_as(lse)
+
+    @staticmethod
+    def backward(ctx, do, dlse):
+        ctx.state["dlse"] = dlse
+        return None, do, dlse
+
+
+def NAME(q, k, v, *others, right=NAME, out=None, **options):
+    if out is not None:
+        return right(q, k, v, *others, out=out, **options)
+    state = {}
+    return _Results.apply(state, *right(*_Inputs.apply(state, q, k, v), *others, **options))
 """
 NOISE = "dq, dk + torch.rand(()).to(k.dtype) * 1e-4, dv"
 BEHIND = "q.as_strided((1,), (1,), q.storage_offset() + q.numel())"
@@ -44,8 +71,7 @@ def text(name: str) -> str:
 
 def broken(name: str, returned: str) -> Subject:
     """The subject with other gradients than those that it computes."""
-    patched = f"{text(name)}{BROKEN}".replace("dq, dk, dv\nCALL", f"{returned}\nCALL")
-    assert returned in patched
+    patched = f"{text(name)}{BROKEN}".replace("NAME", name).replace("RETURNED", returned)
     return replace(subject_of(module_of(name)), module=load_text(patched))
 
 
@@ -78,6 +104,7 @@ def test_each_applies_somewhere() -> None:
     [
         ("full", NOISE, "gradients run to run"),
         ("full", f"dq + {BEHIND} * 0, dk, dv", "gradients in other memory"),
+        ("full", "dq, dk, dv + (dlse is None) * 1e-3", "lse need not be used"),
         ("padding", "dq, dk + 1e-4, dv", "the unseen has gradient 0"),
         ("padding", "dq + k[:, :, -1:].mean() * 1e-3, dk, dv", "gradients ignore the unseen"),
         ("full", "dq, dk, dv + v * 0.5", "dv . v = do . o"),
