@@ -27,6 +27,7 @@ _VARIABLE = "ATTNC_NO_LIMITS"
 _ENDLESS = 1e300
 
 _P = ParamSpec("_P")
+_T = TypeVar("_T")
 _R = TypeVar("_R")
 #: Told that so many more pieces are to come (count, ""), and of each that is done (0, its name).
 Watcher: TypeAlias = Callable[[int, str], None]
@@ -156,5 +157,25 @@ def memo(function: Callable[_P, _R]) -> Callable[_P, _R]:
         if isinstance(found, _Unknown):
             found = known[key] = function(*args, **kwargs)
         return found
+
+    return remembered
+
+
+def memo_by_object(function: Callable[[_T], _R]) -> Callable[[_T], _R]:
+    """Remembers, as `memo` does, what a pure function gave for an object, which need not have a hash: another
+    one that is equal is computed anew.
+    """
+
+    @wraps(function)
+    def remembered(given: _T) -> _R:
+        known = _METER.known
+        if known is None:
+            return function(given)
+        spend()
+        key = (function, id(given))
+        found: tuple[_T, _R] | _Unknown = known.get(key, _UNKNOWN)
+        if isinstance(found, _Unknown):
+            found = known[key] = (given, function(given))  # the object stays, and so does its id
+        return found[1]
 
     return remembered

@@ -46,7 +46,7 @@ class Source:
 
     @cached_property
     def _line_starts(self) -> tuple[int, ...]:
-        return (0, *(i + 1 for i, char in enumerate(self.text) if char == "\n"))
+        return (0, *(match.end() for match in re.finditer("\n", self.text)))
 
     @cached_property
     def _statement_starts(self) -> tuple[int, ...]:

@@ -6,6 +6,7 @@ import linecache
 import os
 import sys
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from types import FrameType
 from typing import Any, TypeAlias
@@ -97,15 +98,20 @@ def span_of(innermost: FrameType) -> Span:
     if frame is None:
         return Source("<mod>", "").span(0, 0)
     code = frame.f_code
-    source = Source(
-        _relative_path(code.co_filename), "".join(linecache.getlines(code.co_filename, frame.f_globals))
-    )
+    text = "".join(linecache.getlines(code.co_filename, frame.f_globals))
+    source = _source_of(_relative_path(code.co_filename), text)
     positions = list(code.co_positions())[frame.f_lasti // 2]
     first, last, start, end = positions
     if not source.text or first is None or last is None or start is None or end is None:
         return source.span(0, 0)
     # Columns of code objects count bytes of UTF-8.
     return source.span(_offset(source, first, start), _offset(source, last, end))
+
+
+@lru_cache(maxsize=8)
+def _source_of(path: str, text: str) -> Source:
+    """Returns the source of a file: one for all operations, which finds its lines once."""
+    return Source(path, text)
 
 
 def _offset(source: Source, line: int, column: int) -> int:

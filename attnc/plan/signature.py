@@ -21,6 +21,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
+from attnc.effort import memo_by_object
 from attnc.expr.nodes import Binary, Const, Dim, Expr, Load, children, rebuild, walk
 from attnc.expr.simplify import substitute
 from attnc.model.attention import Attention
@@ -38,6 +39,7 @@ from attnc.plan.width import bound_places, saturate_far
 H, HKV = Dim("H"), Dim("Hkv")
 
 
+@memo_by_object
 def normalise(attention: Attention) -> Attention:
     """Rewrites an attention so that its query-head count is spelled H everywhere, and that of k and v H, 1 or
     Hkv; sizes whose names generated code has other uses for are called otherwise.

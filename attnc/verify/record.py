@@ -21,6 +21,7 @@ import re
 import tokenize
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import cache
 from pathlib import Path
 
 from attnc.target.support import FOLDER, kernel_files, with_headers
@@ -151,6 +152,7 @@ def hash_of(module: Path) -> str:
     return hashlib.sha256("\0".join(texts).encode()).hexdigest()
 
 
+@cache
 def _code_of(text: str) -> str:
     """Returns the lines of Python without comments and docstrings.
 

@@ -1,9 +1,14 @@
-"""Every committed CUDA kernel compiles, without a GPU, and takes what its plan says."""
+"""Every committed CUDA kernel compiles, without a GPU, and takes what its plan says.
+
+By day those whose text no GPU has run yet, and every fourth of the others, which compiled before they ran.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -23,13 +28,18 @@ from attnc.runtime.toolchains import build_cubins, usage_of
 from attnc.source import Source
 from attnc.syntax.parser import parse, prelude
 from attnc.target.files import render_files
+from attnc.verify.record import list_lapsed, read
 from tests.compiled import compile_configs
 from tests.plans import plans_of
 from tests.sass import loops
 from tests.verify.judging import modules_of, spec
 
+if TYPE_CHECKING:
+    from _pytest.mark.structures import ParameterSet
+
 ROOT = Path(__file__).parents[2]
-MODULES = sorted(path for path in ROOT.glob("generated/*/cuda_*/*.py") if path.name != "__init__.py")
+GENERATED = ROOT / "generated"
+MODULES = sorted(path for path in GENERATED.glob("*/cuda_*/*.py") if path.name != "__init__.py")
 #: Bytes that a thread may spill: 128 x 64 tiles of 4 warps fill all registers, and are fastest at D = 128.
 NEGLIGIBLE = 128
 #: The same of gradients whose mask has groups of candidates: what is spilt is of tiles that the mask divides.
@@ -45,6 +55,18 @@ def is_known(name: str, said: str) -> bool:
 
 def name_of(path: Path) -> str:
     return f"{path.parts[-3]}-{path.stem}"
+
+
+def by_day(paths: Sequence[Path]) -> list[ParameterSet]:
+    """Returns modules as parameters: the night has those with a record of their text, but every fourth."""
+    names = {path.relative_to(GENERATED).as_posix(): path for path in paths}
+    changed = {names[name] for name in list_lapsed(GENERATED, names, read(GENERATED).verified)}
+    return [
+        pytest.param(
+            path, id=name_of(path), marks=() if path in changed or i % 4 == 0 else pytest.mark.nightly
+        )
+        for i, path in enumerate(paths)
+    ]
 
 
 @cache
@@ -63,7 +85,7 @@ def test_there_are_modules() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("path", MODULES, ids=name_of)
+@pytest.mark.parametrize("path", by_day(MODULES))
 def test_the_default_config_compiles_for_its_architecture(path: Path) -> None:
     module = planned()[path.parts[-3], path.parts[-2], path.stem]
     kernel = module.kernel
@@ -90,7 +112,7 @@ def test_the_default_config_compiles_for_its_architecture(path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("path", MODULES, ids=name_of)
+@pytest.mark.parametrize("path", by_day(MODULES))
 def test_the_backward_compiles_too(path: Path) -> None:
     module = planned()[path.parts[-3], path.parts[-2], path.stem]
     kernels = program_of(load_file(path)).kernels
