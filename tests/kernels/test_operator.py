@@ -115,13 +115,13 @@ def test_a_config_of_the_backward_reaches_its_kernel(target: str, monkeypatch: p
     kernel, configs = next(iter(made.module.BACKWARD_CONFIGS.items()))
     seen: list[Any] = []
     call = made.module.CALL
-    prepare = call._prepare_gradients
+    prepare = call.prepare_gradients
 
     def watched(tensors: Any, given: Any) -> Any:
         seen.append(given)
         return prepare(tensors, given)
 
-    monkeypatch.setattr(call, "_prepare_gradients", watched)
+    monkeypatch.setattr(call, "prepare_gradients", watched)
     found = []
     for function in (made.function, made.compiled):
         tensors = made.tensors(gradients=True)
