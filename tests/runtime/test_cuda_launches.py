@@ -287,7 +287,7 @@ def test_workspaces_of_a_backward_are_one_allocation(tmp_path: Path, monkeypatch
     assert len(set(starts[0])) == len(set(starts[1]))
 
 
-@pytest.mark.parametrize(("rows", "keys", "first"), [(64, 64, 1), (128, 128, 1), (512, 512, 2), (1, 4096, 0)])
+@pytest.mark.parametrize(("rows", "keys", "first"), [(64, 64, 3), (128, 128, 3), (512, 512, 2), (1, 4096, 0)])
 def test_a_call_takes_the_config_that_suits_its_sizes(
     rows: int, keys: int, first: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -36,7 +36,7 @@ BUGS = {
         ('reject_overlapping_output(f"out {tensor.name}", x)', "pass", "another memory of o is taken"),
     ),
     "cuda.sm_80": (
-        ("_cuda_getCurrentRawStream(gpu.index)", "_cuda_getDevice()", "not launched on the caller's stream"),
+        ("_cuda_getCurrentRawStream(index)", "_cuda_getDevice()", "not launched on the caller's stream"),
         ("key = (key, layout(tensors[1]))", "pass", "dlse: after another call"),
         (
             "self.starts.get(aligned)",
