@@ -244,7 +244,8 @@ class SharedMemory:
             if self.kernel == "forward" and self._shares_v and not self._decodes:
                 yield _buffer("v turned", (tile_kv, dv), size, self._stages)
         if self._keeps_weights:  # rows of 16 bytes more: read by columns, and written by rows
-            yield _buffer("weights", (tile_q, tile_kv + 16 // size), size, 1)
+            element = 4 if self.device.has_tensor_memory else size
+            yield _buffer("weights", (tile_q, tile_kv + 16 // size), element, 1)
         if self.kernel != "forward" and self._stores_scores:
             yield _buffer("ds", (tile_q, tile_kv), 4, 1)
         if self._dq_added in ("atomic", "sequential"):
@@ -269,7 +270,8 @@ class SharedMemory:
             return 0
         columns = min(PRODUCT_COLUMNS, max(self.columns))
         operands = PRODUCT_STAGES * self.config.tile_q * (PRODUCT_KEYS + columns) * self._dtype.bytes
-        return max(operands, PRODUCT_KEYS * columns * (4 if self.config.warps >= 8 else 2))
+        barriers = 1024 if self.device.has_tma else 0
+        return max(operands, PRODUCT_KEYS * columns * (4 if self.config.warps >= 8 else 2)) + barriers
 
     @property
     def _dq_added(self) -> Summation | None:
