@@ -52,6 +52,8 @@ def _quote(names: Iterable[str]) -> str:
 WIDTH = 110
 #: A statement around one expression, and what stands before and after the expression.
 _STATEMENT = re.compile(r"(\w[\w, ]* = |return |if |elif |while )(.+?)(:?)")
+_STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
+_STRING_ARGUMENT = re.compile(r'(\s*)((?:\w+=)?)"((?:[^"\\]|\\.)*)",\s*')
 #: A bracket of a call or a definition, where one more comma at the end changes nothing.
 _CALL = re.compile(r"\w\(")
 
@@ -86,7 +88,8 @@ def wrap(line: str, width: int = WIDTH) -> str:
         return "\n".join(
             (f"{indent}{head}(", *(f"{indent}    {operand}" for operand in operands), f"{indent}){tail}")
         )
-    calls = ((match.end() - 1, _matching(line, match.end() - 1)) for match in _CALL.finditer(line))
+    code = _without_strings(line)
+    calls = ((match.end() - 1, _matching(code, match.end() - 1)) for match in _CALL.finditer(code))
     opening, closing = max(calls, key=lambda call: call[1] - call[0], default=(-1, -1))
     if closing <= opening + 1:  # no call, or one without arguments
         return line
@@ -115,18 +118,46 @@ def _fill(arguments: str, indent: str, width: int) -> Iterator[str]:
             current = indent
         current += f"{piece}, "
         if current == f"{indent}{piece}, " and len(current) - 1 > width:  # alone, and still too long
-            yield wrap(current.rstrip(), width)
+            yield from _split_string(current, width) or [wrap(current.rstrip(), width)]
             current = indent
     if current != indent:
         yield current.rstrip()
 
 
+def _split_string(argument: str, width: int) -> list[str]:
+    """Returns an argument that is a string, by name or not, as lines of several strings that are one; none
+    for any other, or one that fits or has no blank.
+    """
+    match = _STRING_ARGUMENT.fullmatch(argument)
+    if match is None:
+        return []
+    indent, name, text = match.groups()
+    room, pieces = width - len(f'{indent}{name}("",'), [""]
+    for word in re.split("(?= )", text):
+        if pieces[-1] and len(pieces[-1]) + len(word) > room:
+            pieces.append("")
+        pieces[-1] += word
+    first, *rest = (f'"{piece}"' for piece in pieces)
+    if not rest:
+        return []
+    *middle, last = rest
+    opening, closing = ("(", ")") if name else ("", "")
+    lines = (f"{name}{opening}{first}", *middle, f"{last}{closing},")
+    return [f"{indent}{line}" for line in lines]
+
+
+def _without_strings(text: str) -> str:
+    """Returns the text with blanks for what is in quotes: no bracket or comma there is one of code."""
+    return _STRING.sub(lambda match: '"' + " " * (len(match[0]) - 2) + '"', text)
+
+
 def split_outside_brackets(text: str, separator: str) -> Iterator[str]:
-    """Yields the parts of a text between separators that stand outside all brackets."""
+    """Yields the parts of a text between separators that stand outside all brackets and quotes."""
     depth = start = 0
-    for at, char in enumerate(text):
+    code = _without_strings(text)
+    for at, char in enumerate(code):
         depth += (char in "([{") - (char in ")]}")
-        if depth == 0 and text.startswith(separator, at) and at >= start:
+        if depth == 0 and code.startswith(separator, at) and at >= start:
             yield text[start:at]
             start = at + len(separator)
     yield text[start:]

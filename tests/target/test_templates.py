@@ -75,3 +75,15 @@ def test_a_form_is_filled_once_for_each_item() -> None:
     assert fill_each(["a", "b"], "{0} = {0};") == "a = a;\nb = b;"
     assert fill_each([(1, "x"), (2, "y")], "at[{}] = {};") == "at[1] = x;\nat[2] = y;"
     assert fill_each([], "{};") == ""
+
+
+@pytest.mark.parametrize("name", ["", "grid="])
+@pytest.mark.parametrize("size", [60, 85, 100, 400])
+def test_brackets_and_commas_of_strings_are_not_broken_at(name: str, size: int) -> None:
+    """Grids are texts of sizes, which have calls in them: a newline there is a syntax error."""
+    term = "cdiv(M * ((H + (BLOCK_M - 1)) // BLOCK_M * BLOCK_M), BLOCK_M)"
+    text = (f"{term} * " * (size // len(term) + 1))[:size].rstrip()
+    line = f'    Kernel("f", {name}"{text}", changes={{"shared": "max(a, b)"}})'
+    wrapped = wrap(line)
+    assert ast.dump(ast.parse(wrapped.strip())) == ast.dump(ast.parse(line.strip()))
+    assert max(map(len, wrapped.splitlines())) <= 110
