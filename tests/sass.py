@@ -136,7 +136,8 @@ def _uniform(operand: str, operands: Sequence[str], is_pair: bool) -> set[int]:
     first = int(found[1])
     if operand.startswith("gdesc"):
         return {*range(first + 2 if _REGISTER.fullmatch(operands[1]) else first, first + 4)}
-    return {first, first + 1} if is_pair or operand.startswith("desc") else {first}
+    is_address = operand.startswith("[")  # in shared memory, of 32 bits
+    return {first, first + 1} if (is_pair and not is_address) or operand.startswith("desc") else {first}
 
 
 class _Graph:
