@@ -8,11 +8,14 @@ attnc's, 130 interrupted. A user's mistake never shows a traceback; a bug says s
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Sequence
 
 #: Commands that run kernels, in the simulator too, which may end a process.
 _WITNESSED = ("demo", "fuzz", "verify")
+#: Signals by which somebody ends a process who knows why.
+_ASKED = ("SIGHUP", "SIGINT", "SIGPIPE", "SIGTERM")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -36,6 +39,8 @@ def _run_witnessed() -> int:
     found = run_witnessed(_run) if can_witness() else _run()
     if isinstance(found, int):
         return found
+    if found.signal in _ASKED:
+        return 128 + signal.Signals[found.signal]  # as a shell says it
     from attnc.cli.console import complain
 
     doing = f" at a case of {found.doing}" if found.doing else ""

@@ -53,6 +53,12 @@ def test_what_a_signal_ended_is_said_with_its_case(name: str) -> None:
     assert "--case" in run.stderr
 
 
+def test_a_signal_that_was_sent_on_purpose_is_handed_on() -> None:
+    run = ended("SIGTERM")
+    assert run.returncode == 128 + signal.SIGTERM
+    assert "error: " not in run.stderr
+
+
 def test_nothing_is_witnessed_under_a_tool_of_cuda() -> None:
     assert ended("SIGSEGV", CUDA_INJECTION64_PATH="/tool.so").returncode == -signal.SIGSEGV
 
