@@ -193,10 +193,20 @@ def _compile(source: str, defines: tuple[tuple[str, int | str], ...], folder: st
         raise ValueError("the source has no kernel")
     text = "".join([source, _ARGUMENTS, *(_ENTRY % kernel for kernel in found)])
     flags = [f"-D{name}={value}" for name, value in defines]
-    flags += shlex.split(os.environ.get("ATTNC_SIMT_FLAGS", ""))
+    flags += [*_fill_flags(), *shlex.split(os.environ.get("ATTNC_SIMT_FLAGS", ""))]
     content = "\0".join([text, *headers, *flags])
     name = f"{hashlib.sha256(content.encode()).hexdigest()}.so"
     return ctypes.CDLL(str(kept_entry(name, lambda: _build(text, include, flags)).path))
+
+
+@cache
+def _fill_flags() -> tuple[str, ...]:
+    """Returns what makes g++ fill local variables that nothing has set with numbers far from any: a GPU's
+    registers hold whatever was there before. None before g++ 12.
+    """
+    flag = "-ftrivial-auto-var-init=pattern"
+    command = ("g++", flag, "-x", "c++", "-fsyntax-only", os.devnull)
+    return () if subprocess.run(command, capture_output=True, check=False).returncode else (flag,)
 
 
 def _build(text: str, include: Path, flags: list[str]) -> bytes:

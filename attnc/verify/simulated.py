@@ -55,8 +55,8 @@ class SimulatedTrial(AttentionTrial):
 
 def simulated_cases(space: Space) -> Iterator[Case]:
     """Yields a case in which every loop takes more turns than a pipeline has stages, with splits that are
-    joined where there are any; and one of hardly a key, in which some loops take no turn, with more tiles
-    than programs of a persistent grid.
+    joined where there are any; one of hardly a key, in which some loops take no turn, with more tiles than
+    programs of a persistent grid; and one without keys, in which results are what was set before the loops.
     """
     names, levels = free_dims(space.attention), space.factors
     lengths = "full" if "full" in levels.get("lengths", ()) else "drawn"
@@ -67,7 +67,8 @@ def simulated_cases(space: Space) -> Iterator[Case]:
         Case(dims={}, seed=3, config=config, lengths=lengths, extras=extras) for config in (joining, first)
     )
     tiles = {"M": (PROCESSORS + 1) * space.configs[first].BLOCK_M + _MORE, "N": _MORE}
-    for case, sizes in ((filled, _fill(space.configs_of(filled))), (empty, tiles)):
+    keyless = {"M": space.configs[first].BLOCK_M + _MORE, "N": 0}
+    for case, sizes in ((filled, _fill(space.configs_of(filled))), (empty, tiles), (empty, keyless)):
         yield replace(case, dims={name: {**_FEW, **sizes}.get(name, 3) for name in names})
 
 

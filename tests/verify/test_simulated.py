@@ -9,9 +9,10 @@ from unittest.mock import patch
 import pytest
 
 from attnc.cli.judge import Judge, Judged
+from attnc.target.files import render_files
 from attnc.verify.case import Case
 from attnc.verify.search import AttentionTrial, Report, run
-from attnc.verify.simt import available
+from attnc.verify.simt import _fill_flags, available
 from attnc.verify.simulated import SimulatedTrial, simulate_beside, simulated_cases
 from attnc.verify.subject import Subject, subject_of
 from attnc.verify.trials import trial_of
@@ -32,7 +33,7 @@ def on_gpu(subject: Subject) -> Subject:
 @pytest.mark.parametrize("target", ["cuda.sm_80", "cuda.sm_90a"])
 def test_pipelines_are_filled_and_left_empty(spec: str, target: str) -> None:
     space = subject_of(module_of(spec, target), on_cpu=True).space
-    filled, empty = simulated_cases(space)
+    filled, empty, keyless = simulated_cases(space)
     configs = space.configs_of(filled)
     for name, config in configs.items():
         if hasattr(config, "BLOCK_N"):
@@ -43,6 +44,7 @@ def test_pipelines_are_filled_and_left_empty(spec: str, target: str) -> None:
     joins = [number for number in space.usable if getattr(space.configs[number], "splits", 0) > 1]
     assert filled.config == (joins or [space.usable[0]])[0]
     assert empty.dims["N"] < min(config.BLOCK_N for config in configs.values() if hasattr(config, "BLOCK_N"))
+    assert keyless.dims["N"] == 0
 
 
 #: Planted bugs of copies, barriers and fences; what one of them does depends on which warp comes first.
@@ -66,6 +68,16 @@ def test_missing_waits_show_in_the_simulator(name: str) -> None:
         assert failure.repro.startswith("CUDA_VISIBLE_DEVICES= attnc verify ")
 
 
+@pytest.mark.skipif(not available() or not _fill_flags(), reason="g++ fills locals from version 12 on")
+def test_registers_that_nothing_has_set_show_in_the_simulator() -> None:
+    """On a GPU they mostly hold 0 where there are no keys."""
+    module, line = module_of("full", "cuda.sm_80"), "l[r] = 0.0f;"
+    files = render_files(module, path="full.attn", sha256="")
+    ((name, text),) = ((name, text) for name, text in files.items() if line in text)
+    report = run(SimulatedTrial(subject_of(module, {name: text.replace(line, ";")}, on_cpu=True)))
+    assert [failure.case.dims["N"] for failure in report.failures] == [0]
+
+
 @needs_gxx
 def test_simulated_cases_run_beside_those_on_a_gpu() -> None:
     module = module_of("prefix_lm", "cuda.sm_80")
@@ -74,7 +86,7 @@ def test_simulated_cases_run_beside_those_on_a_gpu() -> None:
     with patch.object(AttentionTrial, "cases", lambda self, count: ()):  # of the GPU, none
         report = run(trial)
     assert report.ok, report.failures
-    assert (report.examples, report.simulated) == (0, 2)
+    assert (report.examples, report.simulated) == (0, 3)
 
 
 @needs_gxx
