@@ -34,6 +34,7 @@ from tools.mutants.sample import (
 )
 from tools.mutants.scores import (
     COLUMNS,
+    DOUBTED,
     READ,
     SCORES,
     Outcome,
@@ -409,14 +410,24 @@ def test_what_was_read_is_equivalent_where_no_run_decides(
     assert (survived.kind, survived.outcome, survived.message) == ("equivalent", "read", "nobody reads a")
 
 
-def test_all_that_was_read_is_listed_with_its_reason() -> None:
-    listed = [
-        line
-        for campaign in json.loads(SCORES.read_text(encoding="utf-8")).values()
-        for line in campaign["equivalent"]
-    ]
-    for name, reason in json.loads(READ.read_text(encoding="utf-8")).items():
-        assert f"read  {name} ({reason[:160]})" in listed
+def test_what_a_reader_doubts_is_a_survivor_though_no_bit_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "doubted.json").write_text(json.dumps({"a.py:1, f: drop: a  ->  b": "a waits for a copy"}))
+    monkeypatch.setattr("tools.mutants.scores.DOUBTED", tmp_path / "doubted.json")
+    (killed, same) = outcomes_of("killed", "same code")
+    assert (killed.kind, killed.outcome) == ("killed", "killed")
+    assert (same.kind, same.outcome, same.message) == ("survivor", "doubted", "a waits for a copy")
+
+
+@pytest.mark.parametrize(
+    ("path", "kind", "outcome"), [(READ, "equivalent", "read"), (DOUBTED, "survivor", "doubted")]
+)
+def test_all_that_was_read_is_listed_with_its_reason(path: Path, kind: str, outcome: str) -> None:
+    campaigns = json.loads(SCORES.read_text(encoding="utf-8")).values()
+    listed = [line for campaign in campaigns for line in campaign[kind]]
+    for name, reason in json.loads(path.read_text(encoding="utf-8")).items():
+        assert f"{outcome}  {name} ({reason[:160]})" in listed
 
 
 def test_a_table_counts_what_is_wrong() -> None:

@@ -37,6 +37,8 @@ UNSURE = ("narrow integer", *RACES)
 SCORES = Path(__file__).with_name("scores.json")
 #: Why mutants compute the same that no run decides about, by their names: what somebody has read.
 READ = Path(__file__).with_name("read.json")
+#: Why mutants are wrong that computed the same bits in every run, by their names: what a reader found.
+DOUBTED = Path(__file__).with_name("doubted.json")
 COLUMNS: tuple[Kind, ...] = ("killed", "survivor", "equivalent", "rounding", "invalid")
 
 
@@ -68,9 +70,11 @@ def join_results(
     third: Mapping[int, Mapping[str, Any]] | None = None,
 ) -> tuple[Outcome, ...]:
     """Returns the outcomes of a campaign. second: of those that were looked at again; third: what the
-    simulators say of those that no run on a GPU decides. What neither decides may have been read (`READ`).
+    simulators say of those that no run on a GPU decides. What neither decides may have been read (`READ`),
+    and so may be what no run has shown (`DOUBTED`).
     """
     found, reasons = [], json.loads(READ.read_text(encoding="utf-8"))
+    doubts = json.loads(DOUBTED.read_text(encoding="utf-8"))
     for number, result in sorted(first.items()):
         is_looked_at = number in second and result["outcome"] == "survived"  # as verification is now
         last = second[number] if is_looked_at else result
@@ -88,6 +92,8 @@ def join_results(
                 outcome, message = "wrong", f"in the simulator: {told['message']}"
         if kind == "survivor" and (reason := reasons.get(name_mutant(result))) is not None:
             kind, outcome, message = "equivalent", "read", reason
+        if kind == "equivalent" and (doubt := doubts.get(name_mutant(result))) is not None:
+            kind, outcome, message = "survivor", "doubted", doubt
         found.append(Outcome(kind=kind, outcome=outcome, message=message, result=result))
     return tuple(found)
 
