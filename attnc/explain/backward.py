@@ -122,7 +122,7 @@ def _section(e: BackwardExplanation) -> Iterator[str]:
     if e.walks:
         fewer = f"  fewer than about {e.walks} for each multiprocessor"
         yield f"{fewer}: blocks share the queries of a kv tile, and their sums are added in order"
-    yield from _sum_of_dq(e)
+    yield from _list_sums(e)
     if e.planned.grid.longest_first:
         yield "  longest first: the last rows, which see most keys, start first"
     yield from loop_lines(e.planned, *_tiles(e))
@@ -139,10 +139,12 @@ _SUMS = {
 }
 
 
-def _sum_of_dq(e: BackwardExplanation) -> Iterator[str]:
+def _list_sums(e: BackwardExplanation) -> Iterator[str]:
     if "dq" in e.planned.makes or e.planned.chain.adds_dq is not None:
         way = e.planned.configs[e.position].accumulate("q")
         yield f"  accumulate.dq = {way}: {_SUMS[way]}"
+    for name in e.planned.adds:
+        yield f"  accumulate.{name} = atomic: {_SUMS['atomic']}"
 
 
 def _knobs(e: BackwardExplanation) -> dict[str, str]:
@@ -159,8 +161,9 @@ def _grid(e: BackwardExplanation) -> str:
 
 def _work(planned: BackwardKernel, attention: Attention) -> int:
     d, dv = feature(attention.q), feature(attention.v)
-    made = {"dq": d, "dk": d, "dv": dv}
-    products = d + (0 if planned.kind == "dv" else dv) + sum(made[name] for name in planned.makes)
+    made = {"dq": d, "dk": d + (dv if planned.v_in_k else 0), "dv": dv}
+    summed = sum(made[name] for name in (*planned.makes, *planned.adds))
+    products = d + (0 if planned.kind == "dv" else dv) + summed
     return products + (d if planned.chain.adds_dq is not None else 0)
 
 
@@ -168,7 +171,7 @@ def _count_moved_bytes(planned: BackwardKernel, attention: Attention, length: in
     d, dv = feature(attention.q), feature(attention.v)
     size = DType(attention.q.dtype).bytes
     width = {"q": d, "k": d, "v": dv, "do": dv, "o": dv, "dq": d, "dk": d, "dv": dv}
-    used = ["q", "k", "do", *planned.makes]
+    used = ["q", "k", "do", *planned.makes, *planned.adds]
     used += ["o"] if planned.prologue is not None else []
     used += ["v"] if planned.kind != "dv" else []
     return float(length * (size * sum(width[name] for name in used) + 8))

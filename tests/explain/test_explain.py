@@ -14,6 +14,7 @@ from attnc.plan.device import DEVICES
 from tests.by_day import some_by_day
 from tests.plans import SPECS, module_of, plans_of
 from tests.targets import TARGETS
+from tests.verify.judging import modules_of
 
 GENERATED = SPECS.parent / "generated"
 
@@ -114,6 +115,37 @@ def test_figures_of_a_backward() -> None:
     assert (dq["compiled"], dkdv["compiled"]) == ({"registers": 168, "stack": 0, "shared": 131072}, None)
     assert dq["grid"].endswith("ceil(M / 128) * B * H")
     assert sum(dq["shared_memory"]["buffers"].values()) == dq["shared_memory"]["total"] == 164864
+
+
+LATENT = """attention latent {
+  input q: bf16[B, M, H, 96]
+  input k: bf16[B, N, 1, 96]
+  input v: bf16[B, N, 1, 64] via prefix(k)
+  input idx: i32[B, M, S]
+  score = dot(q, k)
+  mask = listed(idx, rows = 1, keys = 1)
+  normalize = softmax
+  output o: bf16[B, M, H, 64]
+  grad q, k
+}
+schedule latent for triton {
+  loops = [kv], pack = gqa
+  backward { accumulate.dk = atomic, tile.q = 16, tile.kv = 16 }
+}
+"""
+
+
+def test_sums_that_are_added_to_in_any_order_are_named() -> None:
+    """With what they cost: S, dP, dQ, and in dK rows of both dO and Q."""
+    (module,) = modules_of(LATENT)
+    found = explain_backward(module, DEVICES["sm_90"], {})
+    text = backward_text(found)
+    assert "take M * B queries one after the other, 16 heads at a time, and add to dk" in text
+    assert "accumulate.dk = atomic: blocks add to it in any order: bits differ from run to run" in text
+    (kernel,) = backward_dict(found)
+    heads, rest = divmod(kernel["roofline"]["flops"], 2 * 4096 * 4096 * (96 + 64 + 96 + 96 + 64))
+    assert heads >= 1
+    assert rest == 0
 
 
 @pytest.mark.parametrize("target", TARGETS)
