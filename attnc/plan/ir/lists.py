@@ -54,6 +54,11 @@ class ListMaking:
         return self.extents[:-1]
 
     @property
+    def stride(self) -> str:
+        """What kernels call the distance from one entry of a list to the next."""
+        return f"stride_{self.tensor}_{len(self.lines)}"
+
+    @property
     def groups(self) -> tuple[Expr, ...]:
         return tuple(size for axis, size in enumerate(self.lines) if axis != self.row_axis)
 

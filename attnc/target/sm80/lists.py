@@ -59,10 +59,6 @@ class CudaListsText:
         return self._at(self.tensor)
 
     @property
-    def stride(self) -> str:
-        return f"stride_{self.tensor}_{len(self.made.lines)}"
-
-    @property
     def count(self) -> str:
         most = self._size(self.made.extents[-1])
         match self.made.limit:

@@ -15,8 +15,8 @@ from attnc.plan.signature import block
 from attnc.plan.steps import tensors_of
 from attnc.target.declaration import CallText
 from attnc.target.printer import IN_ROWS
-from attnc.target.triton.kernel import list_types, triton_kernel
-from attnc.target.triton.parameters import Pair, TritonTensors
+from attnc.target.triton.kernel import triton_kernel
+from attnc.target.triton.parameters import Pair, TritonTensors, declare_rows_kernel
 from attnc.target.triton.printer import TL_DTYPES, address, scalar, tiled
 
 #: Warps of a program: its tile has as many rows as that of a kernel with two products, and no product.
@@ -199,7 +199,7 @@ class EpilogueText:
 
     @property
     def kernel_parameters(self) -> list[str]:
-        return [", ".join(list_types(line)) for line in self.lines] + ["BLOCK_M: tl.constexpr"]
+        return declare_rows_kernel(self.lines)
 
     @property
     def launch(self) -> CallText:

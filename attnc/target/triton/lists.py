@@ -77,10 +77,6 @@ class ListsText:
         return self._at(self.tensor)
 
     @property
-    def stride(self) -> str:
-        return f"stride_{self.tensor}_{len(self.made.lines)}"
-
-    @property
     def count(self) -> str:
         match self.made.limit:
             case None:

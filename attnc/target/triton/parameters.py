@@ -4,7 +4,7 @@ text of what the first kernel makes of each row: delta, base-2 lse, the gradient
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -167,7 +167,7 @@ class PreprocessText:
 
     @property
     def kernel_parameters(self) -> list[str]:
-        return [", ".join(list_types(line)) for line in self.lines] + ["BLOCK_M: tl.constexpr"]
+        return declare_rows_kernel(self.lines)
 
     @property
     def launch(self) -> CallText:
@@ -178,6 +178,11 @@ class PreprocessText:
             config=self.config,
             warps=4,
         )
+
+
+def declare_rows_kernel(lines: Iterable[Sequence[str]]) -> list[str]:
+    """Returns the parameters of a kernel over tiles of rows, line by line, with their types."""
+    return [", ".join(list_types(line)) for line in lines] + ["BLOCK_M: tl.constexpr"]
 
 
 class Parameters:

@@ -140,9 +140,14 @@ class SelectedText(BackwardText):
 
     @property
     def rows_of_tile(self) -> list[str]:
-        """q_idx and h of each row. Rows behind the last head are those of no query."""
+        return self.find_rows("tl.arange(0, BLOCK_M)")
+
+    def find_rows(self, number: str) -> list[str]:
+        """Returns statements that find q_idx and h of rows; those behind the last head are rows of no query.
+        number: of each row of q in its tile.
+        """
         return [
-            "head = head_lo + tl.arange(0, BLOCK_M)",
+            f"head = head_lo + {number}",
             f"h = h_kv * {_factor(self.group)} + tl.minimum(head, {self.group} - 1)",
             f"q_idx = tl.where(head < {self.group}, q_lo, M)",
         ]
@@ -165,10 +170,6 @@ class SelectedText(BackwardText):
     def row_of(self, name: str) -> str:
         """Returns a pointer to the row of q or do of each head."""
         return f"{name.upper()} + {self.offset(name)} + q_idx.to(tl.int64) * stride_{name}m"
-
-    def find_rows(self, number: str) -> list[str]:
-        """Returns statements that find q_idx and h of rows. number: of each row of q in its tile."""
-        return [line.replace("tl.arange(0, BLOCK_M)", number) for line in self.rows_of_tile]
 
     @property
     def first_row(self) -> str:
@@ -270,15 +271,14 @@ class BlockText(KeysText):
         assert loop.listed is not None
         return self.group if loop.listed.block == 1 else f"{loop.listed.block} * {_factor(self.group)}"
 
-    @property
-    def rows_of_tile(self) -> list[str]:
+    def find_rows(self, number: str) -> list[str]:
         (loop,) = self.kernel.regions.loops
         assert loop.listed is not None
         group, block = _factor(self.group), loop.listed.block
         at = f"list_row + 1 + row // {_factor(self.rows_of_entry)}"
         query = "entry" if block == 1 else f"entry * {block} + row // {group} % {block}"
         return [
-            "row = row_lo + tl.arange(0, BLOCK_M)",
+            f"row = row_lo + {number}",
             f"h = h_kv * {group} + row % {group}",
             f"entry = tl.load({at}, mask=row < stop, other=0.0).to(tl.int32, bitcast=True)",
             f"q_idx = tl.where(row < stop, {query}, M)",
