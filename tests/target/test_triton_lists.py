@@ -37,7 +37,7 @@ def test_a_group_of_lists_has_one_for_each_block_of_queries(axes: str, row_axis:
 
 def test_addresses_are_of_64_bits() -> None:
     text = text_of("R, S")
-    assert (text.offset, text.stride) == ("i_0.to(tl.int64) * stride_idx_0", "stride_idx_1")
+    assert (text.offset, text.made.stride) == ("i_0.to(tl.int64) * stride_idx_0", "stride_idx_1")
 
 
 @pytest.mark.parametrize(

@@ -518,6 +518,7 @@ def sm90_estimate(layout: Sm90Layout, config: TileConfig) -> Estimate:
         "k": f"{stages} x {tile_kv}x{layout.qk.width}",
         "v": f"{stages} x {tile_kv}x{layout.v.width}",
         "o": f"{tile_q}x{layout.v.width}",
+        "sums": f"{tile_q}x{layout.dv_multiplied}",
         "8 bits": f"{layout.ahead(config)} x {tile_kv}x{layout.narrow.panels * PIECE_OF_BYTES}",
         "vectors": f"{stages} x {layout.vectors} x {tile_kv}",
         "pairs": f"{layout.pair_stages} x {tile_q}x{tile_kv}",
