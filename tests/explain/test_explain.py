@@ -112,9 +112,16 @@ def test_figures_of_a_backward() -> None:
     whole = 16384 * 4096 * 2048
     assert dq["roofline"]["flops"] == pytest.approx(6 * whole)  # S, dP, dQ
     assert dkdv["roofline"]["flops"] == pytest.approx(8 * whole)  # S, dP, dK, dV
-    assert (dq["compiled"], dkdv["compiled"]) == ({"registers": 168, "stack": 0, "shared": 131072}, None)
-    assert dq["grid"].endswith("ceil(M / 128) * B * H")
-    assert sum(dq["shared_memory"]["buffers"].values()) == dq["shared_memory"]["total"] == 164864
+
+
+def test_a_stick_takes_two_exponentials_of_each_score_and_its_gradients_more() -> None:
+    explanation = explained("stick_breaking")
+    forward = as_dict(explanation)["roofline"]
+    dq, dkdv = backward_dict(explain_backward(explanation.module, DEVICES["sm_90"], {}))
+    found = [(forward, 2, 2), (dq["roofline"], 3, 4), (dkdv["roofline"], 4, 3)]  # products, exponentials
+    for roofline, products, exponentials in found:
+        scores = roofline["flops"] / (2 * 128 * products)
+        assert roofline["exponentials"] == pytest.approx(exponentials * scores)
 
 
 LATENT = """attention latent {
