@@ -4,7 +4,7 @@ of their keys any query keeps.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from attnc.model.dtypes import DType
 from attnc.plan.ir import Kernel, Statement
@@ -36,6 +36,10 @@ class TileLoop:
     @property
     def hi(self) -> str:
         return scalar(self.kernel.regions.loops[-1].stop)
+
+    def descend(self) -> TileLoop:
+        """Returns the loop from the last tile to the first."""
+        return replace(self, step="-BLOCK_N", descends=True)
 
     @property
     def first(self) -> str:

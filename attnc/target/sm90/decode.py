@@ -44,8 +44,7 @@ class Sm90DecodeText(CudaDecodeText):
         self.starts_early = knows_first_tile(kernel) and self.lists is None and not self.segment
         if self.split is not None:
             self.split = Split(module, kernel, columns=layout.dv_multiplied, stored=self.rows.stored)
-            step = "-BLOCK_N" if self.segment else "split_step"
-            self.loop = replace(self.loop, step=step, descends=self.segment > 0)
+            self.loop = self.loop.descend() if self.segment else replace(self.loop, step="split_step")
         row = "8 * r + g" if layout.by_warps else "16 * warp + 8 * r + g"
         lane = "consumer == 0 && " if layout.shares_columns else ""
         self.thread = replace(self.thread, row=row, lane=lane)
