@@ -6,9 +6,10 @@ Reinforcement learning compares what a server said of a token with what the trai
 from kernels that sum in orders of their own, the ratio of their probabilities is not 1 before a single step
 is taken. Here the server takes prompts in chunks, decodes token by token in batches of changing size, and
 keeps keys and values in pages; the trainer runs whole sequences. `order = absolute(32)` in same_bits.attn
-makes attention give a row the same bits in both. The rest of the model has to keep its own promise: products,
-norms and the last softmax are Triton kernels of this file whose tiles have one shape whatever the call, so
-that a row follows from a row. What is left, sums and products of two numbers, rounds the same everywhere.
+makes attention give a row the same bits in both, by Hopper's kernels on a Hopper GPU and else by Triton's.
+The rest of the model has to keep its own promise: products, norms and the last softmax are Triton kernels of
+this file whose tiles have one shape whatever the call, so that a row follows from a row. What is left, sums
+and products of two numbers, rounds the same everywhere.
 
 Gradients are those of the kernel attnc makes, and of PyTorch for the rest: the same bits in every run.
 """
@@ -182,7 +183,7 @@ class Model(nn.Module):
 
 def attend_whole(q: Tensor, k: Tensor, v: Tensor, layer: int) -> Tensor:
     """Attends to whole sequences: the trainer's attention."""
-    found: Tensor = attnc.compile(SPEC, attention="trained", target="triton")(q, k, v)[0]
+    found: Tensor = attnc.compile(SPEC, attention="trained")(q, k, v)[0]
     return found
 
 
@@ -228,7 +229,7 @@ class Server:
         shape = (len(model.qkv), 2, pages, PAGE, model.kv_heads, 64)
         self.pool = torch.full(shape, torch.nan, dtype=torch.bfloat16, device=device)
         self.free = torch.randperm(pages).tolist()
-        self.attention = attnc.compile(SPEC, attention="served", target="triton")
+        self.attention = attnc.compile(SPEC, attention="served")
 
     @torch.no_grad()
     def step(self, requests: Sequence[Request], count: int) -> None:
