@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import ctypes
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from attnc.support.binaries import Compiled, Program, inline_headers, list_defines, suspend_capture
+from attnc.runtime.nvrtc import compile_ptx
+from attnc.support.binaries import (
+    Compiled,
+    Program,
+    flags_of,
+    inline_headers,
+    list_defines,
+    suspend_capture,
+)
+from attnc.target.support import with_headers
 from tests.support.configs import CONFIGS
 
 
@@ -33,6 +43,35 @@ def test_kernels_are_compiled_with_their_config() -> None:
     config = CONFIGS[1]
     assert list_defines(config, True) == {"BLOCK_M": 64, "BLOCK_N": 64, "WARPS": 4, "STAGES": 2, "ALIGNED": 1}
     assert list_defines(config._replace(maxnreg=128), False)["MAXNREG"] == 128
+
+
+def test_a_source_says_how_it_is_compiled_besides() -> None:
+    """The header of sums in an absolute order leaves no product and sum to be contracted."""
+    text = """extern "C" __global__ void f(float* x) { x[0] = x[1] * x[2] + x[3]; }\n"""
+    told = "// nvrtc: --fmad=false\n"
+    assert flags_of(text) == []
+    assert flags_of(f"{told}{text}") == ["--fmad=false"]
+    assert flags_of(with_headers('#include "sm90_order.cuh"\n')) == ["--fmad=false"]
+    options = ("-arch=sm_90", "-std=c++17")
+    assert "fma.rn.f32" in compile_ptx(text, options)
+    assert "fma.rn.f32" not in compile_ptx(told + text, options)
+
+
+@pytest.mark.parametrize("text", ["", "// nvrtc: --fmad=false\n"])
+def test_the_compiler_is_told_what_a_source_says(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[tuple[str, ...]] = []
+    nvrtc = SimpleNamespace(
+        createProgram=lambda *_: 0,
+        compileProgram=lambda _, options: given.append(options),
+        getCUBIN=lambda _: b"code",
+        destroyProgram=lambda _: None,
+        NVRTCError=RuntimeError,
+    )
+    monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(cuda=SimpleNamespace(nvrtc=nvrtc)))
+    monkeypatch.setitem(sys.modules, "cupy.cuda", SimpleNamespace(nvrtc=nvrtc))
+    program = Program("", (Compiled("f", "a.cu", CONFIGS),), {"a.cu": f"{text}int b;\n"})
+    assert program.compile("f", ("-arch=sm_90",)) == b"code"
+    assert given == [("-arch=sm_90", *flags_of(text))]
 
 
 def test_code_is_loaded_outside_of_a_graph_that_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:

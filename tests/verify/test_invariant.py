@@ -230,7 +230,11 @@ FAR = "dot(q, k) * 40"
             ),
             id="window and sinks",
         ),
-        pytest.param(hopper(storage="packed", name="packed") + hopper(), id="packed beside pages"),
+        pytest.param(
+            hopper(storage="packed", name="packed") + hopper(),
+            id="packed beside pages",
+            marks=pytest.mark.nightly,
+        ),
         pytest.param(
             hopper("window(90, 0)", storage="plain", prompt=", tile.q = 192"),
             id="own ranges",
@@ -316,11 +320,7 @@ BUGS_OF_HOPPER: Mapping[str, tuple[str, str, str]] = {
 
 
 #: What a day replays of them.
-_BY_DAY = (
-    "segments that begin with the walk",
-    "a maximum of all tiles so far",
-    "rows that are computed again as before",
-)
+_BY_DAY = ("a maximum of all tiles so far", "rows that are computed again as before")
 
 
 @pytest.mark.parametrize(
