@@ -13,16 +13,21 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from attnc.diagnostics import Diagnostic
+from attnc.expr.nodes import Binary, Const
 from attnc.model.attention import Attention
 from attnc.model.dtypes import DType
 from attnc.model.schedule import Schedule
 from attnc.model.tensors import Tensor
 from attnc.plan.columns import plan_column_scales
-from attnc.plan.conversion import count_alike, list_convertible
+from attnc.plan.conversion import count_alike, count_alike_in, list_convertible
 from attnc.plan.fitting import several_values, unsupported
+from attnc.plan.ir import Fetch
+from attnc.plan.ir.kernel import TILE_COLUMN
 from attnc.plan.loads import LoadNames
 from attnc.plan.signature import feature, normalise
 
+#: Types of scales that lanes keep as they lie in memory, several at once.
+_KEPT_AS_STORED = (DType.F32, DType.U8)
 #: Warps that copy and convert; columns of a piece of a tile of 8 bits, which are as many bytes.
 CONVERTING_WARPS, PIECE_OF_BYTES = 4, 128
 #: Columns that a lane converts at a time.
@@ -67,6 +72,19 @@ class NarrowPart:
     @property
     def is_converted(self) -> bool:
         return self.dtype.is_narrow
+
+    def find_neighbours(self, fetch: Fetch, dtype: DType) -> int | None:
+        """Returns the axis along which all scales of a row that a load reads lie next to each other; None if
+        there is none, or these are of a type that lanes keep one by one.
+        """
+        load = fetch.load
+        reading = [axis for axis, index in enumerate(load.indices) if count_alike_in(index)]
+        if dtype not in _KEPT_AS_STORED or len(reading) != 1:
+            return None
+        match load.indices[reading[0]], load.extents[reading[0]]:
+            case Binary(op="//", left=left, right=Const(value=self.block)), Const(value=int() as size):
+                return reading[0] if left == TILE_COLUMN and size >= self.scales else None
+        return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

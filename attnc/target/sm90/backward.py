@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from attnc.expr.nodes import Const
+from attnc.plan.access import Sequences
 from attnc.plan.ir import Module
 from attnc.plan.ir.backward import walk_over_rows
 from attnc.plan.sm90.backward import JOIN_WARPS, TURNS, Sm90Backward
@@ -61,30 +62,22 @@ class Sm90JoinText(CudaFileText):
         self.factor = f" * {scalar(Const(module.backward.kernels[0].chain.scale))}"
 
 
+def _find_sequence(packed: Sequences) -> Iterator[str]:
+    return CudaWalk(walk=walk_over_rows(packed), of_call="args.").find_sequence(packed, "BLOCK_M")
+
+
 class Sm90FinishText(FinishText):
-    """Text of the kernel that rounds dq: what `templates/sm90/backward_finish.cu.jinja` prints."""
+    """Text of the kernel that rounds dq: what `templates/sm90/backward_finish.cu.jinja` prints.
+    find_sequence: statements that find the sequence of a packed tile, as `BackwardPlaces` numbers tiles.
+    """
 
     sizes_from = ""
     plan: Sm90Backward
 
     def __init__(self, module: Module, arguments: ArgumentText) -> None:
         super().__init__(module, arguments)
-        self.width = f"D = {self.layout.d}"
-
-    @property
-    def place(self) -> Iterator[str]:
-        """The tile at hand: of packed sequences, as `BackwardPlaces` numbers them."""
-        packed = sequences(self.module.variant.attention)
-        if packed is not None:
-            yield "const int q_tiles = args.M_padded / BLOCK_M;"
-            yield "const int h = blockIdx.x / q_tiles, number = blockIdx.x % q_tiles;"
-            yield from CudaWalk(walk=walk_over_rows(packed), of_call="args.").find_sequence(packed, "BLOCK_M")
-            return
-        yield "const int M = args.M, H = args.H, q_tiles = (M + BLOCK_M - 1) / BLOCK_M;"
-        yield (
-            "const int b = blockIdx.x / q_tiles / H, h = blockIdx.x / q_tiles % H,"
-            " q_lo = blockIdx.x % q_tiles * BLOCK_M;"
-        )
+        self.width, packed = f"D = {self.layout.d}", sequences(module.variant.attention)
+        self.find_sequence = [] if packed is None else list(_find_sequence(packed))
 
     @property
     def constants(self) -> Iterator[str]:

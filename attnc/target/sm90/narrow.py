@@ -5,17 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from typing import NamedTuple
 
-from attnc.expr.nodes import Binary, Call, Const
-from attnc.model.dtypes import DType
-from attnc.plan.conversion import count_alike_in
+from attnc.expr.nodes import Call
 from attnc.plan.ir import Fetch, Row
-from attnc.plan.ir.kernel import KEY_ROW, TILE_COLUMN
+from attnc.plan.ir.kernel import KEY_ROW
 from attnc.plan.sm90.narrow import Narrow, NarrowPart
 from attnc.target.sm80.kernel import CudaText
 from attnc.target.sm80.printer import STORED, scalar, statement, value_type
-
-#: Types of scales that lanes keep as they lie in memory, several at once.
-_KEPT_AS_STORED = (DType.F32, DType.U8)
 
 
 class Loaded(NamedTuple):
@@ -100,20 +95,6 @@ def _load(fetch: Fetch, text: CudaText, tile: NarrowTile) -> Loaded:
     at = Row(name=f"{fetch.name}_line", tensor=fetch.load.tensor, indices=fetch.load.indices)
     dtype = text.dtypes[fetch.load.tensor]
     value, line = (statement(x, text.dtypes, text.kernel.dims, scalar) for x in (fetch, at))
-    axis, guard = _axis_of_blocks(fetch, dtype, tile), scalar(fetch.guard)
+    found, guard = tile.find_neighbours(fetch, dtype), scalar(fetch.guard)
+    axis = "" if found is None else f"{fetch.load.tensor}_{found}"
     return Loaded(fetch.name, value_type(fetch, dtype), value, line, guard, STORED[dtype], axis)
-
-
-def _axis_of_blocks(fetch: Fetch, dtype: DType, tile: NarrowTile) -> str:
-    """Returns the name of the axis that has the scales of a row next to each other, all of them; "" if none
-    has, or these are of a type that lanes keep one by one.
-    """
-    load = fetch.load
-    reading = [axis for axis, index in enumerate(load.indices) if count_alike_in(index)]
-    if dtype not in _KEPT_AS_STORED or len(reading) != 1:
-        return ""
-    axis = reading[0]
-    match load.indices[axis], load.extents[axis]:
-        case Binary(op="//", left=left, right=Const(value=tile.block)), Const(value=int() as size):
-            return f"{load.tensor}_{axis}" if left == TILE_COLUMN and size >= tile.scales else ""
-    return ""
