@@ -109,7 +109,7 @@ def unwritten(text: str) -> tuple[str, ...]:
 
 def _unwritten(text: str) -> Iterator[str]:
     """Yields such instructions of a kernel, whose text is taken in order: what is written only behind a read,
-    in a loop, is not there when it is read first.
+    in a loop, is not there when it is read first. A MOV to a register of threads keeps what may be dead.
     """
     written: set[int] = set()
     for match in _LINE.finditer(text):
@@ -120,7 +120,7 @@ def _unwritten(text: str) -> Iterator[str]:
         writes = code.startswith("U") or code.split(".")[0] in _TO_UNIFORM
         made = operands[:results] if writes else []
         reads = {n for one in operands[len(made) :] for n in _uniform(one, operands, ".64" in code)}
-        if reads - written:
+        if reads - written and code != "MOV":
             yield f"{code} {match['rest'].strip()}"
         is_pair = ".64" in code or ".WIDE" in code
         written |= {n for one in made for n in _uniform(one, operands, is_pair)}

@@ -95,6 +95,7 @@ READS = """
         /*0040*/                   UMOV UR15, 0xc0000010 ;
         /*0050*/                   UIMAD.WIDE.U32 UR10, UR4, UR6, URZ ;
         /*0058*/                   SYNCS.EXCH.64 URZ, [UR6+0x8000], UR8 ;
+        /*005c*/                   MOV R186, UR50 ;
         /*0060*/                   LDG.E.U16 R66, desc[UR8][R68.64] ;
         /*0070*/                   HGMMA.64x64x16.F32 R24, gdesc[UR8], RZ, !UPT ;
         /*0080*/                   HGMMA.64x16x16.F32 R56, R24, gdesc[UR12].tnspB, R56 ;
