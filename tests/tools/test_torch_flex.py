@@ -130,6 +130,7 @@ _ENDS = """
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_a_run_that_is_cut_short_goes_on_later(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     file, out = tmp_path / "test_small.py", tmp_path / "out.json"
     runs = "    def test_identity(self):\n        open('FOLDER/runs', 'a').write('identity ')\n"
