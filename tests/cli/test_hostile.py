@@ -20,7 +20,7 @@ from attnc.effort import limit_steps, watch_pieces
 from attnc.model.resolve import resolve
 from attnc.source import Source
 from attnc.syntax.parser import parse, prelude
-from tests.hostile.files import HEAD, TAIL, HostileFile, hostile_file
+from tests.hostile.files import HEAD, ROOT, TAIL, HostileFile, hostile_file
 from tests.hostile.run import DIRECTIVE, check_file
 from tests.tokens import tokens_of
 
@@ -146,3 +146,15 @@ def test_directives_of_committed_kernels_are_known() -> None:
             directives = [t for t in tokens_of(path.name, path.read_text()) if t.startswith("# ")]
             assert directives
             assert [d for d in directives if not DIRECTIVE.fullmatch(d)] == [], path
+
+
+def test_the_directives_of_committed_kernels_are_known() -> None:
+    lines = {
+        line
+        for path in (ROOT / "generated").glob("**/*.cu")
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if line.startswith("#")
+    }
+    assert lines
+    directives = tokens_of("all.cu", "\n".join(sorted(lines)))
+    assert [one for one in directives if one.startswith("# ") and not DIRECTIVE.fullmatch(one)] == []

@@ -176,7 +176,7 @@ DIRECTIVE = re.compile(
     r"|endif"
     rf"|include \"(simt\.h|{_HEADERS})\""
     r"|define (BLOCK_M|BLOCK_N|WARPS|STAGES|ALIGNED|Q_TILES|O_TILES|OVERLAP|CLUSTER|PINGPONG"
-    r"|IN_PARTS|RAW_TILES|(PRODUCER|CONSUMER)_REGISTERS|BLOCK_D) \d+"
+    r"|IN_PARTS|RAW_TILES|BLOCKS|(PRODUCER|CONSUMER)_REGISTERS|BLOCK_D) \d+"
     r"|define (ELEMENT (bf16|f16|float)|ELEMENT_IS_F32|LANES_SEARCH (32|\( 32 / \( BLOCK_M / 64 \) \)))"
     r"|define BOUNDS (__maxnreg__|__launch_bounds__)\(\w+\))"
 )
