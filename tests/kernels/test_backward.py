@@ -23,7 +23,10 @@ from attnc.runtime.loader import load_module
 from attnc.source import Source
 from attnc.support.arguments import DTYPES
 from attnc.syntax.parser import parse, prelude
+from attnc.verify.case import Case
+from attnc.verify.check import check
 from tests.plans import module_of, plans_of
+from tests.verify.judging import subject_of_text
 
 FRAME = """attention under_test {{
   input q: f32[B, M, H, 32]
@@ -289,3 +292,25 @@ def test_identities(mask: str) -> None:
     torch.testing.assert_close(v.grad.sum(1), do.sum(1), rtol=0, atol=2e-5)
     torch.testing.assert_close(k.grad.sum(1), torch.zeros_like(k.grad.sum(1)), rtol=0, atol=2e-5)
     torch.testing.assert_close((q.grad * q).sum((1, 3)), (k.grad * k).sum((1, 3)), rtol=1e-4, atol=1e-4)
+
+
+WIDER_OUTPUTS = """attention a {
+  input q: bf16[B, M, H, 32]
+  input k, v: bf16[B, N, H, 32]
+  score = dot(q, k) / 4
+  mask = causal
+  normalize = softmax
+  output o: f32[B, M, H, 32]
+  grad q, k, v
+}
+schedule a for triton {
+  tile.q = 16, tile.kv = 16
+  backward { tile.q = 16, tile.kv = 16 }
+}
+"""
+
+
+def test_delta_is_summed_before_do_is_rounded_for_products() -> None:
+    made = subject_of_text(WIDER_OUTPUTS)
+    verdict = check(made, Case(dims={"B": 1, "M": 20, "N": 30, "H": 2}, seed=0, config=0))
+    assert verdict.ok, verdict.message
