@@ -143,7 +143,10 @@ def run(
         def work(result: dict[str, Any]) -> None:
             if time.monotonic() > until:
                 return
-            judged = judges.judge(Mutant(**result["mutant"]))
+            try:
+                judged = judges.judge(Mutant(**result["mutant"]))
+            except ValueError:  # its module has changed meanwhile
+                return
             with lock:
                 result |= judged
                 keep()
