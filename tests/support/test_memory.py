@@ -39,3 +39,8 @@ def test_what_is_made_apart_is_ordinary_and_there(monkeypatch: pytest.MonkeyPatc
     assert waits == [x.device]
     with pytest.raises(ZeroDivisionError):
         made_apart(lambda: torch.zeros(1 // 0))
+
+
+@pytest.mark.parametrize("places", [(), (2,), (0, 2), (2, 0, 2)])
+def test_what_is_picked_is_a_tuple_whatever_it_has(places: tuple[int, ...]) -> None:
+    assert make_picker(places)("abc") == tuple("abc"[place] for place in places)
