@@ -181,6 +181,19 @@ def test_tiles_of_keys_are_those_of_all_kernels() -> None:
     assert sizes == {32}
 
 
+@pytest.mark.parametrize(
+    ("tiles", "kept"),
+    [
+        ("tile.q in {32, 64}, warps = 8", [64]),  # 16 queries to each four warps read beyond shared memory
+        ("tile.q in {32, 64}, warps = 4", [32, 64]),
+    ],
+)
+def test_few_queries_are_not_shared_among_warps(tiles: str, kept: list[int]) -> None:
+    schedule = f"backward {{\n    tile.kv = 64\n    dkdv {{\n {tiles}\n }}\n }}"
+    (module,) = modules_of(spec((*PLAIN, "grad q, k"), schedule))
+    assert [config.tile_q for config in module.backward_kernels["dkdv"].configs] == kept
+
+
 def softplus() -> Callable[[Any], Any]:
     """The device function of a generated module, over arrays."""
     (text,) = render_files(

@@ -310,7 +310,7 @@ _BASE_REGISTERS = 40
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rejection:
     """A config that cannot run on a device: it needs `needs` of what the device has `limit` of. because: the
-    reason in other words.
+    reason in other words; instead: what to write, "" to look for it.
     """
 
     config: TileConfig
@@ -319,6 +319,7 @@ class Rejection:
     limit: int
     unit: str
     because: str = ""
+    instead: str = ""
 
     @property
     def excess(self) -> float:
@@ -385,6 +386,22 @@ def misfit(
             because=f"sums over {summed} elements: too few for Triton where elements of 8 bits stand beside"
             " dropout",
         )
+    groups, queries = _share_queries(config)
+    if (
+        variant.attention.softmax.form == "stick_breaking"
+        and phase_of(kernel) == "dkdv"
+        and queries < _FEWEST
+    ):
+        return Rejection(
+            config=config,
+            what="the queries of four warps",
+            needs=_FEWEST,
+            limit=queries,
+            unit="queries",
+            because=f"gives {queries} queries to each of {groups} groups of four warps: sums over keys need"
+            f" {_FEWEST}, or Triton's leave shared memory",
+            instead=f"write 'tile.q = {_FEWEST * groups}', or fewer warps",
+        )
     needs = estimate(config, variant, device, kernel)
     if needs.shared > device.shared_per_block:
         return Rejection(
@@ -423,6 +440,20 @@ def needed_capability(tensor: Tensor) -> int:
 #: threads. Releases up to 3.7 count some elements twice there and others never (triton-lang/triton, pulls
 #: 10645 and 11691).
 _SHORTEST = 32
+
+
+#: Queries that each group of four warps has in a kernel over keys whose tensor cores sum over a tile's keys,
+#: below which Triton 3.6 reads beyond shared memory: seen of 32 queries, 64 keys and 8 warps, on an H200,
+#: where rows are loaded by pointers.
+_FEWEST = 32
+
+
+def _share_queries(config: TileConfig) -> tuple[int, int]:
+    """Returns how many groups of four warps share the queries of a kernel over keys, of which each has the
+    rows of 64 keys, and how many each has; of a group alone, no fewer than are needed.
+    """
+    groups = max(1, config.warps // 4 // max(1, config.tile_kv // 64))
+    return groups, _FEWEST if groups == 1 else config.tile_q // groups
 
 
 def _count_summed(config: TileConfig, kernel: Which) -> int:

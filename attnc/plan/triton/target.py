@@ -140,6 +140,8 @@ def _with_common_keys(
     common = next((size for size in sizes["dq"] if size in sizes["dkdv"]), None)
     if common is not None:
         return tuple(config for config in found if config.tile_kv == common)
+    if not all(sizes.values()):
+        return found  # a kernel of which `portable` says why none runs
     knobs = [schedule.phases[phase].get("tile.kv") for phase in _BY_PHASE]
     named = next((knob for knob in reversed(knobs) if knob is not None), None)
     if named is None:
@@ -203,7 +205,8 @@ def _nothing_fits(
         str(best),
         where="any GPU",
         notes=[f"{buffers}, {variant.attention.q.dtype}, {variant.name}"],
-        hints=_nearest(best.config, variant, device, kernel)
+        hints=([best.instead] if best.instead else [])
+        or _nearest(best.config, variant, device, kernel)
         or remedy(best.config, _CHANGES, lambda config: misfit(config, variant, device, kernel)),
     )
 
