@@ -73,7 +73,6 @@ class Source:
         return line, offset - self._line_starts[line - 1] + 1
 
     def line_start(self, line: int) -> int:
-        """Returns the offset of the first character of a line."""
         return self._line_starts[line - 1]
 
     def line_text(self, line: int) -> str:
@@ -114,7 +113,6 @@ class Span:
         return self.source.position(max(self.start, self.end - 1))[0]
 
     def to(self, other: Span) -> Span:
-        """Returns the span from the start of this one to the end of a later one."""
         return Span(self.source, self.start, other.end)
 
     def __str__(self) -> str:

@@ -207,7 +207,6 @@ def _read_extra(
     lists: torch.Tensor | None,
     lengths: torch.Tensor | None,
 ) -> Named:
-    """Returns a second cache with its lists, once they have been looked at."""
     if _check_packed(function, "extra_k_cache", q, cache) is not form:
         got = f"got shape {list(cache.shape)}"
         raise ValueError(f"{function}: extra_k_cache: expected rows of {form.bytes} bytes, {got}")

@@ -47,7 +47,6 @@ class Plan:
         self.function, self.call, self.arrange, self.finish = function, call, arrange, finish
 
     def run(self, tensors: Sequence[Any]) -> Any:
-        """Returns the results of a call with these tensors."""
         inputs, out = self.arrange(tensors)
         found = self.function(*inputs) if out is None else self.function(*inputs, out=out)
         return found if self.finish is None else self.finish(found, tensors)

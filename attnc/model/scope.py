@@ -217,7 +217,6 @@ class Context:
         )
 
     def meaning(self, name: str) -> Meaning | None:
-        """Returns the meaning of the name in this scope; None if nothing."""
         if name in self.arguments:
             return self.arguments[name]
         if self.site is None and name in self.scope.refused:

@@ -189,7 +189,6 @@ class Tensor:
     span: Span | None = field(default=None, compare=False, repr=False)
 
     def axis(self, role: Role) -> int | None:
-        """Returns the position of the axis with this role, or None."""
         return self.roles.index(role) if role in self.roles else None
 
     def size(self, role: Role) -> Expr:

@@ -84,7 +84,6 @@ class Edit(NamedTuple):
     pages: Sequence[int] = ()
 
     def page(self, column: int) -> int:
-        """Returns the page that a column of the sequence's row is to name."""
         return self.holding.pages[column] if column < self.keep else self.pages[column - self.keep]
 
 
@@ -231,7 +230,6 @@ class PageAllocator:
         return Change(edits=[Edit(holding, 0, 0) for holding in holdings], ended=sequences)
 
     def commit(self, change: Change) -> None:
-        """Makes a planned change."""
         del self._free[len(self._free) - change.taken :]
         for sequence, holding in change.begun:
             self._rows.pop()
@@ -248,7 +246,6 @@ class PageAllocator:
             self._rows.append(self._holdings.pop(sequence).row)
 
     def statistics(self) -> Statistics:
-        """Returns how full the pages are and how much of them is shared."""
         filled: dict[int, int] = {}
         for holding in self._holdings.values():
             for column, page in enumerate(holding.pages):
@@ -264,7 +261,6 @@ class PageAllocator:
         )
 
     def sharers(self, sequence: int) -> tuple[int, ...]:
-        """Counts, for each page of a sequence, how many sequences hold it."""
         return tuple(self._sharers[page] for page in self.holding(sequence).pages)
 
     def _next_row(self) -> Holding:
@@ -303,7 +299,6 @@ class PageAllocator:
         return holding.pages[at // self._page] * self._page + at % self._page
 
     def _slots(self, edit: Edit) -> Iterator[int]:
-        """Yields where the tokens belong that an edit adds."""
         start, stop, size = edit.holding.length, edit.length, self._page
         for column in range(start // size, -(-stop // size)):
             first = column * size

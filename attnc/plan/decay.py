@@ -198,7 +198,6 @@ def _loads(term: Expr, name: str) -> bool:
 
 
 def _terms(expr: Expr, sign: int = 1) -> Iterator[tuple[int, Expr]]:
-    """Yields the terms of a sum, with their signs."""
     match expr:
         case Binary(op="+" | "-" as op, left=left, right=right):
             yield from _terms(left, sign)

@@ -46,7 +46,6 @@ class Tiles:
         return {field: value for field, value in values.items() if value is not None}
 
     def by_key(self) -> dict[str, int]:
-        """Returns those that are not None, by the keys of a schedule."""
         return {key_of(field): value for field, value in self.list_given().items()}
 
     def without(self, keys: Iterable[str]) -> Self:

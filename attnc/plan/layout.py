@@ -95,7 +95,6 @@ class Traffic:
     shared_written: int
 
     def times(self, heads: int) -> Traffic:
-        """Multiplies the bytes of one head by so many heads."""
         return Traffic(
             global_read=heads * self.global_read,
             global_written=heads * self.global_written,

@@ -53,7 +53,6 @@ class KernelView:
         ]
 
     def rows(self, name: str) -> Rows:
-        """Returns where the rows of q, k, v or o lie."""
         return self._kernel.rows.get(name, Rows(tensor=name))
 
 
@@ -116,7 +115,6 @@ class OutputView(KernelView):
         self.kv_name = kv_name or ("h" if kernel.kv_head == Index("h") else "h_kv")
 
     def row_zero(self, name: str) -> RowZero:
-        """Returns where row 0 of q, k, v, o or lse lies, of the sequence and head at hand."""
         rows, is_key = self.rows("o" if name in ("lse", "attention") else name), name in ("k", "v")
         held = rows.tensor if is_key else name
         module = self._module
@@ -186,6 +184,5 @@ class Tensors:
         return [stride for stride in names if stride]
 
     def extra_strides(self, name: str, tensor: str) -> list[str]:
-        """Returns strides of `name`, which has the shape of the input `tensor`."""
         rank = len(self.by_name[tensor].shape)
         return [f"stride_{name}_{axis}" for axis in range(rank)]

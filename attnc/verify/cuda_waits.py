@@ -98,7 +98,6 @@ def _statements(body: Sequence[str]) -> Iterator[str]:
 
 
 def _strings(tokens: Sequence[str], at: int) -> Iterator[str]:
-    """Yields the strings that follow each other from a place on."""
     while tokens[at].startswith('"'):
         yield tokens[at][1:-1]
         at += 1

@@ -57,7 +57,6 @@ class EpilogueErrors:
         return replace(made, do=value, do_error=np.where(do == 0, 0.0, error), slope=np.abs(slope.value))
 
     def add_to(self, errors: Mapping[str, Floats]) -> None:
-        """Adds the errors of the gradients of what the epilogue loads."""
         attention = self.head.attention
         if attention.epilogue is None:
             return

@@ -372,7 +372,6 @@ class HeadErrors:
         )
 
     def add_to(self, sums: GradientErrors) -> None:
-        """Adds what these rows contribute to the error of every gradient."""
         head, bound, attention = self.head, self.bound, self.head.attention
         forward, group = bound.forward, max(self.head.dims["H"] // max(self.head.dims["Hkv"], 1), 1)
         m, n = head.shape

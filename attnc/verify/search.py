@@ -120,7 +120,6 @@ class Trial(ABC):
         return self.check(kept.case, fills)
 
     def has_rules_for(self, case: Case) -> bool:
-        """Returns whether there are rules besides the bound that the case may be held to."""
         return False
 
     def kernels(self, *, backward: bool) -> str:
@@ -128,7 +127,6 @@ class Trial(ABC):
         return "its kernel"
 
     def hold_to_rules(self, case: Case, verdict: Verdict) -> Verdict:
-        """Returns the verdict on a case that is right, joined with that of the rules."""
         return verdict
 
 

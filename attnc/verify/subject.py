@@ -132,7 +132,6 @@ class Subject:
         }
 
     def name_call(self, config: int, tensors: Iterable[torch.Tensor]) -> str:
-        """Names a call for a reader: the attention, target and config, and the shapes of its tensors."""
         shapes = ", ".join(str(list(tensor.shape)) for tensor in tensors)
         return f"{self.variant.attention.name} for {self.target}, config {config}, of {shapes}"
 

@@ -190,7 +190,6 @@ class BatchPrefillWithRaggedKVCacheWrapper(Wrapper):
         )
 
     def _check(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
-        """Holds the tensors of a call to the plan."""
         plan = self._plan_of_run()
         checked, planned, (heads, shared) = GivenTensors("run", "as planned"), plan.wanted, plan.heads
         rows, keys = ("T", "S") if plan.rows is None else (plan.rows, self._keys)

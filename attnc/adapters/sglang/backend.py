@@ -85,7 +85,6 @@ class AttncAttnBackend(AttentionBackend):  # type: ignore[misc]  # SGLang need n
         )
 
     def init_cuda_graph_state(self, max_bs: int, max_num_tokens: int) -> None:
-        """Makes the tensors that captured graphs read."""
         pages = -(-self.req_to_token.shape[1] // self.page)
         self._captured = AttncMetadata(
             tokens=1,

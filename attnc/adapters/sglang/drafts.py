@@ -39,7 +39,6 @@ class AttncMultiStepDraftBackend:
         self._hand_out(self._made(rows), forward_batch)
 
     def init_cuda_graph_state(self, max_bs: int, max_num_tokens: int) -> None:
-        """Makes the tensors that captured graphs read."""
         self._captured = self._made(max_bs * self.topk)
 
     def init_forward_metadata_out_graph(self, forward_batch: Any, in_capture: bool = False) -> None:

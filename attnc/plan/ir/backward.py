@@ -106,7 +106,6 @@ class Chain:
         return self.slope is not None and has_pole(self.inline(self.slope))
 
     def inline(self, value: Expr) -> Expr:
-        """Returns the value with shared subexpressions written out in place of their names."""
         values: dict[Expr, Expr] = {
             node: let.value
             for let in self.shared
@@ -306,7 +305,6 @@ class BackwardKernel(TileKernel):
         return score is not None and outgrows(self.chain.inline(score))
 
     def uses(self, index: str) -> bool:
-        """Returns whether anything that the kernel evaluates reads the index."""
         return any(Index(index) in walk(expr) for expr in self.expressions)
 
     @property

@@ -132,7 +132,6 @@ class CudaLayout:
         return 32 * config.warps
 
     def shared_memory(self, config: TileConfig) -> dict[str, int]:
-        """Returns bytes of shared memory by buffer, in the kernel's order."""
         tile_q, tile_kv, stages = config.tile_q, config.tile_kv, config.stages
         warps = config.warps
         size = self.element.bytes
@@ -163,7 +162,6 @@ class CudaLayout:
         return buffers
 
     def registers(self, config: TileConfig) -> dict[str, int]:
-        """Returns 32-bit registers of a thread by value, those that live through a step."""
         tile_q, tile_kv, warps = config.tile_q, config.tile_kv, config.warps
         threads = 32 * warps
         columns = self.v.width
@@ -216,7 +214,6 @@ class CudaBackwardLayout:
         return config.warps * SHARED_KEYS // config.tile_kv
 
     def shared_memory(self, config: TileConfig, kernel: KernelName) -> dict[str, int]:
-        """Returns bytes of shared memory of one kernel by buffer, in its order."""
         tile_q, tile_kv, stages = config.tile_q, config.tile_kv, config.stages
         warps, size = config.warps, self.layout.element.bytes
         d, dv = self.layout.qk.width * size, self.layout.v.width * size
@@ -249,7 +246,6 @@ class CudaBackwardLayout:
         return 0
 
     def registers(self, config: TileConfig, kernel: KernelName) -> dict[str, int]:
-        """Returns 32-bit registers of a thread by value, those that live through a step."""
         tile_q, tile_kv = config.tile_q, config.tile_kv
         threads = 32 * config.warps
         d, dv = (self.slice_of(x.width, kernel) for x in (self.layout.qk, self.layout.v))

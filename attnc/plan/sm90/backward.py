@@ -120,7 +120,6 @@ class Sm90Backward(CudaBackwardLayout):
     listed: tuple[int, int] = (0, 0)
 
     def consumers(self, kernel: KernelName) -> int:
-        """Warpgroups that multiply."""
         return 1 if self.listed[0 if over_rows(kernel) else 1] % ROWS else CONSUMERS
 
     def blocks(self, kernel: KernelName) -> int:

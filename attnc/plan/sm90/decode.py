@@ -217,7 +217,6 @@ class Sm90DecodeLayout(CudaLayout):
         return found | ({"8 bits": ahead * self.narrow.barriers} if self.narrow else {})
 
     def shared_memory(self, config: TileConfig) -> dict[str, int]:
-        """Bytes of shared memory by buffer, in the kernel's order."""
         return self._buffers(config, self.ahead(config) if self.narrow else 0)
 
     def _buffers(self, config: TileConfig, ahead: int) -> dict[str, int]:

@@ -270,7 +270,6 @@ class Sm90Layout(CudaLayout):
         return self.shape(config).threads
 
     def shared_memory(self, config: TileConfig) -> dict[str, int]:
-        """Bytes of shared memory by buffer, in the kernel's order."""
         shape = self.shape(config)
         return self._buffers(config, shape.q_tiles, shape.o_tiles, self.ahead(config))
 

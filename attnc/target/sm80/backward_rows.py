@@ -71,7 +71,6 @@ class BackwardRows(BackwardPlaces):
         return offset(self.zero(name))
 
     def stride(self, name: str) -> str:
-        """Returns the stride of a gradient from one row to the next."""
         tensor = self._tensors.by_name[name]
         axis = tensor.axis(Role.QUERY if name in BY_QUERY else Role.KEY)
         assert axis is not None

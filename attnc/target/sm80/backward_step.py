@@ -59,7 +59,6 @@ class Factors:
         return self._sums.factor(slope)
 
     def of(self, name: str) -> str:
-        """Returns what the sum of a gradient is multiplied by at the end."""
         scale = 1.0 if name == "dv" else self._chain.scale
         if scale == 1.0 and self.times_factor:
             return self.times_factor.removeprefix(" * ")

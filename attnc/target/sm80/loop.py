@@ -38,12 +38,10 @@ class TileLoop:
         return scalar(self.kernel.regions.loops[-1].stop)
 
     def descend(self) -> TileLoop:
-        """Returns the loop from the last tile to the first."""
         return replace(self, step="-BLOCK_N", descends=True)
 
     @property
     def first(self) -> str:
-        """The first tile that is visited."""
         start, step = self.lo, self.step
         if self.descends:
             start, step = f"({self.end} - 1) / BLOCK_N * BLOCK_N", "-BLOCK_N"
@@ -52,7 +50,6 @@ class TileLoop:
 
     @property
     def more(self) -> str:
-        """Whether a tile is to be visited."""
         return f"kv_lo >= {self.lo}" if self.descends else f"kv_lo < {self.end}"
 
     @property
@@ -62,7 +59,6 @@ class TileLoop:
 
     @property
     def visits(self) -> str:
-        """The same of `end`."""
         return "kv_lo >= end" if self.descends else "kv_lo < end"
 
     @property

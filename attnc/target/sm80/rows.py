@@ -32,7 +32,6 @@ class GlobalRows:
 
     @property
     def page_entry(self) -> str:
-        """What the table says of key `kv_idx`."""
         if self.by_entry:
             return "list_row[kv_idx]"
         rows = self.view.rows("k")

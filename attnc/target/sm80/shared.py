@@ -148,6 +148,5 @@ class Copiers:
         return " + warp * WARP_N" if self.by_warp else ""
 
     def buffer(self, tiles: str, columns: str) -> str:
-        """Returns where they copy to."""
         row = "(stage * BLOCK_N + warp * WARP_N)" if self.by_warp else "stage * BLOCK_N"
         return f"{tiles} + {row} * {columns}"

@@ -60,6 +60,5 @@ class Step:
 
     @property
     def split_keep(self) -> bool:
-        """Whether the condition of the mask gets a line of its own."""
         keep = self._kernel.step.keep
         return keep is not None and len(at_row(keep)) > 40

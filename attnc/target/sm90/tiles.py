@@ -51,7 +51,6 @@ class WgmmaTiles:
         self.functions = [f"WGMMA_{name}({width})" for name, found in widths.items() for width in found]
 
     def stored_columns(self, gradient: str) -> str:
-        """Returns the columns of rows of a gradient in memory."""
         return self.dv_stored if gradient == "dv" else self.d_stored
 
 

@@ -502,7 +502,6 @@ class BackwardText(ProgramText):
 
     @property
     def dlse_row(self) -> str:
-        """Where the gradients of lse of a tile of queries lie."""
         tensor = self.tensors.by_name["dlse"]
         axis = tensor.axis(Role.QUERY)
         at = "" if axis is None else f" + q_idx.to(tl.int64) * {stride_name(tensor, axis)}"

@@ -137,7 +137,6 @@ class ProgramText:
         ]
 
     def find_tile(self, loop: Loop) -> str:
-        """Returns the statement that finds the tile at hand of a listed block, or its keys."""
         assert loop.listed is not None
         block, tile = loop.listed.block, self._inner_tile
         if loop.listed.gathers:

@@ -178,7 +178,6 @@ class ListsText:
         return {"sorting": programs} if self.sorts else {}
 
     def sorting_memory(self) -> Iterator[CallText]:
-        """Yields what programs that sort mark blocks in."""
         if self.sorts:
             yield declare_allocation("_marks", "i32[sorting * max(list_blocks, 1)]", zero=True)
 
