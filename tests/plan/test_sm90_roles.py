@@ -29,10 +29,9 @@ def test_shared_memory_has_room_for_what_roles_exchange(spec: str) -> None:
         if module.target != "cuda.sm_90a" or not isinstance(kernel, Forward):
             continue
         layout, softmax = layout_of(kernel), roles_of(kernel).softmax
-        columns = () if softmax.score is None else softmax.score.columns
         assert len(softmax.vectors) <= layout.vectors
-        assert len(columns) == layout.columns
-        assert sum(column.of_key is not None for column in columns) == layout.key_columns
+        assert len(softmax.columns) == layout.columns
+        assert sum(column.of_key is not None for column in softmax.columns) == layout.key_columns
         assert (softmax.pair is not None) == (layout.pair_stages > 0)
         assert (softmax.cap is not None) <= layout.capped
 

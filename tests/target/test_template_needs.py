@@ -56,7 +56,7 @@ def asked(path: str, of: str = "text") -> set[str]:
 
 
 def asked_of_parts(path: str) -> set[tuple[str, str]]:
-    """Attributes of the parts of `text`: `score` and `vectors` of `text.score.vectors`."""
+    """Attributes of the parts of `text`: `score` and `words` of `text.score.words`."""
     return {
         (x.node.attr, x.attr)
         for x in tree(path).find_all(nodes.Getattr)

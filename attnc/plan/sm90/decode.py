@@ -57,7 +57,6 @@ from attnc.plan.sm90.layout import (
     widest_product,
 )
 from attnc.plan.sm90.narrow import (
-    CONVERTING_WARPS,
     PIECE_OF_BYTES,
     Narrow,
     narrow_misfit,
@@ -194,7 +193,7 @@ class Sm90DecodeLayout(CudaLayout):
         return self.consumers + (not self.v_in_k)
 
     def box(self, tile_kv: int) -> int:
-        keys = tile_kv // CONVERTING_WARPS if self.narrow else tile_kv
+        keys = tile_kv // self.narrow.warps
         return gcd(self.page, keys) if self.page else keys
 
     def threads(self, config: TileConfig) -> int:

@@ -97,6 +97,16 @@ class Narrow:
         return bool(self.parts)
 
     @property
+    def warps(self) -> int:
+        """Warps that have rows of a tile for their own."""
+        return CONVERTING_WARPS if self.parts else 1
+
+    @property
+    def converts(self) -> bool:
+        """Whether some have 8 bits."""
+        return any(part.is_converted for part in self.parts)
+
+    @property
     def tensors(self) -> tuple[str, ...]:
         return tuple(part.name for part in self.parts)
 

@@ -42,7 +42,7 @@ from attnc.plan.sm90.hoisting import (
     shared_score,
 )
 from attnc.plan.sm90.layout import WGMMA_ROWS, Sm90Layout, WayOut
-from attnc.plan.sm90.scores import is_pair
+from attnc.plan.sm90.scores import Column, is_pair
 from attnc.plan.sm90.softcap import Cap, cap_of
 from attnc.plan.steps import fetches_for, is_short_integer, names_in, names_of, needed_for
 
@@ -113,9 +113,17 @@ class ScoreRoles:
     of_keys: tuple[Statement, ...]
 
     @property
+    def columns(self) -> tuple[Column, ...]:
+        return () if self.score is None else self.score.columns
+
+    @property
     def loads_keys(self) -> bool:
-        columns = () if self.score is None else self.score.columns
-        return bool(self.vectors) or any(column.of_key is not None for column in columns)
+        return bool(self.vectors) or any(column.of_key is not None for column in self.columns)
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether something comes through shared memory, whose places are given back once it is read."""
+        return bool(self.vectors or self.pair)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -321,7 +329,7 @@ class _RolePlanner:
 
     def _verify_room(self, softmax: ScoreRoles) -> None:
         """Raises ValueError where the layout, which counts on the spec, has too little for the kernel."""
-        layout, columns = self.layout, () if softmax.score is None else softmax.score.columns
+        layout, columns = self.layout, softmax.columns
         found = (len(columns), sum(column.of_key is not None for column in columns))
         if len(softmax.vectors) > layout.vectors or found != (layout.columns, layout.key_columns):
             room = f"{layout.vectors} values of keys and {layout.columns} columns"

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from attnc.expr.nodes import Const
-from attnc.plan.access import Sequences
 from attnc.plan.ir import Module
 from attnc.plan.ir.backward import walk_over_rows
 from attnc.plan.sm90.backward import JOIN_WARPS, TURNS, Sm90Backward
@@ -62,10 +61,6 @@ class Sm90JoinText(CudaFileText):
         self.factor = f" * {scalar(Const(module.backward.kernels[0].chain.scale))}"
 
 
-def _find_sequence(packed: Sequences) -> Iterator[str]:
-    return CudaWalk(walk=walk_over_rows(packed), of_call="args.").find_sequence(packed, "BLOCK_M")
-
-
 class Sm90FinishText(FinishText):
     """Text of the kernel that rounds dq: what `templates/sm90/backward_finish.cu.jinja` prints.
     find_sequence: statements that find the sequence of a packed tile, as `BackwardPlaces` numbers tiles.
@@ -77,7 +72,8 @@ class Sm90FinishText(FinishText):
     def __init__(self, module: Module, arguments: ArgumentText) -> None:
         super().__init__(module, arguments)
         self.width, packed = f"D = {self.layout.d}", sequences(module.variant.attention)
-        self.find_sequence = [] if packed is None else list(_find_sequence(packed))
+        walk = CudaWalk(walk=walk_over_rows(packed), of_call="args.")
+        self.find_sequence = [] if packed is None else list(walk.find_sequence(packed, "BLOCK_M"))
 
     @property
     def constants(self) -> Iterator[str]:

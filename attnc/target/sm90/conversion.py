@@ -104,7 +104,6 @@ class ConversionText:
             for rows in group_rows(planned)
         ]
         self.parts = [part for _, parts in self.groups for part in parts]
-        self.scales = any(part.scale for part in self.parts)
         self.length = "" if planned.length is None else scalar(planned.length)
         self.length_sizes = [] if planned.length is None else list_sizes(planned.length, planned.fetches)
         self.length_values = [statement(fetch, dtypes, (), scalar) for fetch in planned.fetches]

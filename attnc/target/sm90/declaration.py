@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from attnc.plan.ir import Arg, Decode, Forward, Module
+from attnc.plan.ir import Decode, Forward, Module
 from attnc.plan.ir.backward import BackwardKernel
 from attnc.plan.sm90.backward import (
     FINISH_WARPS,
@@ -61,17 +61,17 @@ def hopper_declaration(
         fields |= of_splits
         names += parts
         strides, boxes = list(passed.strides), dict.fromkeys(passed.maps, text.wgmma.box_rows)
-        more, waits = fixed_split_size(passed.sizes), False
+        more = fixed_split_size(passed.sizes)
     else:
         configs = [hopper(config) for config in kernel.configs]
         if costs := costs_of(module.variant.attention, text.layout, configs):
             fields["costs"] = Items(list(map(in_words, costs)))
         sizes = {"q": "BLOCK_M", "o": str(STORED_ROWS)}
-        sizes |= {text.score.pair.load.tensor: "BLOCK_M"} if text.score.pair else {}
+        sizes |= {pair.load.tensor: "BLOCK_M"} if (pair := text.roles.softmax.pair) else {}
         rows = "BLOCK_N // CLUSTER" if text.layout.clusters else text.wgmma.box_rows
         boxes = {name: sizes.get(name, rows) for name in passed.maps}
         kernels, strides = [cuda_kernel(kernel.name, _blocks(text))], list(passed.strides)
-        more, waits = {"CLUSTER": "config.CLUSTER"} if text.layout.clusters else {}, False
+        more = {"CLUSTER": "config.CLUSTER"} if text.layout.clusters else {}
         if (converts := text.conversion) is not None:
             fields["made"] = Items([part.declared for part in converts.parts])
             kernels = [converts.launch, *kernels]
@@ -79,13 +79,12 @@ def hopper_declaration(
             strides += (part.declared_strides for part in converts.parts)
             seen = {part.name: part.made for part in converts.parts}
             boxes = {seen.get(name, name): rows for name, rows in boxes.items()}
-            waits = True
     if (lists := text.lists) is not None:
         scratch = fields.get("scratch", Table({}))
         assert isinstance(scratch, Table)
         fields["scratch"] = Table({**scratch.items, lists.result: quote_word(lists.memory)})
         kernels, names = [lists.launch, *kernels], [*names, lists.result]
-    decodes = isinstance(kernel, Decode)
+    decodes, waits = isinstance(kernel, Decode), module.conversion is not None
     launch = cuda_kernels(kernels, names, strides, passed.sizes, more, boxes, decodes=decodes, waits=waits)
     fields["launches"] = Items([launch])
     if back is not None:
@@ -160,7 +159,9 @@ class HopperBackward(CudaBackward):
         large = f"({few} + {parts - few} * (G > {LARGE_GROUP - 1}))" if heads == "G" and few < parts else few
         enough, wanted = (f"{count} * multiprocessors()" for count in (large, parts))
         counted = f"WALKS, {heads}, {queries}, {enough}, {wanted}, {self._plan.few_walks}"
-        rows = [show_size(bind) for bind in self._keys.axes[:-1]]
+        name = self.module.variant.attention.k.name
+        keys = next(arg for arg in self.module.args if arg.tensor.name == name)
+        rows = [show_size(bind) for bind in keys.axes[:-1]]
         return {
             **sizes,
             "WALKS": walks,
@@ -172,11 +173,6 @@ class HopperBackward(CudaBackward):
     @property
     def _over_keys(self) -> list[BackwardKernel]:
         return [planned for planned in self._backward.kernels if not planned.over_q]
-
-    @property
-    def _keys(self) -> Arg:
-        name = self.module.variant.attention.k.name
-        return next(arg for arg in self.module.args if arg.tensor.name == name)
 
     def list_allocations(self) -> Iterator[CallText]:
         yield from super().list_allocations()

@@ -10,7 +10,6 @@ from itertools import islice, takewhile
 from attnc.plan.ir import Decode, Let, Module
 from attnc.plan.sm90.decode import Sm90DecodeLayout, knows_first_tile, shows_unseen_values
 from attnc.plan.sm90.layout import list_key_tiles
-from attnc.plan.sm90.narrow import CONVERTING_WARPS
 from attnc.target.sm80.kernel import CudaDecodeText
 from attnc.target.sm80.lists import CudaListsText
 from attnc.target.sm80.output_arguments import OutputArguments
@@ -57,7 +56,7 @@ class Sm90DecodeText(CudaDecodeText):
             sum_columns=sums,
             parts=parts[0],
             page=layout.page,
-            warps=CONVERTING_WARPS if layout.narrow else 1,
+            warps=layout.narrow.warps,
             SS_ROWS=sums if layout.shares_columns else (),
             RS_COLUMNS=key_tiles if layout.keeps_rest else (),
         )

@@ -8,7 +8,6 @@ from functools import cached_property
 from attnc.plan.ir import Forward, Module
 from attnc.plan.sm90 import roles_of
 from attnc.plan.sm90.layout import Sm90Layout, list_key_tiles
-from attnc.plan.sm90.narrow import CONVERTING_WARPS
 from attnc.target.sm80.kernel import CudaText
 from attnc.target.sm80.lists import CudaListsText
 from attnc.target.sm80.output_arguments import OutputArguments
@@ -43,7 +42,7 @@ class Sm90Text(CudaText):
         self.score = Scores(kernel, layout, self.step, self.dtypes, self.module.variant)
         self.step = Sm90Step(kernel, self.dtypes, self.score)
         row = "64 * consumer + 16 * warp + 8 * r + g"
-        computed = tuple(item for item in self.thread.computed if item != self.score.pair)
+        computed = tuple(item for item in self.thread.computed if item != self.roles.softmax.pair)
         self.thread = replace(self.thread, row=row, computed=computed)
         lanes = "(32 / (BLOCK_M / 64))" if self.roles.own_ranges else "32"
         self.search_lanes = lanes if self.roles.searches_together else ""
@@ -55,8 +54,8 @@ class Sm90Text(CudaText):
             sum_columns=(columns for _, columns in parts),
             parts=parts,
             page=self.rows.page,
-            warps=CONVERTING_WARPS if layout.narrow else 1,
-            RS_BF16=key_tiles if self.score.columns else (),
+            warps=layout.narrow.warps,
+            RS_BF16=key_tiles if self.roles.softmax.columns else (),
         )
         self.finish = Sm90Finish(self.module, kernel, self.dtypes, kept_columns=self.wgmma.dv_stored)
         self.lists = None if module.lists is None else CudaListsText(module, module.lists, self.dtypes)

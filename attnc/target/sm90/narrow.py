@@ -41,10 +41,6 @@ class NarrowTile(NarrowPart):
     is_power: bool = False
 
     @property
-    def letter(self) -> str:
-        return self.name.upper()
-
-    @property
     def stored(self) -> str:
         return str(self.dtype) if self.is_converted else "element"
 
@@ -60,14 +56,13 @@ class NarrowTile(NarrowPart):
 
 
 class NarrowTiles:
-    """Those of a kernel. parts: the tensors; converts: whether some have 8 bits; scaled: those whose columns
-    have scales; wide: the one of k and v that comes in 16 bits beside the other, or "".
+    """Those of a kernel. parts: the tensors; scaled: those whose columns have scales; wide: the one of k and
+    v that comes in 16 bits beside the other, or "".
     """
 
     def __init__(self, text: CudaText, planned: Narrow) -> None:
         self.parts = [_with_scale(part, text) for part in planned.parts]
         self.scaled = [part for part in self.parts if part.scale]
-        self.converts = any(part.is_converted for part in self.parts)
         others = {"k", "v"}.difference(planned.tensors)
         self.wide = "" if text.layout.v_in_k else "".join(others)
 

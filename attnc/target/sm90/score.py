@@ -20,31 +20,24 @@ from attnc.target.sm80.step import Step
 class Scores:
     """What the roles of a kernel read of keys, rows and pairs for scores and masks, and where it lies.
 
-    parts: the score without its common parts, None: the product alone; exponent: what p is 2 to the power of,
-    None: a multiplication; near: the same by the polynomial; cap: the capped product that it is of; ends: of
-    the interval of keys that a row sees, None for another mask; vectors: what comes through shared memory, 4
-    bytes a key; pair: what comes there for each query and key; fetches: loads of an element; of_row: the part
-    of the score that all keys of a row share; vector_values: what is computed of each key; key_columns: where
-    the three bf16 of a number of each key lie among those of its columns, and its value; number_columns: the
-    same of the factors of rows that the number of a key is multiplied by.
+    planned: what is not computed element by element; fetches: loads of an element; of_row: the part of the
+    score that all keys of a row share; vector_values: what is computed of each key; key_columns: where the
+    three bf16 of a number of each key lie among those of its columns, and its value; number_columns: the same
+    of the factors of rows that the number of a key is multiplied by.
     """
 
     def __init__(
         self, kernel: Forward, layout: Sm90Layout, step: Step, dtypes: dict[str, DType], variant: Variant
     ) -> None:
-        planned = roles_of(kernel).softmax
-        self.parts, self.exponent, self.near = planned.score, planned.exponent, planned.near
-        self.cap, self.ends = planned.cap, planned.ends
-        self.vectors, self.loaded, self.pair = planned.vectors, planned.loaded, planned.pair
-        self.loads_keys, self.is_loaded = planned.loads_keys, bool(self.vectors or self.pair)
+        self.planned = planned = roles_of(kernel).softmax
         self.pair_by_fragments = layout.pair == 2
         self._dtypes, self._variant = dtypes, variant
-        self.columns = () if self.parts is None else self.parts.columns
-        placed = [(range(3 * i, 3 * i + 3), column) for i, column in enumerate(self.columns)]
+        placed = [(range(3 * i, 3 * i + 3), column) for i, column in enumerate(planned.columns)]
         self.key_columns = [(*at, at_row(x.of_key)) for at, x in placed if x.of_key is not None]
         self.number_columns = [(*at, at_row(x.factor)) for at, x in placed if x.of_key is None]
-        self.of_row = "" if self.parts is None or self.parts.of_row is None else at_row(self.parts.of_row)
-        value = None if self.parts is None else self.parts.value
+        parts = planned.score
+        self.of_row = "" if parts is None or parts.of_row is None else at_row(parts.of_row)
+        value = None if parts is None else parts.value
         self.fetches = step.fetches_along_keys(kernel.step.fetches, value)
         self._of_mask, self._of_values = step.mask_fetches, step.value_fetches
         self.vector_values = [statement(item, dtypes, kernel.dims) for item in planned.of_keys]
@@ -65,17 +58,17 @@ class Scores:
     @property
     def words(self) -> Iterator[tuple[int, str]]:
         """The values of a key that go through shared memory, 4 bytes each, with their numbers."""
-        named = (f"{'(int)' * (self._vector_type(x) == 'bool')}{x.name}" for x in self.vectors)
+        named = (f"{'(int)' * (self._vector_type(x) == 'bool')}{x.name}" for x in self.planned.vectors)
         return enumerate((*named, *(value for *_, value in self.key_columns)))
 
     def score_vectors(self, *, with_mask: bool) -> Iterator[tuple[str, int]]:
         """Returns the names and numbers of what the score reads; with_mask: and the mask."""
         read = (*self.fetches, *(self._of_mask if with_mask else ()))
-        return ((x.name, i) for i, x in enumerate(self.vectors) if isinstance(x, Let) or x in read)
+        return ((x.name, i) for i, x in enumerate(self.planned.vectors) if isinstance(x, Let) or x in read)
 
     @property
     def value_vectors(self) -> Iterator[tuple[str, int]]:
-        return ((x.name, i) for i, x in enumerate(self.vectors) if x in self._of_values)
+        return ((x.name, i) for i, x in enumerate(self.planned.vectors) if x in self._of_values)
 
     def vector_statement(self, vector: Fetch | Let) -> str:
         """In a step, what was loaded of a key is there already: two neighbours at once."""
@@ -85,17 +78,13 @@ class Scores:
 
     # -- what is loaded of each query and key ----------------------------------------------------------------
 
-    @property
-    def pair_place(self) -> str:
-        assert self.pair is not None
-        others = [scalar(index) for index in reversed(self.pair.load.indices[:-2])]
+    def pair_place(self, pair: Fetch) -> str:
+        others = [scalar(index) for index in reversed(pair.load.indices[:-2])]
         return ", ".join(["q_lo", *others, *["0"] * (2 - len(others))])
 
-    @property
-    def pair_value(self) -> str:
-        assert self.pair is not None
+    def pair_value(self, pair: Fetch) -> str:
         if self.pair_by_fragments:
-            stored = stored_type(self._dtypes[self.pair.load.tensor], self._variant)
+            stored = stored_type(self._dtypes[pair.load.tensor], self._variant)
             return f"half_of<{stored}>(values[j % 2 * 2 + r], c)"
         chunk = "(2 * j % 8 + t / 2 ^ g) * 16 + t % 2 * 8"
         return f"of_pair<float>(load_shared<u64>(pair_at + (j / 4 * BLOCK_M + 8 * r) * 128 + {chunk}), c)"
@@ -109,8 +98,8 @@ class Sm90Step(Step):
         self._scores = scores
 
     def statement(self, item: Statement) -> str:
-        if isinstance(item, Fetch) and item in self._scores.loaded:
+        if isinstance(item, Fetch) and item in self._scores.planned.loaded:
             return self._scores.vector_statement(item)
-        if isinstance(item, Fetch) and item == self._scores.pair:
-            return local("const float", {item.name: self._scores.pair_value})
+        if isinstance(item, Fetch) and item == self._scores.planned.pair:
+            return local("const float", {item.name: self._scores.pair_value(item)})
         return super().statement(item)
