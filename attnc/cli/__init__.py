@@ -15,7 +15,7 @@ from collections.abc import Sequence
 #: Commands that run kernels, in the simulator too, which may end a process.
 _WITNESSED = ("demo", "fuzz", "verify")
 #: Signals by which somebody ends a process who knows why.
-_ASKED = ("SIGHUP", "SIGINT", "SIGPIPE", "SIGTERM")
+_ASKED = ("SIGHUP", "SIGINT", "SIGPIPE", "SIGQUIT", "SIGTERM")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

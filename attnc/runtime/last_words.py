@@ -12,13 +12,15 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import NamedTuple
 
 #: Bytes of a note, at most.
 _ROOM = 1 << 16
 _SEPARATOR = "\0"
+#: Signals by which somebody ends a command. They come to the parent, and from a terminal to both.
+_HANDED_ON = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
 
 
 class LastWords(NamedTuple):
@@ -58,17 +60,22 @@ def run_witnessed(work: Callable[[], int]) -> int | LastWords:
     """
     global _notes
     notes = mmap.mmap(-1, _ROOM)
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, _HANDED_ON)
     child = os.fork()
     if child == 0:
         _notes = notes
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            signal.signal(signal.SIGINT, _interrupt_once)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         sys.exit(work())
 
     def hand_on(number: int, frame: FrameType | None) -> None:
-        os.kill(child, number)
+        with suppress(ProcessLookupError):
+            os.kill(child, number)
 
-    # what a terminal sends comes to both
-    before = [(number, signal.signal(number, signal.SIG_IGN)) for number in (signal.SIGINT, signal.SIGQUIT)]
-    before.append((signal.SIGTERM, signal.signal(signal.SIGTERM, hand_on)))
+    heeded = [number for number in _HANDED_ON if signal.getsignal(number) is not signal.SIG_IGN]
+    before = [(number, signal.signal(number, hand_on)) for number in heeded]
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     try:
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     finally:
@@ -78,6 +85,12 @@ def run_witnessed(work: Callable[[], int]) -> int | LastWords:
         return code
     doing, _, repro = _read(notes).partition(_SEPARATOR)
     return LastWords(signal=signal.Signals(-code).name, doing=doing, repro=repro)
+
+
+def _interrupt_once(number: int, frame: FrameType | None) -> None:
+    """Raises KeyboardInterrupt, and ignores the same signal when the parent hands it on."""
+    signal.signal(number, signal.SIG_IGN)
+    raise KeyboardInterrupt
 
 
 def _write(text: str) -> None:

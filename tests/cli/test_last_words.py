@@ -53,9 +53,10 @@ def test_what_a_signal_ended_is_said_with_its_case(name: str) -> None:
     assert "--case" in run.stderr
 
 
-def test_a_signal_that_was_sent_on_purpose_is_handed_on() -> None:
-    run = ended("SIGTERM")
-    assert run.returncode == 128 + signal.SIGTERM
+@pytest.mark.parametrize("name", ["SIGHUP", "SIGTERM"])
+def test_a_signal_that_was_sent_on_purpose_is_handed_on(name: str) -> None:
+    run = ended(name)
+    assert run.returncode == 128 + signal.Signals[name]
     assert "error: " not in run.stderr
 
 

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -331,7 +332,8 @@ def heed_interrupts() -> None:
 
 
 @pytest.mark.slow
-def test_ctrl_c_is_a_word_and_130(folder: Path) -> None:
+@pytest.mark.parametrize("send", [os.kill, os.killpg])  # somebody's kill; a terminal, to all of a group
+def test_an_interrupt_is_a_word_and_130(folder: Path, send: Callable[[int, int], None]) -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     with subprocess.Popen(
         [sys.executable, "-c", ENDLESS],
@@ -344,7 +346,7 @@ def test_ctrl_c_is_a_word_and_130(folder: Path) -> None:
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "at work\n"
-        process.send_signal(signal.SIGINT)
+        send(process.pid, signal.SIGINT)
         _, err = process.communicate()
     assert (process.returncode, err) == (130, "error: interrupted\n")
 
