@@ -117,7 +117,7 @@ WITHOUT_STRIDES = (
     ("varlen", "varlen/d128.py", "next.to(tl.int64) * stride"),
     ("bias", "bias/d64.py", "q_idx.to(tl.int64)[:, None] * N"),  # dpair
     ("bias", "bias/d64.py", "(b * H + h).to(tl.int64) * N"),  # dkey_bias
-    ("block_sparse", "block_sparse/d128.py", "(tl.program_id(0) // words).to(tl.int64)"),  # lists of a group
+    ("block_sparse", "block_sparse/d128.py", "(tl.program_id(0) // tiles).to(tl.int64)"),  # lists of a group
     ("block_sparse", "block_sparse/d128.py", "line.to(tl.int64) * (S + 1)"),
     ("selected_blocks", "selected_blocks/d128.py", "line.to(tl.int64) * (S + 1)"),
 )
