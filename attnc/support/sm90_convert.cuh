@@ -87,10 +87,10 @@ struct AllPanels {
     __device__ __forceinline__ int operator()(int i) const { return i; }
 };
 
-// Converts ROWS rows of a tile, by one warp: PANELS panels of 64 columns, those of the numbers `panel_of(i)`, which
-// begin at columns `column_of(panel)` of the rows in memory. from: rows of 8 bits, in panels of 128 columns; to: rows of
-// elements, in panels of 64; both are swizzled by TMA's 128 bytes, and panels lie `pitch` bytes apart. ROWS and the
-// number of the first row are multiples of 8.
+// Converts ROWS rows of a tile, by one warp: PANELS panels of 64 columns, those of the numbers `panel_of(i)`,
+// which begin at columns `column_of(panel)` of the rows in memory. from: rows of 8 bits, in panels of 128 columns;
+// to: rows of elements, in panels of 64; both are swizzled by TMA's 128 bytes, and panels lie `pitch` bytes apart.
+// ROWS and the number of the first row are multiples of 8.
 template <class Stored, int ROWS, int PANELS, class ColumnOf, class PanelOf = AllPanels>
 __device__ __forceinline__ void convert_rows(u32 from, u32 to, int pitch, ColumnOf column_of, PanelOf panel_of = {})
 {

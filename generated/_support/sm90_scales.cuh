@@ -20,9 +20,11 @@ __device__ __forceinline__ int get_scale(const Neighbours<unsigned char, COUNT>&
 // Loads scales that lie `stride` apart: those next to each other, 16 bytes or 4 at once where they are aligned to that.
 // Nothing is read where there are none.
 template <class Stored, int COUNT>
-__device__ __forceinline__ void load_scales(Neighbours<Stored, COUNT>& scales, const Stored* from, long long stride, bool exist)
+__device__ __forceinline__ void load_scales(Neighbours<Stored, COUNT>& scales, const Stored* from, long long stride,
+    bool exist)
 {
-    constexpr int SIZE = sizeof(Stored), BYTES = COUNT * SIZE, WORDS = BYTES / 4, CHUNKS = BYTES % 16 == 0 ? BYTES / 16 : 0;
+    constexpr int SIZE = sizeof(Stored), BYTES = COUNT * SIZE, WORDS = BYTES / 4,
+                  CHUNKS = BYTES % 16 == 0 ? BYTES / 16 : 0;
     Neighbours<Stored, COUNT> found;
     if (exist && stride == 1 && (u64)from % (CHUNKS > 0 ? 16 : 4) == 0) {
 #pragma unroll

@@ -1,5 +1,5 @@
-// Device functions of stick-breaking, on fragments of scores: x[j][2 r + c] is key 8 j + 2 t + c of row 8 r + g of a warp,
-// where g is lane / 4 and t is lane % 4.
+// Device functions of stick-breaking, on fragments of scores: x[j][2 r + c] is key 8 j + 2 t + c of row 8 r + g of a
+// warp, where g is lane / 4 and t is lane % 4.
 
 // log2(1 + 2^z), within 2^-22 of it for small 2^z, too: the larger of z and 0, and a polynomial of e = 2^-|z|,
 // log2(1 + e) / e.
