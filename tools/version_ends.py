@@ -59,7 +59,8 @@ def run_quick_tests(end: str) -> int:
     subprocess.run([*install, "setuptools", "wheel", *wanted], check=True)
     subprocess.run([*install, "--no-build-isolation", "-e", f"{ROOT}[test]", *wanted], check=True)
     environment = {**os.environ, "PYTHONWARNINGS": "default"}
-    command = [python, "-m", "pytest", "-q", "-n", "2", "-m", "quick", "tests"]
+    # tools need parsers that attnc does not
+    command = [python, "-m", "pytest", "-q", "-n", "2", "-m", "quick", "tests", "--ignore=tests/tools"]
     return subprocess.run(command, cwd=ROOT, env=environment).returncode
 
 
