@@ -116,7 +116,7 @@ def adds_to_keys(attention: Attention) -> bool:
 
 def adds_as_it_comes(attention: Attention, schedule: Schedule) -> bool:
     """Returns whether these sums are atomic: the schedule asks for it."""
-    ways = [knob.choices for key, knob in _sums_of_keys(schedule).items()]
+    ways = [knob.choices for knob in _sums_of_keys(schedule).values()]
     return adds_to_keys(attention) and ("atomic",) in ways
 
 

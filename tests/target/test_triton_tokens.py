@@ -10,8 +10,11 @@ from attnc.support.sizes import evaluate
 from attnc.target.triton.render import text_of
 from attnc.target.triton.tokens import TokenSumText, TokenText
 from tests.plan.test_selected import ATOMIC, planned
+from tests.target.test_triton_selected import LATENT
 from tests.verify.judging import modules_of
 
+#: Latent attention whose sums are added to as queries come.
+ADDED = LATENT.replace("backward { ", "backward { accumulate.dk = atomic, ")
 SIZES = {"B": 2, "M": 100, "N": 500, "Hkv": 3, "G": 2, "H": 6, "S": 10}
 
 
@@ -75,27 +78,8 @@ def test_there_is_one_sum_of_each_key_and_column() -> None:
     assert sizes_of(text)["copies"] == 1
 
 
-LATENT = """attention a {
-  input q: bf16[B, M, G, D]
-  input k: bf16[B, N, 1, D]
-  input v: bf16[B, N, 1, V] via prefix(k)
-  input idx: i32[B, M, S]
-  score = dot(q, k)
-  mask = listed(idx, rows = 1, keys = 1)
-  normalize = softmax
-  output o: bf16[B, M, G, V]
-  grad q, k
-}
-
-schedule a for triton {
-  loops = [kv], pack = gqa, tile.kv = 16, stages = 1
-  backward { accumulate.dk = atomic, tile.q = 16, tile.kv = 16, stages = 1 }
-}
-"""
-
-
 def latent_text(d: int, v: int) -> TokenText:
-    (module,) = modules_of(LATENT.replace("D]", f"{d}]").replace("V]", f"{v}]"))
+    (module,) = modules_of(ADDED.replace("D]", f"{d}]").replace("V]", f"{v}]"))
     text = text_of(module, module.backward_kernels["dq"])
     assert isinstance(text, TokenText)
     return text
@@ -133,7 +117,7 @@ def test_products_of_dv_lie_behind_those_of_dk() -> None:
 
 
 def test_rows_of_two_types_are_two_operands() -> None:
-    text = LATENT.replace("D]", "80]").replace("output o: bf16[B, M, G, V]", "output o: f32[B, M, G, 64]")
+    text = ADDED.replace("D]", "80]").replace("output o: bf16[B, M, G, V]", "output o: f32[B, M, G, 64]")
     (module,) = modules_of(text.replace("V]", "64]"))
     kernel = module.backward_kernels["dq"]
     assert kernel.joined == ()

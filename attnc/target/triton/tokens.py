@@ -66,10 +66,8 @@ class TokenText(SelectedText):
 
     parameters_type = TokenParameters
     parameters: TokenParameters
-
-    @property
-    def keys(self) -> int:
-        return PRODUCT_KEYS
+    #: Of a product: its keys, and tiles of heads that are on their way.
+    keys, stages = PRODUCT_KEYS, PRODUCT_STAGES
 
     def __init__(self, module: Module, planned: BackwardKernel) -> None:
         super().__init__(module, planned)
@@ -94,11 +92,6 @@ class TokenText(SelectedText):
         """Weights of a head: for each key that a list can name, in whole tiles."""
         tiles = f"tl.cdiv({_keys_of(scalar(self.entries), self.block)}, {_WHOLE_TILES})"
         return f"tl.cast({tiles}, tl.int64) * {_WHOLE_TILES}"
-
-    @property
-    def stages(self) -> int:
-        """Tiles of heads that are on their way."""
-        return PRODUCT_STAGES
 
     def keys_of(self, loop: Loop) -> str:
         return f"tl.range(0, listed * {self.block}, BLOCK_N, disable_licm=True)"
