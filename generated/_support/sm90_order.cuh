@@ -4,6 +4,11 @@
 //
 // So a product and a sum are rounded once where the text says fmaf, and nowhere else: every kernel rounds alike.
 
+// The kind of a tile that begins a segment: the products of its p are the first of their sums.
+struct SegmentStart { static constexpr bool value = true; };
+template <class Kind> constexpr bool STARTS_SEGMENT = false;
+template <> constexpr bool STARTS_SEGMENT<SegmentStart> = true;
+
 // What two sums of a row, under maxima of their own, are multiplied by under the larger one.
 struct Shares {
     float all, own;

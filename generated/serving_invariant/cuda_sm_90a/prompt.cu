@@ -385,13 +385,13 @@ __device__ __forceinline__ void run_consumer(const Args& args, u32 base, WorkTil
         };
         // p of each later tile. `finish` ends the mma in flight: acc and p may be touched only after it.
         auto next_p = [&](auto kind, int kv_lo, auto finish) {
-            if (kv_lo < segment_lo) {
+            if constexpr (STARTS_SEGMENT<decltype(kind)>) {
                 Shares shares[ROWS];
                 join_statistics(shares, m, l);
                 first_p(kv_lo, [&] {
                     finish();
                     join_segment(shares);
-                }, kind);
+                }, TrueType{});
                 segment_lo = kv_lo / SEGMENT * SEGMENT;
                 return;
             }
@@ -430,7 +430,6 @@ __device__ __forceinline__ void run_consumer(const Args& args, u32 base, WorkTil
         bool accumulate = false;
         auto step = [&](auto kind, int kv_lo) {
             const bool last = previous(kv_lo) < 0;
-            const bool begins = kv_lo < segment_lo;  // a segment: its p v is the first
             mbarrier_wait(barrier_of(base, K_FULL, k.index), k.phase);
             wgmma_fence();
             issue_qk();
@@ -441,7 +440,7 @@ __device__ __forceinline__ void run_consumer(const Args& args, u32 base, WorkTil
             next_p(kind, kv_lo, finish_pv);
             if constexpr (kind.value)
                 clear_values(kv_lo);
-            accumulate = !begins;
+            accumulate = !STARTS_SEGMENT<decltype(kind)>;
         };
 
         mbarrier_wait(barrier_of(base, Q_FULL, q.index), q.phase);
@@ -460,14 +459,22 @@ __device__ __forceinline__ void run_consumer(const Args& args, u32 base, WorkTil
             auto all_rows_see = [&](int kv_lo) { return kv_lo < all_see_hi; };
             bool lazy = !recompute && all_rows_see(kv_lo);
             kv_lo = previous(kv_lo);
-            #pragma unroll 1
-            for (; kv_lo >= 0 && (!lazy || is_partial(kv_lo)); kv_lo = previous(kv_lo)) {
-                step(TrueType{}, kv_lo);
-                lazy = !recompute && (lazy || all_rows_see(kv_lo));
+            while (kv_lo >= 0) {
+                if (kv_lo < segment_lo) {
+                    step(SegmentStart{}, kv_lo);
+                    lazy = !recompute && all_rows_see(kv_lo);  // rows meet keys of each segment anew
+                    kv_lo = previous(kv_lo);
+                }
+                const int segment_end = max(segment_lo, 0);  // its first key, which comes last
+                #pragma unroll 1
+                for (; kv_lo >= segment_end && (!lazy || is_partial(kv_lo)); kv_lo = previous(kv_lo)) {
+                    step(TrueType{}, kv_lo);
+                    lazy = !recompute && (lazy || all_rows_see(kv_lo));
+                }
+                #pragma unroll 1
+                for (; kv_lo >= segment_end; kv_lo = previous(kv_lo))
+                    step(FalseType{}, kv_lo);
             }
-            #pragma unroll 1
-            for (; kv_lo >= 0; kv_lo = previous(kv_lo))
-                step(FalseType{}, kv_lo);
             wgmma_fence();
             issue_pv(accumulate);
         } else {
