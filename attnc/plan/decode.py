@@ -27,7 +27,7 @@ from attnc.plan.ir import Decode, Grid, expressions_of
 from attnc.plan.ir.kernel import Pack, Split
 from attnc.plan.lists import KV_HEAD, Listing, along_entries, along_lists
 from attnc.plan.loads import LoadNames
-from attnc.plan.regions import kept_by_some, regions, with_fills, within
+from attnc.plan.regions import kept_by_some, regions, segments_of, with_fills, within
 from attnc.plan.signature import kv_heads, parts
 from attnc.plan.softmax import LONGEST, plan_key_scale, plan_softmax, unified_max
 from attnc.plan.steps import (
@@ -83,8 +83,10 @@ def plan_decode(
     else:
         loops = along_lists(loops, listing, "kv", packs=pack is not None)
     loops = named_bounds(loops, names)
-    split = None
-    if variant.attention.segment_keys or _splits(choices) > 1:
+    split, segments = None, None
+    if target.walks_segments(variant, schedule):
+        segments = segments_of(attention, loops)
+    elif attention.segment is not None or _splits(choices) > 1:
         staged = tuple(target.count_staged_bytes(variant, config) for config in choices)
         split = Split(
             lo=loops.loops[0].start,
@@ -151,6 +153,7 @@ def plan_decode(
         split=split,
         parts=parts(attention),
         unified=unified,
+        segments=segments,
     )
 
 

@@ -18,10 +18,9 @@ from attnc.plan.decay import decay_of
 from attnc.plan.epilogue import plan_epilogue
 from attnc.plan.error_bound import error_bound
 from attnc.plan.ir import Axis, Forward, Grid, expressions_of
-from attnc.plan.ir.kernel import Segments
 from attnc.plan.lists import Listing, along_lists
 from attnc.plan.loads import LoadNames
-from attnc.plan.regions import kept_by_some, regions, with_edges, with_fills
+from attnc.plan.regions import kept_by_some, regions, segments_of, with_edges, with_fills
 from attnc.plan.signature import has_descriptors, several_parts
 from attnc.plan.softmax import plan_key_scale, plan_softmax
 from attnc.plan.steps import (
@@ -92,10 +91,6 @@ def plan_forward(
     finishing = () if epilogue is None else epilogue.expressions
     listed = () if listing is None else listing.condition.extents
     used = (*expressions_of(program, outer, loops, step), *softmax.expressions, *finishing, *listed, kv_head)
-    segments = None
-    if attention.segment is not None:
-        size, walked = attention.segment_keys, loops.loops
-        segments = Segments(size=size, lo=walked[0].start, hi=walked[-1].stop)
     kernel = Forward(
         name=f"{attention.name}_forward",
         grid=Grid(
@@ -128,6 +123,6 @@ def plan_forward(
         rows=places,
         stored=count_stored_rows(attention),
         epilogue=epilogue,
-        segments=segments,
+        segments=segments_of(attention, loops),
     )
     return replace(kernel, roles=target.roles_of(kernel, variant))

@@ -28,7 +28,7 @@ from attnc.expr.nodes import Load, show, walk
 from attnc.model.attention import Attention, Variant
 from attnc.model.schedule import Choice, ForwardConfig, Knob, Schedule, Value, text_of
 from attnc.plan.fitting import unsupported
-from attnc.plan.ir import Decode, Forward, Kernel, Module
+from attnc.plan.ir import Decode, Kernel, Module, OutputKernel
 from attnc.plan.lists import lists_blocks
 from attnc.plan.target import Target
 from attnc.plan.targets import target_of
@@ -55,7 +55,8 @@ def check_order(variant: Variant, schedule: Schedule, target: Target) -> Iterato
         yield unsupported(message, attention.softmax.span, label, "multiply o by it")
     yield from target.check_order(variant, schedule)
     yield from _check_softmax(schedule, target)
-    yield from _check_splits(schedule, attention.segment_keys)
+    if not target.walks_segments(variant, schedule):
+        yield from _check_splits(schedule, attention.segment_keys)
     loops = schedule.forward.get("loops")
     if loops is not None and ("kv", "q") in loops.choices:
         yield _broken("o is normalised in between", loops, "sums of a row pass through memory tile by tile",
@@ -196,8 +197,8 @@ def _differs(
 
 def sums_in_order(kernel: Kernel) -> bool:
     """Returns whether a kernel sums keys in segments, which are joined in order."""
-    if isinstance(kernel, Forward):
-        return kernel.segments is not None
+    if isinstance(kernel, OutputKernel) and kernel.segments is not None:
+        return True
     return isinstance(kernel, Decode) and kernel.split is not None and kernel.split.segment > 0
 
 
@@ -212,9 +213,8 @@ def explain_order(module: Module) -> Iterator[str]:
     kernel, target = module.kernel, target_of(module.target)
     config = kernel.configs[0]
     shape = ", ".join(f"{key} = {text_of(config.value(key))}" for key in target.product_keys)
-    joined = (
-        "a program each, joined by another kernel" if isinstance(kernel, Decode) else "one after the other"
-    )
+    apart = isinstance(kernel, Decode) and kernel.segments is None
+    joined = "a program each, joined by another kernel" if apart else "one after the other"
     yield f"segments of {size} keys, from multiples of {size}: {joined}, {target.joins}"
     yield f"tiles of {config.tile_kv} keys, from multiples of {config.tile_kv}, which divides {size}"
     yield "tiles without a key of a row change no bit of it: p = exp2(-inf) = 0, factors exp2(0) = 1"

@@ -24,8 +24,10 @@ from attnc.expr.construct import ZERO, add, compare, conj, disj, floordiv, maxim
 from attnc.expr.nodes import TRUE, And, Call, Const, Dim, Expr, Index, Or, Ref, Search, walk
 from attnc.expr.simplify import nnf, substitute
 from attnc.expr.solve import Ranges, Var, solve
+from attnc.model.attention import Attention
 from attnc.plan.decay import Decay
 from attnc.plan.ir import Axis, Let, Loop, Regions
+from attnc.plan.ir.kernel import Segments
 from attnc.plan.loads import is_nonnegative
 from attnc.plan.width import ends_of, narrow_bound
 from attnc.source import Span
@@ -285,3 +287,10 @@ def within(loops: Regions, lo: Expr, hi: Expr) -> Regions:
             for i, loop in enumerate(loops.loops)
         ),
     )
+
+
+def segments_of(attention: Attention, loops: Regions) -> Segments | None:
+    """Returns the segments of the keys that a tile of rows visits; None where the spec asks for no order."""
+    if attention.segment is None:
+        return None
+    return Segments(size=attention.segment_keys, lo=loops.loops[0].start, hi=loops.loops[-1].stop)

@@ -107,6 +107,10 @@ class Target(ABC):
         """Yields what else kernels of the schedule cannot do under `order = absolute(...)` (`plan.order`)."""
         yield from ()
 
+    def walks_segments(self, variant: Variant, schedule: Schedule) -> bool:
+        """Returns whether a program of a decode kernel has all segments of its rows, and joins them."""
+        return False
+
     def reads_narrow(self, schedule: Schedule) -> bool:
         """Returns whether kernels of the schedule take k and v of 8 bits, and a scale of v."""
         return False

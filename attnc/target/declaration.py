@@ -281,6 +281,22 @@ def width_of_split(kernel: Decode, dv: int) -> int:
     return dv + (2 if kernel.split is not None and kernel.split.segment else 1)
 
 
+def size_of_sums(module: Module, blocks: str, columns: int) -> str:
+    """Returns the numbers of the sums of segments that blocks keep in memory, where a row has several.
+    columns: of o.
+    """
+    attention = module.variant.attention
+    has_several = f"({show(longest(attention, Role.KEY))} > {attention.segment_keys})"
+    return f"{blocks} * BLOCK_M * {columns} * {has_several}"
+
+
+def add_scratch(fields: dict[str, Value], name: str, size: str) -> None:
+    """Adds memory of so many numbers to what a call declares."""
+    scratch = fields.get("scratch", Table({}))
+    assert isinstance(scratch, Table)
+    fields["scratch"] = Table({**scratch.items, name: quote_word(size)})
+
+
 def tiles(module: Module, kernel: Decode) -> str:
     """Returns tiles of the rows of all K/V heads, before a length shortens them."""
     walk, kv_heads = kernel.walk, module.variant.attention.k.size(Role.HEAD)

@@ -206,8 +206,10 @@ def list_calls(corpus: Corpus) -> Iterator[Call]:
     whole = [Stretch(i, 0, n, n) for i, n in enumerate(lengths)]
     if not counts_from_itself(attention):
         same = [part for part in whole if part.last == lengths[0]]
+        if attention.softmax.dropout is None:  # which keys it drops follows from the row's place in the call
+            same.reverse()
         yield Call("prompt", (whole[0],), 0)
-        yield Call("prompts", tuple(reversed(same)), 1)
+        yield Call("prompts", tuple(same), 1)
         return
     back = looks_back(attention)
     first = [_tail(part, part.rows if most is None else most) for part in whole]

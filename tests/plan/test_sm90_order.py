@@ -4,9 +4,10 @@ import pytest
 
 from attnc.diagnostics import DiagnosticError
 from attnc.expr.nodes import show
-from attnc.plan.ir import Forward
-from attnc.plan.order import explain_order
+from attnc.plan.ir import Decode, Forward
+from attnc.plan.order import explain_order, sums_in_order
 from attnc.plan.sm90 import decode_layout_of, layout_of, roles_of
+from attnc.target.files import render_files
 from tests.verify.judging import modules_of
 
 SPEC = """
@@ -51,10 +52,18 @@ def spec(prompt: str = "", decode: str = "", **changes: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("d", "dv", "keys"), [("64", "64", 128), ("128", "128", 128), ("192", "128", 64), ("192", "192", 32)]
+    ("d", "dv", "keys"),
+    [
+        ("64", "64", 128),
+        ("128", "128", 128),
+        ("192", "128", 64),
+        ("192", "192", 32),
+        ("256", "256", 64),
+        ("512", "512", 32),
+    ],
 )
 def test_prompts_and_decode_steps_have_the_same_keys_in_a_tile(d: str, dv: str, keys: int) -> None:
-    prompt, decode = modules_of(spec(d=d, dv=dv))
+    prompt, decode = modules_of(spec("loops = [kv], pack = gqa" if d == "512" else "", d=d, dv=dv))
     assert [config.tile_kv for config in (*prompt.kernel.configs, *decode.kernel.configs)] == [keys, keys]
 
 
@@ -70,6 +79,60 @@ def test_the_sums_of_segments_lie_in_shared_memory() -> None:
     config = modules_of(spec())[0].kernel.configs[0]
     assert ordered.shared_memory(config)["sums"] == config.tile_q * 64 * 4
     assert "sums" not in plain.shared_memory(config)
+
+
+@pytest.mark.parametrize(("d", "kept"), [("192", True), ("256", False)])
+def test_the_sums_of_wide_heads_lie_in_memory(d: str, kept: bool) -> None:
+    module = modules_of(spec(d=d))[0]
+    files = render_files(module, path="a.attn", sha256="")
+    assert layout_of(module.kernel).keeps_sums is kept
+    declared = "multiprocessors()) * BLOCK_M * 256 * (N > 1024)" in "".join(files.values())
+    assert declared is not kept
+
+
+LATENT = {"heads": "H", "d": "576", "dv": "512", "part": " via prefix(k)"}
+#: A prompt of latent attention, whose kernel is that of decode steps.
+WALK = "loops = [kv], pack = gqa"
+
+
+def latent(prompt: str = WALK, decode: str = "", **changes: str) -> str:
+    text = spec(prompt, decode, **LATENT, **changes)
+    return text.replace("B, N, Hkv", "B, N, 1")
+
+
+def test_a_prompt_of_latents_walks_over_all_segments_of_its_rows() -> None:
+    prompt, decode = (module.kernel for module in modules_of(latent()))
+    assert isinstance(prompt, Decode)
+    assert isinstance(decode, Decode)
+    assert prompt.segments is not None
+    assert (prompt.segments.size, prompt.split) == (1024, None)
+    assert decode.segments is None
+    assert decode.split is not None
+    assert decode.split.segment == 1024
+    assert sums_in_order(prompt)
+    assert sums_in_order(decode)
+
+
+def test_the_argument_says_who_joins_the_segments_of_latents() -> None:
+    prompt, decode = (next(iter(explain_order(module))) for module in modules_of(latent()))
+    assert prompt.endswith("one after the other, from the last to the first")
+    assert decode.endswith("a program each, joined by another kernel, from the last to the first")
+
+
+def test_warpgroups_hand_on_the_denominator_and_share_no_columns_with_other_blocks() -> None:
+    for module in modules_of(latent()):
+        layout = decode_layout_of(module.kernel)
+        config = module.kernel.configs[0]
+        assert layout.shared_memory(config)["statistics"] == 2 * (64 + 64 * 4) * 4
+        assert [one.tile_d for one in module.kernel.configs] == [512]
+        assert sum(layout.shared_memory(config).values()) <= layout.room
+
+
+def test_sums_of_a_prompt_of_latents_take_memory_where_there_are_several_segments() -> None:
+    prompt, decode = (render_files(module, path="a.attn", sha256="") for module in modules_of(latent()))
+    size = "cdiv(M * H, BLOCK_M) * B * BLOCK_M * 512 * (N > 1024)"
+    assert f'"_sums": "{size}"' in prompt["prompt.py"]
+    assert "_sums" not in "".join(decode.values())
 
 
 def test_a_score_is_computed_as_decode_kernels_do() -> None:
@@ -120,14 +183,6 @@ def test_the_argument_says_what_the_maximum_is() -> None:
 @pytest.mark.parametrize(
     ("changes", "code", "said"),
     [
-        (
-            {"softmax": "softmax(dropout = 0.1, seed = s)", "extra": "input s: i64[]"},
-            "E0602",
-            "dropout beside 'order = absolute'",
-        ),
-        ({"cached": "e4m3"}, "E0602", "keys of 8 bits have no absolute order on Hopper"),
-        ({"d": "256"}, "E0602", "these heads have no absolute order on Hopper"),
-        ({"d": "256", "dv": "64"}, "E0602", "these heads have no absolute order on Hopper"),
         ({"decode": "warp_split = kv"}, "E0605", "each warp has keys of its own"),
         ({"decode": "tile.kv = 64"}, "E0605", "schedules have 'tile.kv = 128' and 'tile.kv = 64'"),
         ({"prompt": LAZY}, "E0605", "maximum = lazy(threshold = 20.0))' and 'softmax = online"),
@@ -145,3 +200,27 @@ def test_what_breaks_the_order_is_refused_where_it_stands(
         modules_of(spec(**changes))
     found = [(one.code, one.message) for one in refused.value.diagnostics]
     assert any(at == code and said in message for at, message in found), found
+
+
+@pytest.mark.parametrize(
+    ("changes", "code", "said"),
+    [
+        ({"decode": "tile.d = 256"}, "E0605", "'tile.d' breaks 'order = absolute': columns are added in"),
+        ({"prompt": f"{WALK}, tile.d = 256"}, "E0605", "'tile.d' breaks 'order = absolute'"),
+        ({"prompt": f"{WALK}, split.kv in {{1, 4}}"}, "E0605", "splits are not segments"),
+        ({"prompt": f"{WALK}, tile.kv = 32"}, "E0605", "schedules have 'tile.kv = 32' and 'tile.kv = 64'"),
+        ({"decode": LAZY}, "E0602", "the decode kernel has no lazy maximum"),
+        ({"mask": "causal and (q_pos - kv_idx) % 3 == 0"}, "E0602", "a mask with gaps has no absolute order"),
+    ],
+)
+def test_what_breaks_the_order_of_latents_is_refused(changes: dict[str, str], code: str, said: str) -> None:
+    with pytest.raises(DiagnosticError) as refused:
+        modules_of(latent(**changes))
+    found = [(one.code, one.message) for one in refused.value.diagnostics]
+    assert any(at == code and said in message for at, message in found), found
+
+
+def test_two_warpgroups_would_add_columns_of_narrow_latents_in_another_order() -> None:
+    text = spec(decode="consumers = 2", heads="H", d="192", dv="128", part=" via prefix(k)")
+    with pytest.raises(DiagnosticError, match="'consumers' breaks 'order = absolute'"):
+        modules_of(text.replace("B, N, Hkv", "B, N, 1"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import pytest
 
@@ -103,6 +103,35 @@ schedule {name} for cuda.sm_90a as decode {{
   loops = [kv], pack = gqa, split.kv = fixed(64), tile.kv = 32, {knobs}
 }}
 """
+
+
+def latents(
+    mask: str = "causal",
+    *,
+    storage: str = "lengths",
+    extra: str = "",
+    softmax: str = "softmax",
+    part: bool = True,
+) -> str:
+    """Writes the same of heads whose columns two warpgroups share. part: values lie in the keys."""
+    columns = "448" if part else "384"
+    text = hopper(mask, storage=storage, extra=extra, softmax=softmax, knobs="softmax = online")
+    text = (
+        text.replace("Hkv * G", "G")
+        .replace("Hkv", "1")
+        .replace("as prompt {", "as prompt {\n  loops = [kv], pack = gqa")
+    )
+    text = text.replace("q: f16[B, M, G, 64]", f"q: f16[B, M, G, {columns}]")
+    text = text.replace("o: f16[B, M, G, 64]", "o: f16[B, M, G, 384]")
+    if not part:
+        return text.replace("1, 64]", "1, 384]")
+    text = text.replace("input k, v: f16[B, N, 1, 64]", f"input k: f16[B, N, 1, {columns}]")
+    return text.replace("  score", "  input v: f16[B, N, 1, 384] via prefix(k)\n  score")
+
+
+def narrow(text: str, dtype: str) -> str:
+    """Rewrites a spec for keys and values of 8 bits."""
+    return text.replace("input k, v: f16", f"input k, v: {dtype}")
 
 
 def subjects_of(text: str, texts: Mapping[str, tuple[str, str]] | None = None) -> list[Subject]:
@@ -279,6 +308,58 @@ def test_rows_keep_their_bits_on_hopper(text: str) -> None:
     assert found.calls > 6
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param(latents(), id="latents"),
+        pytest.param(latents(storage="paged"), id="latents in pages", marks=pytest.mark.nightly),
+        pytest.param(
+            latents("window(40, 0)", extra="input sink: f32[G]", softmax="softmax(sink = sink[h])"),
+            id="latents in a window, with sinks",
+            marks=pytest.mark.nightly,
+        ),
+        pytest.param(latents(part=False), id="384 columns", marks=pytest.mark.nightly),
+        pytest.param(
+            hopper(storage="plain").replace(", 64]", ", 256]"), id="256 columns", marks=pytest.mark.nightly
+        ),
+        pytest.param(
+            hopper(score=FAR).replace(", 64]", ", 256]"),
+            id="256 columns far apart",
+            marks=pytest.mark.nightly,
+        ),
+        pytest.param(narrow(hopper(), "e4m3"), id="8 bits", marks=pytest.mark.nightly),
+        pytest.param(
+            narrow(hopper(page=4, knobs="softmax = online"), "i8"),
+            id="8 bits in small pages",
+            marks=pytest.mark.nightly,
+        ),
+    ],
+)
+def test_rows_of_wide_heads_and_of_8_bits_keep_their_bits_on_hopper(text: str) -> None:
+    found = kept(text)
+    assert found.broken == []
+    assert found.calls > 6
+
+
+def dropping(write: Callable[..., str]) -> str:
+    """Writes prompts that drop keys."""
+    text = write(storage="plain", softmax="softmax(dropout = 0.1, seed = s)", extra="input s: i64[]")
+    return text[: text.index("schedule serve", text.index("schedule serve") + 1)]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param(dropping(spec), id="triton"),
+        pytest.param(dropping(hopper), id="hopper", marks=pytest.mark.nightly),
+    ],
+)
+def test_rows_that_stay_in_their_place_keep_their_bits_under_dropout(text: str) -> None:
+    assert not counts_from_itself(attention_of(text))
+    found = kept(text)
+    assert (found.broken, found.calls) == ([], 2)
+
+
 #: The same as above, of kernels for Hopper.
 BUGS_OF_HOPPER: Mapping[str, tuple[str, str, str]] = {
     "segments that begin with the walk": (
@@ -334,6 +415,39 @@ def test_moved_bits_are_found_on_hopper(name: str) -> None:
     )
     found = kept(text, {label: (anchor, instead)}, seeds=2)
     assert found.broken, "no row has other bits"
+
+
+BUGS_OF_LATENTS: Mapping[str, tuple[str, str, str]] = {
+    "turns that begin with the walk": (
+        "prompt",
+        "const int leads = first / BLOCK_N & 1;",
+        "const int leads = 0;",
+    ),
+    "segments that begin with the walk": (
+        "prompt",
+        "int segment_lo = max(first, 0) / SEGMENT * SEGMENT;",
+        "int segment_lo = max(first - SEGMENT + BLOCK_N, 0);",
+    ),
+    "a chain through all segments": (
+        "prompt",
+        "    shares[r] = share(m_all[r], m_of[r]);",
+        "    shares[r] = share(m_all[r], fmaxf(m_of[r], m_all[r]));",
+    ),
+    "a denominator of both turns": (
+        "decode",
+        "l[r] = load_shared<float>(sums_at + ((1 - consumer) * BLOCK_M + 8 * r) * 16);",
+        "l[r] = load_shared<float>(sums_at + ((1 - consumer) * BLOCK_M + 8 * r) * 16) * 1.0000001f;",
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(x, marks=() if x.startswith("turns") else pytest.mark.nightly) for x in BUGS_OF_LATENTS],
+)
+def test_moved_bits_of_latents_are_found(name: str) -> None:
+    label, anchor, instead = BUGS_OF_LATENTS[name]
+    assert kept(latents(), {label: (anchor, instead)}, seeds=2).broken, "no row has other bits"
 
 
 def test_calls_are_those_that_leave_a_row_its_keys() -> None:

@@ -494,6 +494,7 @@ class OutputKernel(TileKernel):
     stored: rows of o that the program's sequence has, of which only the first M exist
     layout: how the kernel lies on the machine (None where a compiler decides it)
     epilogue: what becomes of the rows of o before they leave, None where they leave as they are
+    segments: of keys whose sums start from nothing and are joined by the kernel itself, None: none are
     """
 
     softmax: Softmax
@@ -502,6 +503,7 @@ class OutputKernel(TileKernel):
     stored: Expr = M
     layout: Layout | None = None
     epilogue: Epilogue | None = None
+    segments: Segments | None = None
 
     @property
     def walk(self) -> TileWalk:
@@ -516,14 +518,12 @@ class OutputKernel(TileKernel):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forward(OutputKernel):
     """A kernel for many query rows. tma: K and V tiles may come through tensor descriptors; parts: of the
-    columns of q and k, () where they are one; roles: what each warp does, where warps do different things;
-    segments: of keys whose sums start from nothing, None where those of a row are one chain.
+    columns of q and k, () where they are one; roles: what each warp does, where warps do different things.
     """
 
     tma: bool
     parts: tuple[DotPart, ...]
     roles: Roles | None = None
-    segments: Segments | None = None
 
     @property
     def structure(self) -> Literal["forward_q_kv", "forward_kv_q"]:

@@ -40,6 +40,7 @@ from attnc.plan.ir import (
     Let,
     Loop,
     Module,
+    OutputKernel,
     Probabilities,
     Row,
     Softmax,
@@ -153,7 +154,7 @@ def _program(kernel: Kernel) -> Iterator[str]:
         yield from _selection(kernel)
     if isinstance(kernel, Decode):
         yield from _splits(kernel)
-    if isinstance(kernel, Forward) and (segments := kernel.segments) is not None:
+    if isinstance(kernel, OutputKernel) and (segments := kernel.segments) is not None:
         yield f"segments of {segments.size} keys, {show(segments.lo)} .. {show(segments.hi)}"
     for name, rows in kernel.rows.items():
         if rows != Rows(tensor=name):

@@ -45,7 +45,7 @@ from attnc.plan.sm90.narrow import (
     narrow_misfit,
     narrow_of,
 )
-from attnc.plan.sm90.order import ordered_tiles
+from attnc.plan.sm90.order import WIDEST_KEPT, ordered_tiles
 from attnc.plan.sm90.scores import COLUMN_BYTES, PAIR_STAGES, columns_of, pair_of
 from attnc.plan.sm90.softcap import cap_of
 from attnc.plan.sm90.warps import check_warps, has_keys_of_warps
@@ -211,7 +211,7 @@ def sm90_layout(variant: Variant, schedule: Schedule) -> Sm90Layout:
         clusters=_ever(schedule, "cluster", 1),
         shares=any(config.blocks > 1 for config in chain.from_iterable(groups_of(variant, schedule))),
         narrow=narrow_of(attention, apart=True),
-        keeps_sums=attention.segment is not None,
+        keeps_sums=attention.segment is not None and max(d, dv) <= WIDEST_KEPT,
     )
     if pair is None or page_of(attention):  # pages take the warps that would copy it
         return layout

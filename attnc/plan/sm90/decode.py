@@ -101,7 +101,7 @@ class Sm90DecodeLayout(CudaLayout):
 
     consumers: warpgroups that multiply; shares: blocks of some config share the columns of o; page: keys that
     lie one behind the other in memory, 0: all; copies: how keys come; room: bytes of shared memory of a
-    block; narrow: what is converted.
+    block; narrow: what is converted; in_order: sums are those of an absolute order (`sm90.order`).
     """
 
     consumers: int
@@ -110,6 +110,7 @@ class Sm90DecodeLayout(CudaLayout):
     copies: Copies
     room: int
     narrow: Narrow
+    in_order: bool = False
 
     @property
     def by_warps(self) -> bool:
@@ -227,7 +228,7 @@ class Sm90DecodeLayout(CudaLayout):
             "8 bits": ahead * self.narrow.tile_bytes(tile_kv),
             "scales": self.narrow.scale_bytes(tile_kv),
             "p": WGMMA_ROWS * _ROW if self.consumers == 2 and not self.p_in_q else 0,
-            "statistics": 4 * WGMMA_ROWS * 4 if self.consumers == 2 else 0,
+            "statistics": (10 if self.in_order else 4) * WGMMA_ROWS * 4 if self.consumers == 2 else 0,
             "barriers": _BARRIER * sum(self._barriers(config, ahead).values()),
         }
         return {name: size for name, size in buffers.items() if size}
@@ -268,7 +269,8 @@ def check_sm90_decode(variant: Variant, schedule: Schedule) -> Iterator[Diagnost
             )
     layout = sm90_decode_layout(variant, schedule)
     shares = layout.consumers == 2 and layout.v_in_k
-    yield from check_decode_knobs(knobs, schedule, shares=shares, lazy=attention.segment is not None)
+    lazy = attention.segment is not None and layout.consumers == 1
+    yield from check_decode_knobs(knobs, schedule, shares=shares, lazy=lazy)
 
 
 def check_decode_knobs(
@@ -329,6 +331,17 @@ def _knob(knob: Knob, target: str, *, shares: bool, lazy: bool) -> Iterator[Diag
             )
 
 
+def walks_segments(variant: Variant, schedule: Schedule) -> bool:
+    """Returns whether a block has all segments of its rows, one after the other: two warpgroups, whose kernel
+    is that of prompts too, where a schedule splits no keys.
+    """
+    split = schedule.forward.get("split.kv")
+    is_whole = split is None or split.choices == (1,)
+    if variant.attention.segment is None or not schedule.is_decode or not is_whole:
+        return False
+    return sm90_decode_layout(variant, schedule).consumers == 2
+
+
 def sm90_decode_layout(variant: Variant, schedule: Schedule) -> Sm90DecodeLayout:
     """Returns the layout that all configs of a schedule share."""
     attention = variant.attention
@@ -349,7 +362,8 @@ def sm90_decode_layout(variant: Variant, schedule: Schedule) -> Sm90DecodeLayout
         streamed="kv",
         v_in_k=attention.v.storage.is_part,
         consumers=count if isinstance(count, int) else 1,
-        shares=count == 2 and shares and attention.v.storage.is_part,
+        shares=count == 2 and shares and attention.v.storage.is_part and attention.segment is None,
+        in_order=attention.segment is not None,
         page=1 if lists_blocks(attention) else page_of(attention),
         copies="rows" if lists_blocks(attention) else copies_of(attention),
         room=DEVICES["sm_90"].shared_per_block,
@@ -486,7 +500,7 @@ def sm90_decode_estimate(layout: Sm90DecodeLayout, config: TileConfig) -> Estima
         f" {tile_kv}x{layout.narrow.panels * PIECE_OF_BYTES}",
         "scales": f"{tile_kv}x{layout.narrow.scales}",
         "p": f"{WGMMA_ROWS}x{tile_kv}",
-        "statistics": f"2 x 2x{WGMMA_ROWS}",
+        "statistics": f"2 x {5 if layout.in_order else 2}x{WGMMA_ROWS}",
         "barriers": str(sum(layout.barriers(config).values())),
     }
     return Estimate(

@@ -53,6 +53,7 @@ from attnc.plan.sm90.decode import (
     sm90_decode_estimate,
     sm90_decode_layout,
     sm90_decode_roles,
+    walks_segments,
 )
 from attnc.plan.sm90.latent import (
     plan_latent_backward,
@@ -121,6 +122,9 @@ class Sm90a(Target):
 
     def check_order(self, variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
         return check_sm90_order(variant, schedule)
+
+    def walks_segments(self, variant: Variant, schedule: Schedule) -> bool:
+        return walks_segments(variant, schedule)
 
     def check_backward(self, knob: Knob) -> Iterator[Diagnostic]:
         return _OF_GRADIENTS.check_backward(knob)

@@ -10,7 +10,7 @@ from functools import cached_property
 
 from attnc.expr.nodes import Dim, walk
 from attnc.model.dtypes import DType
-from attnc.plan.ir import Arg, Decode, Forward, Let, Module, Statement, unified_of
+from attnc.plan.ir import Arg, Decode, Forward, Let, Module, Statement, split_of, unified_of
 from attnc.plan.sm80.layout import CudaLayout
 from attnc.target.kernel_view import OutputView, sizes_of_kernel
 from attnc.target.sm80.dropout import Drawing
@@ -34,7 +34,8 @@ class CudaText:
     """What `templates/cuda/*.jinja` print of one kernel. rows: in global memory; pack: what rows of a tile
     are; thread: those of a thread; tiles, copiers: in shared memory; step: what is computed of a tile of
     keys; finish: what becomes of o; split: of the keys, None where they are not split; segment: keys whose
-    sums start from nothing, 0 where those of a row are one chain.
+    sums start from nothing, 0 where those of a row are one chain; sums_in_memory: those of all segments
+    so far lie there, in a place of each block.
     """
 
     module: Module
@@ -51,7 +52,8 @@ class CudaText:
     step: Step
     finish: Finish
     split: Split | None = None
-    segment: int = 0
+    segment: int
+    sums_in_memory: bool
     _fragment = FRAGMENT
 
     def __init__(self, module: Module, kernel: Forward | Decode, layout: CudaLayout) -> None:
@@ -87,6 +89,9 @@ class CudaText:
             split=layout.warp_split,
             row="warp * WARP_M + 8 * r + g" if by_rows else "8 * r + g",
         )
+        own, split = kernel.segments, split_of(kernel)
+        self.segment = own.size if own else split.segment if split else 0
+        self.sums_in_memory = own is not None
         self.step, self.finish = Step(kernel, self.dtypes), Finish(module, kernel, self.dtypes)
         self.unified = unified_of(kernel)
 
@@ -95,6 +100,10 @@ class CudaText:
         by_head = self.kernel.grid.over == "head"
         sums = ["float *acc_ptr, *l_ptr, *m_ptr;"] if by_head else []
         return self._pass_arguments(workspaces=sums, sizes=sizes_of_kernel(self.kernel))
+
+    @property
+    def _sums(self) -> list[str]:
+        return ["float* _sums_ptr;"] if self.sums_in_memory else []
 
     def _pass_arguments(
         self,

@@ -20,13 +20,14 @@ from attnc.plan.sm90.layout import hopper
 from attnc.target.declaration import (
     CallText,
     Items,
-    Table,
     Value,
+    add_scratch,
     attention_fields,
     declare_allocation,
     in_words,
-    quote_word,
     show_size,
+    size_of_sums,
+    tiles,
 )
 from attnc.target.sm80.backward import finish_name
 from attnc.target.sm80.declaration import (
@@ -79,10 +80,12 @@ def hopper_declaration(
             strides += (part.declared_strides for part in converts.parts)
             seen = {part.name: part.made for part in converts.parts}
             boxes = {seen.get(name, name): rows for name, rows in boxes.items()}
+    if text.sums_in_memory:
+        blocks = _blocks(text) if isinstance(text, Sm90Text) else tiles(module, text.kernel)
+        add_scratch(fields, "_sums", size_of_sums(module, blocks, text.layout.dv_multiplied))
+        names = [*names, "_sums"]
     if (lists := text.lists) is not None:
-        scratch = fields.get("scratch", Table({}))
-        assert isinstance(scratch, Table)
-        fields["scratch"] = Table({**scratch.items, lists.result: quote_word(lists.memory)})
+        add_scratch(fields, lists.result, lists.memory)
         kernels, names = [lists.launch, *kernels], [*names, lists.result]
     decodes, waits = isinstance(kernel, Decode), module.conversion is not None
     launch = cuda_kernels(kernels, names, strides, passed.sizes, more, boxes, decodes=decodes, waits=waits)

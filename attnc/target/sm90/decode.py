@@ -39,11 +39,12 @@ class Sm90DecodeText(CudaDecodeText):
         self.frame = "warps_module" if layout.by_warps else "decode_module"
         self.lists = None if module.lists is None else CudaListsText(module, module.lists, self.dtypes)
         self.rows = replace(self.rows, page=layout.page, by_entry=self.lists is not None)
-        self.segment = 0 if kernel.split is None else kernel.split.segment
         self.starts_early = knows_first_tile(kernel) and self.lists is None and not self.segment
         if self.split is not None:
             self.split = Split(module, kernel, columns=layout.dv_multiplied, stored=self.rows.stored)
-            self.loop = self.loop.descend() if self.segment else replace(self.loop, step="split_step")
+            self.loop = replace(self.loop, step="split_step")
+        if self.segment:
+            self.loop = self.loop.descend()
         row = "8 * r + g" if layout.by_warps else "16 * warp + 8 * r + g"
         lane = "consumer == 0 && " if layout.shares_columns else ""
         self.thread = replace(self.thread, row=row, lane=lane)
@@ -82,7 +83,7 @@ class Sm90DecodeText(CudaDecodeText):
         maps = () if self.layout.copies_rows else ("k",) if self.layout.v_in_k else ("k", "v")
         return self._pass_arguments(
             sizes=[*sizes, *(name for name in lists if name not in sizes)],
-            workspaces=[*self._split_results, *(["int* _lists_ptr;"] if self.lists else [])],
+            workspaces=[*self._split_results, *self._sums, *(["int* _lists_ptr;"] if self.lists else [])],
             maps=maps,
             boxes=maps,
         )

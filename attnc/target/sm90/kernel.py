@@ -37,7 +37,7 @@ class Sm90Text(CudaText):
     def __init__(self, module: Module, kernel: Forward, layout: Sm90Layout) -> None:
         super().__init__(module.converted, kernel, layout)
         self.roles, self.shape = roles_of(kernel), layout.shape(self.default)
-        self.segment = 0 if kernel.segments is None else kernel.segments.size
+        self.sums_in_memory &= not layout.keeps_sums
         self.loop = replace(self.loop, end=self.loop.hi)
         self.score = Scores(kernel, layout, self.step, self.dtypes, self.module.variant)
         self.step = Sm90Step(kernel, self.dtypes, self.score)
@@ -77,7 +77,7 @@ class Sm90Text(CudaText):
         lists = ["int* _list_bits_ptr;"] if self.lists else []
         return self._pass_arguments(
             sizes=list(dict.fromkeys((*self.kernel.dims, *(made.dims if made else ())))),
-            workspaces=[*lists, *(made.pointers if made else ()), "int* counter_ptr;"],
+            workspaces=[*lists, *(made.pointers if made else ()), *self._sums, "int* counter_ptr;"],
             maps=(*self.roles.boxes, *(["o"] if any(self.roles.ways_out) else [])),
             boxes=self.roles.boxes_alone,
             more_strides=[part.strides for part in made.parts] if made else (),
