@@ -75,7 +75,7 @@ def erfc(tape: Tape, x: Any) -> Scalar:
     return sub(tape, 1.0, function(tape, "erf", x))
 
 
-@operation("logsigmoid")
+@operation("logsigmoid", "log_sigmoid")
 def logsigmoid(tape: Tape, x: Any) -> Scalar:
     return neg(tape, softplus(tape, neg(tape, x)))
 
@@ -217,11 +217,6 @@ def dot(tape: Tape, x: Any, tensor: Any) -> Any:
         raise refuse("E0903", f"rows of {len(rows[0])} and {len(rows[1])} elements", "lengths differ")
     products = [mul(tape, a, b) for a, b in zip(*rows, strict=True)]
     return OPERATIONS["sum"](tape, Vector(tape, products))
-
-
-@operation("__getitem__", "getitem", takes_rows=True)
-def getitem(tape: Tape, x: Any, index: Any) -> Any:
-    return x[index]
 
 
 @operation("index", "select", "gather", "index_select", "take", takes_rows=True)

@@ -37,20 +37,20 @@ def operation(*names: str, takes_rows: bool = False) -> Callable[[Made], Made]:
 def number(tape: Tape, value: Any) -> Scalar:
     """Returns a value as a number: 1 for true, 0 for false."""
     found = scalar(tape, value)
-    if found.type != "bool":
+    if found.kind != "bool":
         return found
     one, zero = tape.add("int", "integer", 1), tape.add("int", "integer", 0)
     return Scalar(tape, tape.add("int", "call", "where", found.at, one, zero), 0, 1)
 
 
 def _are_conditions(*values: Scalar) -> bool:
-    return all(value.type == "bool" for value in values)
+    return all(value.kind == "bool" for value in values)
 
 
 def condition(tape: Tape, value: Any) -> Scalar:
     """Returns a value as true or false: numbers other than 0 are true."""
     found = scalar(tape, value)
-    if found.type == "bool":
+    if found.kind == "bool":
         return found
     return Scalar(tape, tape.add("bool", "!=", found.at, tape.add("int", "integer", 0)))
 
@@ -58,7 +58,7 @@ def condition(tape: Tape, value: Any) -> Scalar:
 def real(tape: Tape, value: Any) -> Scalar:
     """Returns a value as a float."""
     found = number(tape, value)
-    if found.type == "float":
+    if found.kind == "float":
         return found
     return Scalar(tape, tape.add("float", "real", found.at), found.low, found.high)
 
@@ -83,7 +83,7 @@ def _convert(tape: Tape, x: Scalar, dtype: torch.dtype | None) -> Scalar:
     if dtype.is_floating_point:
         # Floats are computed in float32 whatever their type.
         return real(tape, x)
-    if x.type == "float":
+    if x.kind == "float":
         if x.quotient is None:
             raise refuse(
                 "E0901",
@@ -131,12 +131,12 @@ def _like(tape: Tape, result: Scalar, *operands: Scalar) -> Scalar:
     narrow: torch.dtype | None = None
     for operand in operands:
         is_number = tape.entries[operand.at][0] in ("number", "integer")
-        if operand.type == "bool" or (operand.type == "int" and is_number):
+        if operand.kind == "bool" or (operand.kind == "int" and is_number):
             continue
         if operand.narrow is None:
             return result
         narrow = operand.narrow if narrow is None else torch.promote_types(narrow, operand.narrow)
-    return result if narrow is None or result.type != "int" else _wrap(tape, result, narrow)
+    return result if narrow is None or result.kind != "int" else _wrap(tape, result, narrow)
 
 
 for _name, _dtype in {
@@ -159,7 +159,7 @@ def same(tape: Tape, x: Any, *_: Any, **__: Any) -> Scalar:
 @operation("detach")
 def detach(tape: Tape, x: Any) -> Scalar:
     found = scalar(tape, x)
-    if found.type == "float":
+    if found.kind == "float":
         raise refuse("E0901", "'detach' cannot be written in a spec", "gradients go through every operation")
     return found
 
@@ -206,7 +206,7 @@ def new_tensor(tape: Tape, x: Any, data: Any, *, dtype: torch.dtype | None = Non
 def _binary(tape: Tape, symbol: str, x: Any, y: Any) -> Scalar:
     operands = scalar(tape, x), scalar(tape, y)
     a, b = (number(tape, operand) for operand in operands)
-    kind: Type = "float" if symbol == "/" or "float" in (a.type, b.type) else "int"
+    kind: Type = "float" if symbol == "/" or "float" in (a.kind, b.kind) else "int"
     low, high = _between(symbol, a, b)
     return _like(tape, Scalar(tape, tape.add(kind, symbol, a.at, b.at), low, high), *operands)
 
@@ -229,7 +229,7 @@ def _between(symbol: str, a: Scalar, b: Scalar) -> tuple[float, float]:
     return -math.inf, math.inf
 
 
-@operation("add", "__add__")
+@operation("add")
 def add(tape: Tape, x: Any, y: Any, *, alpha: Any = 1) -> Scalar:
     """Adds; of two conditions, as in torch, whether one of them holds."""
     x, y = scalar(tape, x), scalar(tape, y)
@@ -260,7 +260,7 @@ def div(tape: Tape, x: Any, y: Any, *, rounding_mode: str | None = None) -> Scal
     if rounding_mode == "floor":
         return floor_divide(tape, x, y)
     a, b = number(tape, x), number(tape, y)
-    are_integers = a.type == b.type == "int"
+    are_integers = a.kind == b.kind == "int"
     if rounding_mode == "trunc" and are_integers:
         return _truncate(tape, a, b)
     if rounding_mode is not None:
@@ -272,7 +272,7 @@ def div(tape: Tape, x: Any, y: Any, *, rounding_mode: str | None = None) -> Scal
 @operation("floor_divide", "floordiv")
 def floor_divide(tape: Tape, x: Any, y: Any) -> Scalar:
     a, b = number(tape, x), number(tape, y)
-    if "float" in (a.type, b.type):
+    if "float" in (a.kind, b.kind):
         raise refuse("E0901", "'//' of floats cannot be written in a spec", "'//' is for integers")
     return _binary(tape, "//", a, b)
 
@@ -280,7 +280,7 @@ def floor_divide(tape: Tape, x: Any, y: Any) -> Scalar:
 @operation("floor")
 def floor(tape: Tape, x: Any) -> Scalar:
     found = number(tape, x)
-    if found.type == "int":
+    if found.kind == "int":
         return found
     if found.quotient is None:
         raise refuse("E0901", "'floor' cannot be written in a spec", "but of a quotient of integers")
@@ -290,7 +290,7 @@ def floor(tape: Tape, x: Any) -> Scalar:
 @operation("remainder", "mod")
 def remainder(tape: Tape, x: Any, y: Any) -> Scalar:
     a, b = number(tape, x), number(tape, y)
-    if "float" in (a.type, b.type):
+    if "float" in (a.kind, b.kind):
         raise refuse("E0901", "'%' of floats cannot be written in a spec", "'%' is for integers")
     return _binary(tape, "%", a, b)
 
@@ -306,14 +306,14 @@ def fmod(tape: Tape, x: Any, y: Any) -> Scalar:
 @operation("neg", "negative")
 def neg(tape: Tape, x: Any) -> Scalar:
     found = number(tape, x)
-    return _like(tape, Scalar(tape, tape.add(found.type, "neg", found.at), -found.high, -found.low), found)
+    return _like(tape, Scalar(tape, tape.add(found.kind, "neg", found.at), -found.high, -found.low), found)
 
 
 @operation("abs", "absolute")
 def absolute(tape: Tape, x: Any) -> Scalar:
     found = number(tape, x)
     low, high = max(found.low, -found.high, 0), max(-found.low, found.high)
-    return _like(tape, Scalar(tape, tape.add(found.type, "call", "abs", found.at), low, high), found)
+    return _like(tape, Scalar(tape, tape.add(found.kind, "call", "abs", found.at), low, high), found)
 
 
 @operation("minimum", "fmin")
@@ -323,7 +323,7 @@ def minimum(tape: Tape, x: Any, y: Any) -> Scalar:
     if _are_conditions(*operands):
         return logical_and(tape, *operands)
     a, b = (number(tape, operand) for operand in operands)
-    kind = "float" if "float" in (a.type, b.type) else a.type
+    kind = "float" if "float" in (a.kind, b.kind) else a.kind
     low, high = min(a.low, b.low), min(a.high, b.high)
     return _like(tape, Scalar(tape, tape.add(kind, "call", "min", a.at, b.at), low, high), *operands)
 
@@ -335,7 +335,7 @@ def maximum(tape: Tape, x: Any, y: Any) -> Scalar:
     if _are_conditions(*operands):
         return logical_or(tape, *operands)
     a, b = (number(tape, operand) for operand in operands)
-    kind = "float" if "float" in (a.type, b.type) else a.type
+    kind = "float" if "float" in (a.kind, b.kind) else a.kind
     low, high = max(a.low, b.low), max(a.high, b.high)
     return _like(tape, Scalar(tape, tape.add(kind, "call", "max", a.at, b.at), low, high), *operands)
 
@@ -378,7 +378,7 @@ def addcmul(tape: Tape, x: Any, tensor1: Any, tensor2: Any, *, value: Any = 1) -
 
 def compare(tape: Tape, symbol: str, x: Any, y: Any) -> Scalar:
     a, b = scalar(tape, x), scalar(tape, y)
-    if a.type == b.type == "bool" and symbol in ("==", "!="):
+    if a.kind == b.kind == "bool" and symbol in ("==", "!="):
         return Scalar(tape, tape.add("bool", symbol, a.at, b.at))
     a, b = number(tape, a), number(tape, b)
     for operand in (a, b):
@@ -397,7 +397,7 @@ for _name, _symbol in {
 
 def _conditions(tape: Tape, name: str, *values: Any) -> list[Scalar]:
     found = [scalar(tape, value) for value in values]
-    if any(value.type != "bool" for value in found):
+    if any(value.kind != "bool" for value in found):
         hint = "compare first; whole powers of 2 divide by '//' and leave remainders by '%'"
         raise refuse("E0901", f"'{name}' of integers cannot be written in a spec", "specs have no bits", hint)
     return found
@@ -421,7 +421,7 @@ def bitwise_xor(tape: Tape, x: Any, y: Any) -> Scalar:
 @operation("bitwise_not", "invert")
 def bitwise_not(tape: Tape, x: Any) -> Scalar:
     found = scalar(tape, x)
-    return invert(tape, found) if found.type == "bool" else sub(tape, integer(tape, -1), found)
+    return invert(tape, found) if found.kind == "bool" else sub(tape, integer(tape, -1), found)
 
 
 @operation("logical_and")
@@ -480,9 +480,9 @@ def where(tape: Tape, wanted: Any, x: Any, y: Any) -> Scalar:
     a, b = scalar(tape, x), scalar(tape, y)
     if (known := tape.constant(chosen.at)) is not None:
         return a if known else b
-    if (a.type == "bool") != (b.type == "bool"):
+    if (a.kind == "bool") != (b.kind == "bool"):
         a, b = number(tape, a), number(tape, b)
-    kind = "float" if "float" in (a.type, b.type) else a.type
+    kind = "float" if "float" in (a.kind, b.kind) else a.kind
     low, high = min(a.low, b.low), max(a.high, b.high)
     return _like(tape, Scalar(tape, tape.add(kind, "call", "where", chosen.at, a.at, b.at), low, high), a, b)
 

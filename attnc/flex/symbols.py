@@ -112,12 +112,12 @@ class Scalar(Operand):
         self.narrow, self.quotient = narrow, quotient
 
     @property
-    def type(self) -> Type:
+    def kind(self) -> Type:
         return self.tape.types[self.at]
 
     @property
     def dtype(self) -> torch.dtype:
-        return self.narrow or DTYPES[self.type]
+        return self.narrow or DTYPES[self.kind]
 
     @property
     def device(self) -> torch.device:
@@ -134,7 +134,7 @@ class Scalar(Operand):
 
     def __repr__(self) -> str:
         """Returns what a mod that prints shows: what the value is computed from."""
-        return f"<{self.type} {self.tape.show(self.at)}>"
+        return f"<{self.kind} {self.tape.show(self.at)}>"
 
     def __getitem__(self, index: Any) -> Scalar:
         if index is Ellipsis or index == ():
@@ -299,8 +299,8 @@ def subscript(tape: Tape, tensor: torch.Tensor, indices: tuple[Any, ...]) -> Any
         if isinstance(index, torch.Tensor) and index.dim() == 0:
             index = scalar(tape, index)
         if isinstance(index, Scalar):
-            if index.type != "int":
-                raise refuse("E0903", f"an index that is a {index.type}", "expected an integer")
+            if index.kind != "int":
+                raise refuse("E0903", f"an index that is a {index.kind}", "expected an integer")
             kept.append(index)
             axis += 1
         elif isinstance(index, int) and not isinstance(index, bool):

@@ -73,9 +73,9 @@ def trace(
     except FlexError as failure:  # its text has the place; how symbols came there is of no use to the caller
         raise failure.with_traceback(None) from failure.__cause__
     tape.look_at_order()
-    if mask.type != "bool":
+    if mask.kind != "bool":
         no_condition = refuse(
-            "E0903", f"mask_mod returned {_A[mask.type]}", "expected a condition", "compare it: > 0"
+            "E0903", f"mask_mod returned {_A[mask.kind]}", "expected a condition", "compare it: > 0"
         )
         raise _at_definition(no_condition, mask_mod)
     return Trace(tape, score.at, mask.at)

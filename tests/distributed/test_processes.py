@@ -5,6 +5,7 @@ import os
 import re
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -13,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from attnc.cli import main
-from attnc.distributed import ContextParallel
+from attnc.distributed import ContextParallel, group
 from attnc.distributed.group import Group, _join, on_processes
 from tests.distributed.specs import SPECS
 
@@ -40,6 +41,37 @@ def test_a_rank_that_does_not_come_is_named_on_the_others(tmp_path: Path, fault:
         assert re.match(
             r"all_\w+, call \d+ of the 3 ranks: rank 2 ended, or did not come to it in time: ", said
         )
+
+
+@pytest.fixture
+def alone(tmp_path: Path) -> Iterator[Group]:
+    """A group of one process, over gloo."""
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+    yield Group()
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.bfloat16, torch.float32, torch.int64])
+def test_a_group_moves_elements_of_any_type(alone: Group, dtype: torch.dtype) -> None:
+    sent = torch.arange(10).to(dtype)
+    received = torch.zeros(10, dtype=dtype)
+    alone.exchange(received, [10], sent, [10])
+    assert torch.equal(received, sent)
+    alone.exchange(received[:0], [0], sent[:0], [0])
+    matrix = sent.view(2, 5).T
+    assert torch.equal(alone.gather(matrix), matrix[None])
+    assert (alone.rank, alone.size, alone.symmetric) == (0, 1, False)
+
+
+def test_a_failure_says_which_call_it_was(alone: Group, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.zeros(3)
+    alone.exchange(x, [3], x.clone(), [3])
+    alone.gather(x)
+    monkeypatch.setattr(group, "all_gather", Mock(side_effect=RuntimeError("broken")))
+    with pytest.raises(RuntimeError, match=r"all_gather, call 3 of the 1 ranks.*broken"):
+        alone.gather(x)
+    with pytest.raises(RuntimeError, match="all_to_all, call 4 of the 1 ranks"):
+        alone.exchange(x, [2], x, [3])
 
 
 def _wait_for_one(rank: int, fault: str, folder: str) -> None:

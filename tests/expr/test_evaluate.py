@@ -1,14 +1,18 @@
 """Corners of the element-by-element semantics."""
 
+import re
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
 from typing import Literal
 
 import numpy as np
 import pytest
+import torch
 
 from attnc.expr.evaluate import Env, evaluate
-from attnc.expr.nodes import Binary, Const, Dim, Index, InList, Load, Search, show
+from attnc.expr.functions import REAL
+from attnc.expr.nodes import Binary, Call, Const, Dim, Dot, Index, InList, Load, Search, show
 from tests.expr.spell import spell
 
 ENV = Env(
@@ -50,6 +54,51 @@ def test_dot_and_float_functions() -> None:
     np.testing.assert_allclose(evaluate(expr, env), np.tanh(dot) + dot**1.5 + np.maximum(dot, 1))
     with pytest.raises(KeyError, match="dot"):
         evaluate(expr, Env())
+
+
+#: What operations on integers mean, by Python's.
+_OF_INTEGERS: dict[str, Callable[[int, int], object]] = {
+    "x + y": lambda x, y: x + y,
+    "x - y": lambda x, y: x - y,
+    "x * y": lambda x, y: x * y,
+    "x / y": lambda x, y: x / y if y else None,
+    "x // y": lambda x, y: x // y if y else 0,
+    "x % y": lambda x, y: x % y if y else 0,
+    "-x": lambda x, y: -x,
+    "abs(x)": lambda x, y: abs(x),
+    "min(x, y)": min,
+    "max(x, y)": max,
+    "where(x > y, x, y - 1)": lambda x, y: x if x > y else y - 1,
+    "x == y": lambda x, y: x == y,
+    "x != y": lambda x, y: x != y,
+    "x < y": lambda x, y: x < y,
+    "x <= y": lambda x, y: x <= y,
+    "x > y": lambda x, y: x > y,
+    "x >= y": lambda x, y: x >= y,
+    "x > 0 and y > 0 and x != y": lambda x, y: x > 0 and y > 0 and x != y,
+    "x > 2 or y > 2 or x == y": lambda x, y: x > 2 or y > 2 or x == y,
+    "not x < y": lambda x, y: x >= y,
+    "bit(x, y)": lambda x, y: 0 <= y < 64 and bool(x >> y & 1),
+}
+
+
+@pytest.mark.parametrize("text", _OF_INTEGERS)
+def test_operations_on_integers_are_those_of_python(text: str) -> None:
+    integers = (-9, -8, -5, -3, -2, -1, 0, 1, 2, 3, 4, 5, 7, 31, 32, 63, 64, 1 << 31)
+    x, y = (found.ravel() for found in np.meshgrid(integers, integers))
+    spelled = re.sub(r"\b([xy])\b", lambda found: {"x": "q_idx", "y": "kv_idx"}[found[0]], text)
+    values = evaluate(spell(spelled), Env(indices={"q_idx": x, "kv_idx": y})).tolist()
+    for ours, *given in zip(values, x.tolist(), y.tolist(), strict=True):
+        expected = _OF_INTEGERS[text](*given)
+        assert expected is None or (ours, type(ours)) == (expected, type(expected)), given
+
+
+@pytest.mark.parametrize("name", sorted(REAL))
+def test_functions_are_those_of_torch(name: str) -> None:
+    x = np.array([-30.0, -1.5, -0.0, 0.0, 0.25, 1.0, 30.0])
+    found = evaluate(Call(name, (Dot(),)), Env(dot=x))
+    by_name = {"sigmoid": torch.sigmoid, "erf": torch.erf}.get(name) or getattr(torch, name)
+    np.testing.assert_allclose(found, by_name(torch.from_numpy(x)).numpy(), rtol=1e-12)
 
 
 def test_search_is_searchsorted_and_counts_zeros_outside() -> None:

@@ -60,12 +60,20 @@ def names(groups: Sequence[Mapping[str, float]]) -> list[str]:
     return [test.partition("::")[2] for group in groups for test in group]
 
 
-def test_tests_that_run_a_line_judge_it_those_of_the_module_first() -> None:
+def test_tests_that_run_a_line_judge_it_those_of_the_module_and_others_in_turn() -> None:
     line = body_of(DEFINED)
     lines = lines_of(
         other=(0.1, [line]), own=(0.2, [line]), own_elsewhere=(0.1, [line + 9]), own_b=(0.1, [line])
     )
-    assert names(choose_tests(mutant_at(line), lines)) == ["own_b", "own", "other", "own_elsewhere"]
+    assert names(choose_tests(mutant_at(line), lines)) == ["own_b", "other", "own", "own_elsewhere"]
+
+
+def test_a_test_that_runs_what_few_run_comes_early() -> None:
+    """Of the lines of the function: all run the changed one."""
+    line = body_of(DEFINED)
+    usual = {f"own_{case}": (0.1, [line]) for case in range(20)}
+    found = names(choose_tests(mutant_at(line), lines_of(**usual, own_z=(0.3, [line, line - 1]))))
+    assert found.index("own_z") == 1
 
 
 def test_what_runs_as_a_module_is_imported_is_judged_by_its_function_or_by_all_of_it() -> None:
@@ -85,7 +93,7 @@ def test_tests_of_the_package_judge_a_line_that_none_is_known_to_run() -> None:
     lines.tests["tests/flex/test_mods.py::test_elsewhere"] = 0.1
     assert names(choose_tests(mutant_at(line), lines)) == ["own", "other"]
     lines.tests["tests/test_build.py::whole"] = 0.3
-    assert names(choose_tests(mutant_at(line), lines)) == ["own", "whole", "other"]
+    assert names(choose_tests(mutant_at(line), lines)) == ["own", "other", "whole"]
 
 
 def test_signatures_are_looked_at_where_a_line_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
@@ -68,16 +68,10 @@ def answer(request: Mapping[str, Any]) -> dict[str, Any]:
     """Runs groups of tests on a changed file, up to the first that fails."""
     place = Path(request["file"])
     before = place.read_bytes()
-    began, count = _count_seconds(), 0
+    began = _count_seconds()
     try:
         place.write_text(request["text"], encoding="utf-8")
-        for tests in request["groups"]:
-            outcome, message = run_tests(tests)
-            count += 1
-            if outcome != "survived":
-                break
-        else:
-            outcome, message = "survived", ""
+        outcome, message, count = run_tests(request["groups"])
     finally:
         place.write_bytes(before)
     seconds = round(_count_seconds() - began, 2)
@@ -89,15 +83,18 @@ def _count_seconds() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def run_tests(tests: Mapping[str, float]) -> tuple[str, str]:
-    """Runs tests in a child, given the processor seconds that each usually takes. Returns what became of
-    them: `survived` where all pass, and else `killed` or `hung`, with the test at which they stopped.
+def run_tests(groups: Sequence[Mapping[str, float]]) -> tuple[str, str, int]:
+    """Runs groups of tests in a child, given the processor seconds that each test usually takes. Returns what
+    became of them: `survived` where all pass, and else `killed` or `hung`, with the test at which they
+    stopped; and how many groups ran.
     """
+    if not groups:
+        return "survived", "", 0
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
         os.close(reading)
-        os._exit(_run_in_child(tests, writing))
+        os._exit(_run_in_child(groups, writing))
     os.close(writing)
     last, until = b"", time.monotonic() + _PATIENCE
     while True:
@@ -111,38 +108,51 @@ def run_tests(tests: Mapping[str, float]) -> tuple[str, str]:
     with suppress(ProcessLookupError):  # its children, and itself where it waits
         os.killpg(child, signal.SIGKILL)
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    at = last.decode().splitlines()[-1] if last else COLLECTION
+    count, _, at = (last.decode().splitlines()[-1] if last else f"1 {COLLECTION}").partition(" ")
     if at == _PASSED:
-        return "survived", ""
+        return "survived", "", int(count)
     hung = status in (-signal.SIGPROF, -signal.SIGKILL)
-    return "hung" if hung else "killed", at
+    return "hung" if hung else "killed", at, int(count)
 
 
-def _run_in_child(tests: Mapping[str, float], writing: int) -> int:
-    """Runs the tests of some files, in the order given, and returns pytest's exit status."""
-    import pytest
+def _run_in_child(groups: Sequence[Mapping[str, float]], writing: int) -> int:
+    """Runs groups of tests, each in the order given, up to the first that fails, and returns pytest's exit
+    status. Each is collected when its turn comes; what all of them import is imported once.
+    """
 
     os.setsid()
     resource.setrlimit(resource.RLIMIT_DATA, (_MEMORY, _MEMORY))
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     sys.argv = ["pytest"]
-    signal.setitimer(signal.ITIMER_PROF, _IMPORT_SECONDS)
+    status = 0
+    for number, tests in enumerate(groups, 1):
+        os.write(writing, f"{number} {COLLECTION}\n".encode())
+        signal.setitimer(signal.ITIMER_PROF, _IMPORT_SECONDS)
+        try:
+            status = _run_group(tests, _Choice(tests, number, writing))
+        except BaseException:
+            status = 1
+        if status:
+            return status
+    os.write(writing, f"{len(groups)} {_PASSED}\n".encode())
+    return 0
+
+
+def _run_group(tests: Mapping[str, float], choice: _Choice) -> int:
+    """Runs tests, and returns pytest's exit status: 0 where none is there any more."""
+    import pytest
+
     files = list(dict.fromkeys(test.partition("::")[0] for test in tests))
     options = ("-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-W", _IGNORED)
-    try:
-        status = pytest.main([*options, *files], plugins=[_Choice(tests, writing)])
-    except BaseException:
-        return 1
-    if status in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
-        os.write(writing, f"{_PASSED}\n".encode())
-    return int(status)
+    status = pytest.main([*options, *files], plugins=[choice])
+    return 0 if status == pytest.ExitCode.NO_TESTS_COLLECTED else int(status)
 
 
 class _Choice:
     """A plugin that keeps some tests, in an order, and says as each begins."""
 
-    def __init__(self, tests: Mapping[str, float], writing: int) -> None:
-        self.tests, self.writing = tests, writing
+    def __init__(self, tests: Mapping[str, float], number: int, writing: int) -> None:
+        self.tests, self.number, self.writing = tests, number, writing
 
     def pytest_collection_modifyitems(self, items: list[Any]) -> None:
         places = {test: place for place, test in enumerate(self.tests)}
@@ -152,7 +162,7 @@ class _Choice:
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         signal.setitimer(signal.ITIMER_PROF, _TEST_SECONDS + _TIMES * self.tests[nodeid])
-        os.write(self.writing, f"{nodeid}\n".encode())
+        os.write(self.writing, f"{self.number} {nodeid}\n".encode())
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """Which tests judge a mutant of Python, in which order, and the processes that run them.
 
-Tests that run a changed line judge it, those of the module's own test file and the cheapest first; others
-where they are few. A line that runs while its module is imported is judged by tests of signatures, and by
-those that run the function it belongs to, or else any line of the module.
+Tests that run a changed line judge it: in turn one of the module's own test file, one that runs lines which
+few run, and the cheapest; others where they are few. A line that runs while its module is imported is judged
+by tests of signatures, and by those that run the function it belongs to, or else any line of the module.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cache
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -147,22 +148,43 @@ def _parse(text: str) -> ast.Module:
 
 
 def _rank(mutant: Mutant, tests: frozenset[str], lines: Lines) -> dict[str, None]:
-    """Sorts tests: the module's own file first, and that of the whole package where none is known to run the
-    module; then by what they cost; one case of each function before a second one.
+    """Sorts tests. In turn comes one of the module's own file and of those that see all of the package, one
+    that runs lines of the function which few run, for what it costs, and one of the others. Among the first
+    and the last the cheapest come first, and one case of each function before a second one.
     """
     module = str(Path(mutant.file).relative_to("attnc").with_suffix(""))
     own = {own_file(module), ROOT / "tests" / f"{TESTED_ELSEWHERE.get(module, '')}.py"}
     near = {path.relative_to(ROOT).as_posix() for path in own}
-    if not any(tests.intersection(found) for found in lines.tests_of.get(mutant.file, {}).values()):
-        near.update(SETTINGS["whole"].get(mutant.file.split("/")[1], ()))
-    turns: dict[str, int] = {}
-    ranked = []
+    near.update(SETTINGS["whole"].get(mutant.file.split("/")[1], ()))
+    turns, key = dict[str, int](), dict[str, tuple[int, float, str]]()
     for test in sorted(tests, key=lambda test: (lines.tests[test], test)):
-        file, function = test.partition("::")[0], test.partition("[")[0]
+        function = test.partition("[")[0]
         turn = turns[function] = turns.get(function, -1) + 1
-        costs = lines.tests[test] + lines.files.get(file, 1.0)
-        ranked.append((file not in near, turn, costs, test))
-    return {test: None for *_, test in sorted(ranked)}
+        key[test] = (turn, _cost(test, lines), test)
+    rarity = _rarity(mutant, tests, lines)
+    orders = (
+        sorted((test for test in tests if test.partition("::")[0] in near), key=key.__getitem__),
+        sorted(rarity, key=lambda test: (-rarity[test] / _cost(test, lines), test)),
+        sorted((test for test in tests if test.partition("::")[0] not in near), key=key.__getitem__),
+    )
+    return dict.fromkeys(test for turn in zip_longest(*orders) for test in turn if test is not None)
+
+
+def _cost(test: str, lines: Lines) -> float:
+    return lines.tests[test] + lines.files.get(test.partition("::")[0], 1.0)
+
+
+def _rarity(mutant: Mutant, tests: frozenset[str], lines: Lines) -> dict[str, float]:
+    """Says of tests how much they run of the function of a mutant that others do not: each line counts as
+    one, shared by all tests that run it.
+    """
+    spans, is_imported = _spans(mutant)
+    known, found = lines.tests_of.get(mutant.file, {}), dict[str, float]()
+    for line in spans[0 if is_imported else 2]:
+        ran = known.get(line, frozenset())
+        for test in ran & tests:
+            found[test] = found.get(test, 0.0) + 1 / len(ran)
+    return found
 
 
 class Judges:

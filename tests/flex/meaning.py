@@ -1,0 +1,98 @@
+"""What the spec of mods means, pair by pair, without a kernel: beside what torch computes of the mods."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
+from torch.nn.attention.flex_attention import _vmap_for_bhqkv
+
+from attnc.expr.evaluate import Env, evaluate
+from attnc.expr.nodes import show
+from attnc.flex.spec import CallLayout, write_spec
+from attnc.flex.trace import trace
+from attnc.model.resolve import resolve
+from attnc.source import Source
+from attnc.syntax.parser import parse, prelude
+
+Mod: TypeAlias = "Callable[..., Any] | None"
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """Scores of all pairs, and which are kept: [B, H, M, N], float64 and bool. One that is minus infinity is
+    not kept.
+    """
+
+    score: torch.Tensor
+    kept: torch.Tensor
+
+    def __init__(self, score: torch.Tensor, kept: torch.Tensor) -> None:
+        kept = (kept & ~score.isneginf()).expand_as(score)
+        object.__setattr__(self, "kept", kept)
+        object.__setattr__(self, "score", torch.where(kept, score, 0.0))
+
+
+def products(B: int, H: int, M: int, N: int) -> torch.Tensor:
+    """Products of q and k of all kinds of sizes, zero and small ones among them."""
+    generator = torch.Generator().manual_seed(B + 2 * H + 3 * M + 5 * N)
+    found = torch.randn(B, H, M, N, generator=generator, dtype=torch.float64) * 2
+    every = torch.rand(found.shape, generator=generator)
+    return torch.where(every < 0.05, 0.0, torch.where(every > 0.95, found * 20, found))
+
+
+def torch_scores(score_mod: Mod, mask_mod: Mod, product: torch.Tensor) -> Scores:
+    """Returns what torch computes of mods, by its own way to call them for all pairs."""
+    positions = [torch.arange(size) for size in product.shape]
+    score, kept = product, torch.ones_like(product, dtype=torch.bool)
+    with TransformGetItemToIndex():
+        if score_mod is not None:
+            score = _vmap_for_bhqkv(score_mod, prefix=(0,))(product, *positions).double()
+        if mask_mod is not None:
+            kept = _vmap_for_bhqkv(mask_mod, prefix=())(*positions)
+    return Scores(score.expand_as(product).detach(), kept)
+
+
+def spec_scores(
+    score_mod: Mod, mask_mod: Mod, product: torch.Tensor, numbers: Mapping[int, float] | None = None
+) -> Scores:
+    """Returns what the spec of the same mods means. numbers: of the tape's, those that are arguments, with
+    their values.
+    """
+    sizes = dict(zip("BHMN", product.shape, strict=True))
+    traced = trace(score_mod, mask_mod, scale=1.0, sizes=sizes, device=torch.device("cpu"))
+    layout = CallLayout(dtype="f32", head_dim=16, value_dim=16, scaled=True)
+    spec = write_spec(traced, layout, name="mods", numbers=numbers or (), scheduled=False)
+    (attention,) = resolve(parse(Source("mods.attn", spec.text)), prelude()).attentions
+    captured = [_as_read(traced.tape.captures[at].tensor) for at in spec.captures]
+    passed = [torch.tensor((numbers or {})[slot]) for slot in spec.numbers]
+    tensors = dict(zip((x.name for x in attention.inputs[3:]), (*captured, *passed), strict=True))
+    dims = dict(sizes)
+    for x in attention.inputs[3:]:
+        dims |= zip(map(show, x.shape), tensors[x.name].shape, strict=True)
+    indices = np.meshgrid(*(np.arange(size) for size in product.shape), indexing="ij", sparse=True)
+    environment = Env(
+        indices=dict(zip(("b", "h", "q_idx", "kv_idx"), indices, strict=True)),
+        dims=dims,
+        tensors={name: x.numpy() for name, x in tensors.items()},
+        dot=product.numpy(),
+    )
+    score, kept = (torch.as_tensor(evaluate(x, environment)) for x in (attention.score, attention.mask))
+    return Scores(score.expand_as(product), kept.expand_as(product))
+
+
+def check_meaning(score_mod: Mod, mask_mod: Mod, product: torch.Tensor) -> None:
+    """Compares both: within roundings of float32, in which torch computes what has no score in it."""
+    found, expected = spec_scores(score_mod, mask_mod, product), torch_scores(score_mod, mask_mod, product)
+    assert torch.equal(found.kept, expected.kept)
+    torch.testing.assert_close(found.score, expected.score, rtol=2e-5, atol=2e-5, equal_nan=True)
+
+
+def _as_read(captured: torch.Tensor) -> torch.Tensor:
+    """Returns a captured tensor of a type that NumPy has."""
+    captured = captured.detach()
+    return captured.float() if captured.dtype is torch.bfloat16 else captured

@@ -1,0 +1,184 @@
+"""Every operation of mods, and random compositions: what the spec means is what torch computes, pair by
+pair.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tests.flex.meaning import check_meaning, products
+from tests.flex.mods import CASES, Case, Setting
+from tests.flex.random_mods import drawn
+
+ROOT = Path(__file__).parents[2]
+NIGHTLY = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
+_DRAW = torch.Generator().manual_seed(2)
+PRODUCT = products(2, 2, 7, 9)
+ROWS = torch.randn(9, 5, generator=_DRAW)
+INTS = torch.randint(-4, 5, (9, 3), generator=_DRAW)
+FLAGS = torch.rand(9, 3, generator=_DRAW) > 0.4
+BYTES = torch.randint(0, 256, (9,), generator=_DRAW).to(torch.uint8)
+SHORT = torch.randint(-30000, 30000, (9,), generator=_DRAW).to(torch.int16)
+#: What texts may read beside score, b, h, q, kv.
+SPACE = {"torch": torch, "F": F, "rows": ROWS, "ints": INTS, "flags": FLAGS, "bytes_": BYTES, "short": SHORT,
+         "three": torch.tensor(3), "yes": torch.tensor(True)}  # fmt: skip
+
+
+def _split(texts: str) -> tuple[str, ...]:
+    return tuple(" ".join(text.split()) for text in texts.split(";"))
+
+
+#: Functions of one float, where `x` stands for it: any, or one that is positive.
+OF_ANY = _split(
+    """
+    torch.exp(x / 8); torch.exp2(x / 8); torch.special.exp2(x / 8); torch.tanh(x); torch.sigmoid(x);
+    torch.special.expit(x); torch.erf(x); torch.special.erf(x); torch.sin(x); torch.cos(x);
+    torch.expm1(x / 8); torch.special.expm1(x / 8); torch.reciprocal(x + 100); torch.erfc(x);
+    torch.special.erfc(x); F.logsigmoid(x); F.softplus(x); F.softplus(x, beta=2); F.silu(x); F.relu(x);
+    torch.relu(x); F.leaky_relu(x); F.leaky_relu(x, 0.3); F.elu(x / 4); F.elu(x / 4, alpha=0.5); F.gelu(x);
+    F.gelu(x, approximate='tanh'); torch.cosh(x / 8); torch.sinh(x / 8); torch.tan(x / 40); torch.sign(x);
+    torch.sgn(x); torch.square(x); torch.abs(x); torch.absolute(x); x.abs(); -x; +x; torch.neg(x);
+    torch.negative(x); x.neg(); torch.positive(x); torch.clone(x); x.contiguous(); x.float(); x.double();
+    x.to(torch.float32); x.type_as(score); x.bool(); x.view(()); x.reshape(()); x.expand(()); x.cpu();
+    x.view_as(h); x.squeeze(); x.clamp(-1, 1); x.clamp(min=0.5); x.clamp(max=0.5); x.clip(0, 2);
+    torch.clamp(x, -2); x.clamp_min(1); x.clamp_max(1); x.to(dtype=torch.bool); torch.zeros_like(x);
+    torch.ones_like(x); x.new_zeros(()); x.new_ones(()); torch.full_like(x, 3); x.new_full((), 2.5);
+    x.new_tensor(1.5); torch.full_like(x, 2, dtype=torch.int32) // 3 * x;
+    x.new_ones((), dtype=torch.bool) & (x > 0)
+    """
+)
+OF_POSITIVE = _split(
+    """
+    torch.log(x); torch.log2(x); torch.log10(x); torch.log1p(x); torch.special.log1p(x); torch.sqrt(x);
+    torch.rsqrt(x); x ** -3.0; x ** -2.5; x ** -2.0; x ** -1.5; x ** -1.0; x ** -0.5; x ** 0.0; x ** 0.5;
+    x ** 1.0; x ** 1.5; x ** 2.0; x ** 2.5; x ** 3.0; x ** 3.5; x ** 4.0; x ** 4.5; x ** 5.0; x ** 0;
+    x ** 1; x ** 2; x ** -3; x ** 8; torch.pow(x, 3); torch.pow(x, 2.5); torch.float_power(x, 2);
+    2 ** (x / 4); 2.0 ** -x; 1.5 ** x; 0.5 ** x; 8 ** (x / 10); torch.pow(2, x); torch.pow(3.0, x / 10)
+    """
+)
+#: Of two floats.
+OF_TWO = _split(
+    """
+    x + y; x - y; x * y; x / (y * y + 1); torch.add(x, y); torch.add(x, y, alpha=3); torch.sub(x, y);
+    torch.sub(x, y, alpha=0.5); torch.subtract(x, y); torch.rsub(x, y); torch.mul(x, y);
+    torch.multiply(x, y); torch.div(x, y * y + 1); torch.divide(x, y * y + 1);
+    torch.true_divide(x, y * y + 1); 1 - x; 3 / (x * x + 1); torch.minimum(x, y); torch.maximum(x, y);
+    torch.fmin(x, y); torch.fmax(x, y); torch.min(x, y); torch.max(x, y); torch.lerp(x, y, 0.25);
+    torch.addcmul(x, y, y); torch.addcmul(x, y, x, value=0.5); torch.where(x > y, x, y);
+    x.masked_fill(y > 0, 2); torch.where(x > 0, x, 1); torch.where(x > y, True, y > 0);
+    torch.where(x > y, x > 0, y); x == y; x != y; x < y; x <= y; x > y; x >= y; torch.eq(x, y);
+    torch.ne(x, y); torch.lt(x, y); torch.le(x, y); torch.gt(x, y); torch.ge(x, y); torch.not_equal(x, y);
+    torch.less(x, y); torch.less_equal(x, y); torch.greater(x, y); torch.greater_equal(x, y)
+    """
+)
+#: Of two integers, the second of them never 0.
+OF_INTEGERS = _split(
+    """
+    i + j; i - j; i * j; i // j; i // 3; i // -2; i % j; i % 3; i % -4; torch.floor_divide(i, j);
+    torch.remainder(i, 3); torch.div(i, j, rounding_mode='floor'); torch.div(i, j, rounding_mode='trunc');
+    torch.floor(i / j); torch.floor(i); (i / j).int(); (i / j).long(); (i / 3).to(torch.int32); i / j;
+    torch.fmod(q, 3); torch.fmod(kv + 1, q + 1); torch.abs(i); torch.sign(i); i << 2; i >> 1; i >> 0;
+    torch.bitwise_left_shift(i, 1); torch.bitwise_right_shift(i, 2); -i; ~i; i.bitwise_not(); i.int();
+    i.long(); i.short(); i.char(); i.byte(); i.half() + 0.0; i.bool(); i.to(torch.int8);
+    i.type(torch.int32); torch.minimum(i, j); torch.maximum(i, j); torch.clamp(i, -2, 3);
+    torch.where(i > j, i, j); i * (i > j); (i > j) + i; (i > j) + (i > 0); (i > j) * (i > 0);
+    (i > j).int() - 1; i ** 2; i ** 3; three + i; three - i; three * i; three // j; three % j; three / j;
+    three - score; score / three; bytes_[kv] + bytes_[q]; bytes_[kv] - 7; -bytes_[kv]; bytes_[kv] * 3;
+    bytes_[kv] + 300 * i; short[kv] * 2; short[kv] - short[q]; short[kv] + bytes_[q]; torch.abs(short[kv]);
+    bytes_[kv] // 2; bytes_[kv] % 7; torch.where(i > j, bytes_[kv], short[q]) * 2;
+    torch.minimum(bytes_[kv], bytes_[q]) + 200; bytes_[kv].int() * 300; (i * 50).to(torch.uint8);
+    (i * 9000).to(torch.int16); (i * 50).to(torch.int8) // 2
+    """
+)
+#: Of two conditions.
+OF_CONDITIONS = _split(
+    """
+    c & d; c | d; c ^ d; ~c; c == d; c != d; c + d; c * d; torch.bitwise_and(c, d); torch.bitwise_or(c, d);
+    torch.bitwise_xor(c, d); torch.bitwise_not(c); torch.logical_and(c, d); torch.logical_or(c, d);
+    torch.logical_xor(c, d); torch.logical_not(c); torch.logical_not(~c); torch.logical_not(c & d);
+    torch.logical_and(c, i); torch.logical_or(i, c); torch.logical_xor(i, j); torch.logical_not(i);
+    torch.minimum(c, d); torch.maximum(c, d); torch.where(c, d, ~d); yes & c; yes | c; yes ^ c; yes == c;
+    c & True; False | c; c ^ True; torch.where(torch.ones_like(c), c, d);
+    torch.where(torch.zeros_like(c), c, d); c < d; c >= d; c.int() + d.int() > 1; c.masked_fill(d, True);
+    (c + 1) * (d + 2) > 3; c.float() > 0.5
+    """
+)
+#: Of rows of captured tensors.
+OF_ROWS = _split(
+    """
+    rows[kv].sum(); rows[kv].mean(); rows[kv].amax(); rows[kv].amin(); rows[kv].prod(); ints[q].sum();
+    ints[kv].prod(); flags[kv].any(); flags[kv].all(); flags[kv].sum(); flags[kv].float().mean();
+    torch.sum(rows[kv] * rows[q]); torch.dot(rows[kv], rows[q]); torch.inner(rows[kv], rows[q]);
+    torch.vdot(rows[kv], rows[q]); (rows[kv] - rows[q]).abs().amax(); rows[kv][2]; rows[kv, -1];
+    rows[kv][-2]; (rows[kv] * 2 + 1)[3]; torch.where(rows[kv] > 0, rows[q], 0.0).sum();
+    (ints[q] == ints[kv]).all(); torch.amax(rows[kv]); torch.mean(rows[q] ** 2); (1 - rows[kv]).sum();
+    rows[-1 - kv][0]; rows[q - kv][1]
+    """
+)
+
+
+def _mod(text: str, *, is_mask: bool) -> Callable[..., Any]:
+    """Returns a mod of this text, whose value is made a score."""
+    lines = {
+        "x": "x = torch.abs(score) + 0.25" if text in OF_POSITIVE else "x = score * 1.5 - 0.25 * h",
+        "y": "y = score * 0.5 + rows[kv, 1]",
+        "i": "i = q - kv + 0 * b",
+        "j": "j = torch.where(q > kv, kv - 9, q + 1)",
+        "c": "c = q >= kv",
+        "d": "d = (q + kv) % 3 == 0",
+    }
+    body = "".join(f"    {line}\n" for line in lines.values() if not is_mask or "score" not in line)
+    head = "b, h, q, kv" if is_mask else "score, b, h, q, kv"
+    result = text if is_mask else f"score * 0 + ({text})"
+    space: dict[str, Any] = dict(SPACE)
+    exec(f"def mod({head}):\n{body}    return {result}\n", space)
+    mod: Callable[..., Any] = space["mod"]
+    return mod
+
+
+TEXTS: Mapping[str, bool] = {
+    **dict.fromkeys((*OF_ANY, *OF_POSITIVE, *OF_TWO, *OF_INTEGERS, *OF_ROWS), False),
+    **dict.fromkeys(OF_CONDITIONS, True),
+}
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_an_operation_means_what_torch_computes(text: str) -> None:
+    mod = _mod(text, is_mask=TEXTS[text])
+    check_meaning(None if TEXTS[text] else mod, mod if TEXTS[text] else None, PRODUCT)
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if not case.refused], ids=lambda case: case.name)
+def test_a_mod_of_the_table_means_what_torch_computes(case: Case) -> None:
+    setting = Setting(S=24)
+    check_meaning(*case.make(setting), products(setting.B, setting.H, setting.S, setting.S))
+
+
+@pytest.mark.parametrize("first", range(0, 2000 if NIGHTLY else 48, 8))
+def test_random_mods_mean_what_torch_computes(first: int) -> None:
+    for seed in range(1000 + first, 1008 + first):
+        draw = drawn(seed)
+        print(draw)
+        (B, H, M, _), N = draw.q.shape, draw.k.shape[2]
+        check_meaning(draw.score_mod, draw.mask_mod, products(B, H, M, N))
+
+
+def test_every_operation_of_the_docs_is_among_them() -> None:
+    page = (ROOT / "docs" / "flex.md").read_text(encoding="utf-8")
+    table = page.partition("\n## Operations\n")[2].partition("\nRefused")[0]
+    rows = [line.split(" | ")[0] for line in table.splitlines() if line.startswith("| ")]
+    named = {name for row in rows for name in re.findall(r"`\.?([a-z_0-9]+)`", row)}
+    called = set(re.findall(r"[a-z_]\w*", " ".join(TEXTS)))
+    assert named - called == {
+        "and_masks",
+        "or_masks",
+        "noop_mask",
+    }  # of torch's own module, and of the table of mods
