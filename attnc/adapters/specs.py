@@ -423,7 +423,7 @@ def number_of(name: str, value: Any, otherwise: float | None = None) -> float:
     """
     if value is None and otherwise is not None:
         return otherwise
-    if not hasattr(value, "__float__"):
+    if not isinstance(value, int | float) and not hasattr(value, "__float__"):
         raise TypeError(f"{name}: expected a number, got {value!r}")
     if not isfinite(found := float(value)):
         raise ValueError(f"{name}: expected a finite number, got {value!r}")

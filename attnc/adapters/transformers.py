@@ -17,6 +17,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from operator import index
 from typing import Any, TypeAlias
 
 import torch
@@ -182,16 +183,17 @@ def attention(
     gradients = torch.is_grad_enabled() and any(x.requires_grad for x in (query, key, value))
     learned = [("s_aux", s_aux), *tables.items()] if torch.is_grad_enabled() else []
     wanted = [name for name, x in learned if x is not None and x.requires_grad]
+    size = index(query.shape[-1])  # a number for torch.compile too
     form = _form_name(
         query.dtype,
-        query.shape[-1],
-        number_of("attention: scaling", scaling, query.shape[-1] ** -0.5),
+        size,
+        number_of("attention: scaling", scaling, size**-0.5),
         None if band is None else (band.left, band.right),
-        tuple((name, _element(name, x), x.shape[0] == 1, x.shape[1] == 1) for name, x in tables.items()),
+        tuple((name, _element(name, x), *map(_is_one, x.shape[:2])) for name, x in tables.items()),
         number_of("attention: softcap", softcap, 0.0),
         s_aux is not None,
         (*(("q", "k", "v") if gradients else ()), *wanted),
-        query.shape[2] == 1 and not gradients and not wanted,
+        _is_one(query.shape[2]) and not gradients and not wanted,
     )
     sinks = () if s_aux is None else (s_aux.float(),)
     given = () if band is None else bounds
@@ -298,6 +300,11 @@ def _kernel_name(
             decode=decode,
         )
     )
+
+
+def _is_one(size: int) -> bool:
+    """Returns whether a size is 1: a constant of a graph of torch.compile, where sizes may be symbols."""
+    return any(known == 1 for known in (size,))
 
 
 def _form_name(*form: Any) -> str:

@@ -36,7 +36,7 @@ class GivenTensors:
         self,
         name: str,
         x: Any,
-        shape: str,
+        shape: str | Sequence[int],
         dtypes: Sequence[torch.dtype],
         why: str = "",
         *,
@@ -45,9 +45,9 @@ class GivenTensors:
     ) -> None:
         """Holds a tensor to a shape, one of several types and the device of the first tensor.
 
-        shape: a word for each axis: `B`, which binds a size or has to equal the one that is bound, `B+1`, a
-        number, or `_` for any size. why: its type is what it is, for the message: "like q". anywhere: on any
-        device. has_data: it may not be on the device meta.
+        shape: its sizes, or a word for each axis: `B`, which binds a size or has to equal the one that is
+        bound, `B+1`, a number, or `_` for any size. why: its type is what it is, for the message: "like q".
+        anywhere: on any device. has_data: it may not be on the device meta.
 
         Raises TypeError for what is no dense tensor or has another type, ValueError for another shape or
         device; each names the argument, what was expected and what came.
@@ -59,7 +59,7 @@ class GivenTensors:
             raise TypeError(f"{where} dtype {_join(dtypes)}{because}, got {x.dtype}")
         if has_data:
             check_data(f"{self._function}{name}", x)
-        self._check_shape(where, shape.split(), x)
+        self._check_shape(where, shape.split() if isinstance(shape, str) else shape, x)
         if anywhere:
             return
         if self._device is None:
@@ -94,12 +94,12 @@ class GivenTensors:
             wanted = f"at least {least}" if most is None else f"{least} .. {most}"
             raise ValueError(f"{self._function}{name}: expected {size} to be {wanted}, got {found}")
 
-    def _check_shape(self, where: str, wanted: list[str], x: torch.Tensor) -> None:
+    def _check_shape(self, where: str, wanted: Sequence[str | int], x: torch.Tensor) -> None:
         shape, before = x.shape, self._sizes.copy()
         fits = len(shape) == len(wanted)
         for word, size in zip(wanted, shape, strict=False):
             known = self._known(word)
-            name, _, more = word.partition("+")
+            name, _, more = str(word).partition("+") if known is None else ("", "", "")
             if known is None and size >= int(more or 0):
                 self._sizes[name] = size - int(more or 0)
             elif known != size:
@@ -108,17 +108,19 @@ class GivenTensors:
             self._sizes = before
             raise ValueError(f"{where} shape {self._show(wanted)}{self._source}, got {list(shape)}")
 
-    def _known(self, word: str) -> int | None:
+    def _known(self, word: str | int) -> int | None:
         """Returns the size that a word stands for; None for any."""
+        if not isinstance(word, str):
+            return word
         if word.isdigit():
             return int(word)
         name, _, more = word.partition("+")
         size = None if name == "_" else self._sizes.get(name)
         return None if size is None else size + int(more or 0)
 
-    def _show(self, wanted: list[str]) -> str:
+    def _show(self, wanted: Sequence[str | int]) -> str:
         shown = (self._known(word) for word in wanted)
-        names = ("any" if word == "_" else word.replace("+", " + ") for word in wanted)
+        names = ("any" if word == "_" else str(word).replace("+", " + ") for word in wanted)
         sizes = (name if size is None else str(size) for name, size in zip(names, shown, strict=True))
         return f"[{', '.join(sizes)}]"
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache, partial
+from operator import index
 from types import MappingProxyType, ModuleType
 from typing import Any, TypeAlias
 from weakref import WeakValueDictionary
@@ -75,7 +76,7 @@ def real(function: str, name: str, value: Any) -> float:
     """Returns a number that was given. TypeError for what is none, ValueError for what float32 does not
     hold.
     """
-    if not hasattr(value, "__float__"):
+    if not isinstance(value, int | float) and not hasattr(value, "__float__"):
         raise TypeError(f"{function}: {name}: expected a number, got {value!r}")
     found = float(value)
     if not abs(found) <= _LARGEST:  # NaN neither
@@ -189,6 +190,15 @@ def _prepare_form(facts: Facts) -> tuple[str, ...]:
 
 # What torch.compiler.assume_constant_result does, without importing the compiler: tracing calls it for real.
 prepare_form._dynamo_marked_constant = True  # type: ignore[attr-defined]  # functions take attributes
+
+
+def _facts(form: Mapping[str, Any]) -> Facts:
+    """Returns the fields of a form, sorted. Kernels are made for the numbers among them, so in a graph of
+    torch.compile these are no symbols.
+    """
+    numbers = ("size", "size_v", "page", "splits", "slopes")
+    fixed = {name: index(form[name]) for name in numbers if form.get(name) is not None}
+    return tuple(sorted({**form, **fixed}.items(), key=lambda fact: fact[0]))
 
 
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
@@ -384,7 +394,7 @@ class Call:
             return o, lse
         q = self._tensors["q"]
         wanted = [*q.shape[:-1], self._form["size_v"]]
-        self._given.check("out", out, " ".join(map(str, wanted)), (q.dtype,), "like q")
+        self._given.check("out", out, wanted, (q.dtype,), "like q")
         self._given.check_rows(out=out)
         refuse_gradients(self._name, out=out)
         *rows, heads, _ = out.shape
@@ -459,7 +469,7 @@ class Call:
         """Returns the name in FUNCTIONS of the form that the call has, and what it takes."""
         if self._grads:
             self._form["grads"] = tuple(self._grads)
-        function, *names = prepare_form(tuple(sorted(self._form.items())))
+        function, *names = prepare_form(_facts(self._form))
         self.function, self._inputs = function, {name: self._tensors[name] for name in names}
         return function, list(self._inputs.values())
 

@@ -126,20 +126,21 @@ def flash_attn_with_kvcache(
         checked.check("cache_batch_idx", cache_batch_idx, "B", INTEGERS)
     batch = len(q) if cu_seqlens_q is None else len(cu_seqlens_q) - 1
     lengths: Any = cache_seqlens
-    is_number = isinstance(lengths, SupportsIndex) and not getattr(lengths, "ndim", 0)  # NumPy's too
-    if is_number and not isinstance(lengths, torch.Tensor):
+    is_number = isinstance(lengths, int) or _is_numpy_number(lengths)
+    if is_number:
         lengths = torch.full((batch,), lengths, dtype=torch.int32, device=q.device)
     if lengths is None and (k is not None or table is not None):
         why = "as k is written behind them" if k is not None else "beside block_table"
         raise ValueError(f"{name}: cache_seqlens: expected lengths, {why}, got None")
     if lengths is not None:
         checked.check("cache_seqlens", lengths, "B", (torch.int32,))
+    if k is not None and v is not None:
+        _check_new(checked, k, v, cu_seqlens_k_new, q.dtype)
+    _check_room(name, k_cache, k, cache_seqlens if is_number else lengths, table)
     call = Call(name, q, k_cache, v_cache, checked, is_inference=True)
     call.score(softmax_scale, softcap, alibi_slopes, sink)
     call.mask(causal, window_size)
     if k is not None and v is not None:
-        _check_new(checked, k, v, cu_seqlens_k_new, q.dtype)
-        _check_room(name, k_cache, k, lengths, table)
         if rotary_cos is not None and rotary_sin is not None:
             begins = lengths if rotary_seqlens is None else rotary_seqlens
             checked.check("rotary_seqlens", begins, "B", INTEGERS)
@@ -231,19 +232,39 @@ def _check_new(
 
 
 def _check_room(
-    name: str, cache: torch.Tensor, new: torch.Tensor, lengths: torch.Tensor, table: torch.Tensor | None
+    name: str, cache: torch.Tensor, new: torch.Tensor | None, lengths: Any, table: torch.Tensor | None
 ) -> None:
-    """Raises ValueError where new rows would be written behind the end of a cache. On a GPU, where to look at
-    lengths would be to wait, it looks at the cache alone.
+    """Raises ValueError where a sequence is longer than its cache, with the new rows behind it, as far as the
+    host knows lengths.
     """
     room = cache.shape[1] if table is None else table.shape[1] * cache.shape[1]
-    if new.numel() and not (cache.numel() and room):
+    if new is not None and new.numel() and not (cache.numel() and room):
         raise ValueError(f"{name}: k_cache: expected rows to write to, got {list(cache.shape)}")
-    if new.dim() == 4 and type(lengths) is torch.Tensor and lengths.device.type == "cpu" and len(lengths):
-        most = int(lengths.max()) + new.shape[1]
-        if most > room:
-            wanted = f"at most {room - new.shape[1]} rows, as {new.shape[1]} more go behind them in {room}"
-            raise ValueError(f"{name}: cache_seqlens: expected {wanted}, got {int(lengths.max())}")
+    count = new.shape[1] if new is not None and new.dim() == 4 else 0
+    for length in _known_lengths(lengths):
+        if not 0 <= length <= room - count:
+            behind = f", as {count} more go behind them in {room}" if count else ""
+            raise ValueError(
+                f"{name}: cache_seqlens: expected 0 to {room - count} rows{behind}, got {length}"
+            )
+
+
+def _is_numpy_number(lengths: Any) -> bool:
+    is_index = isinstance(lengths, SupportsIndex) and not isinstance(lengths, torch.Tensor)
+    return is_index and not getattr(lengths, "ndim", 0)
+
+
+def _known_lengths(lengths: Any) -> list[int]:
+    """Returns the least and the most of lengths: of a number, and of a tensor on a CPU. None of those of a
+    GPU, which it would have to wait for, nor while a graph is traced.
+    """
+    if lengths is None or torch.compiler.is_compiling():
+        return []
+    if not isinstance(lengths, torch.Tensor):
+        return [int(lengths)]
+    if type(lengths) is not torch.Tensor or lengths.device.type != "cpu" or not lengths.numel():
+        return []
+    return [int(lengths.min()), int(lengths.max())]
 
 
 def _choose_caches(

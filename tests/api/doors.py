@@ -67,7 +67,7 @@ def _paged(k: str = "k", v: str = "v") -> dict[str, Any]:
 
 # --- attnc.compile ------------------------------------------------------------------------------------------
 
-_SPEC = """
+SPEC = """
 attention door {
   input q: f32[B, M, Hkv * G, 16]
   input k, v: f32[B, N, Hkv, 16]
@@ -85,7 +85,7 @@ attention door {
 }
 """
 
-_DECODE = """
+DECODE = """
 attention decode_door {
   input q: f32[B, M, Hkv * G, 16]
   input k, v: f32[B, N, Hkv, 16] via paged(table, page = 16)
@@ -102,7 +102,7 @@ schedule decode_door for triton { loops = [kv], tile.q = 16, tile.kv = 16, split
 
 
 @cache
-def _family(text: str) -> Any:
+def family_of(text: str) -> Any:
     return attnc.compile(text, target="triton")
 
 
@@ -113,7 +113,7 @@ def _compiled_tensors() -> dict[str, Any]:
 
 
 def _compiled(o: Any, lse: Any, **tensors: Any) -> Any:
-    return _family(_SPEC)(**tensors, out=(o, lse))
+    return family_of(SPEC)(**tensors, out=(o, lse))
 
 
 def _decode_tensors() -> dict[str, Any]:
@@ -373,7 +373,7 @@ DOORS: dict[str, Door] = {
         written=("o", "lse"),
         detached=("o", "lse"),
     ),
-    "attnc.compile, decode": Door(make=_decode_tensors, call=lambda **x: _family(_DECODE)(**x)),
+    "attnc.compile, decode": Door(make=_decode_tensors, call=lambda **x: family_of(DECODE)(**x)),
     "flex_attention": Door(make=_flex_tensors, call=_flex),
     "flash_attn_func": Door(make=_flash_tensors, call=flash_attn.flash_attn_func, written=("out",)),
     "flash_attn_qkvpacked_func": Door(

@@ -5,7 +5,7 @@ The suite runs a few. This runs many, and goes on where it was interrupted:
 
     python -m tests.hostile.run --count 20000 --workers 8 --folder /tmp/hostile
 
-A log for each worker is in the folder: the same count and workers go on with it, and others begin anew.
+A log of every 250 files is in the folder. A run goes on with the logs that it finds there.
 """
 
 from __future__ import annotations
@@ -68,6 +68,8 @@ class Outcome:
 
 
 _SECONDS_PER_PIECE = 0.1
+#: Files that share a log.
+_LOGGED = 250
 
 
 class _Stopped(BaseException):
@@ -195,20 +197,29 @@ def main() -> None:
     )
     wanted = parser.parse_args()
     wanted.folder.mkdir(parents=True, exist_ok=True)
-    ends = [wanted.first + wanted.count * n // wanted.workers for n in range(wanted.workers + 1)]
-    jobs = [(range(*span), wanted.folder, wanted.limit) for span in pairwise(ends)]
+    shares = shares_of(range(wanted.first, wanted.first + wanted.count))
+    jobs = [(share, wanted.folder, wanted.limit) for share in shares]
     if wanted.workers == 1:
-        run(*jobs[0])
+        for job in jobs:
+            run(*job)
     else:  # processes of their own: a command may change the folder it is in, and sets an alarm
         with get_context("spawn").Pool(wanted.workers) as pool:
-            pool.starmap(run, jobs)
-    summarize([entry for job in jobs for entry in entries_of(job[0], job[1])])
+            pool.starmap(run, jobs, chunksize=1)
+    summarize([entry for share in shares for entry in entries_of(share, wanted.folder)])
+
+
+def shares_of(seeds: range) -> list[range]:
+    """Splits seeds where a log ends: at the multiples of its length."""
+    inner = range(seeds.start // _LOGGED * _LOGGED + _LOGGED, seeds.stop, _LOGGED)
+    return [range(*span) for span in pairwise([seeds.start, *inner, seeds.stop])]
 
 
 def run(seeds: range, folder: Path, limit: float) -> None:
     """Runs the commands on the files of these numbers that the log lacks, a line of it for each."""
     log = _log(seeds, folder)
-    done = sum(1 for _ in log.open()) if log.exists() else 0
+    done = len(entries_of(seeds, folder)) if log.exists() else 0
+    if done == len(seeds):
+        return
     _run_one(Outcome(), "warm", ["check", str(ROOT / "specs" / "full.attn")], None)
     with log.open("a") as lines:
         for seed in seeds[done:]:
