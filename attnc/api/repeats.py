@@ -147,5 +147,5 @@ def _note(kind: Any, plan: Plan, tensors: Sequence[Any]) -> None:
     if latest is None:
         if len(_LATEST) >= _MOST_PLANS:
             _LATEST.clear()
-        latest = _LATEST[kind] = Repeated(Plan.settle, gradients=True)
+        latest = _LATEST[kind] = Repeated(lambda plan, given: plan.settle(given), gradients=True)
     latest.note(plan, tensors)

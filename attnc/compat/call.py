@@ -5,6 +5,7 @@ that form (found once for all its calls), and the tensors in its order.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from ctypes import c_float
 from functools import lru_cache, partial
 from operator import index
 from types import MappingProxyType, ModuleType
@@ -82,6 +83,11 @@ def real(function: str, name: str, value: Any) -> float:
     if not abs(found) <= _LARGEST:  # NaN neither
         raise ValueError(f"{function}: {name}: expected a finite number of float32, got {value!r}")
     return found
+
+
+def _is_usual(scale: float, size: int) -> bool:
+    """Returns whether a scale is 1 / sqrt(size) in float32, as kernels have it, however it was computed."""
+    return c_float(scale).value == c_float(size**-0.5).value
 
 
 def unpack_qkv(function: str, axes: str, qkv: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -272,7 +278,7 @@ class Call:
             self._tensors["softmax_scale"] = number(inner, torch.float32, device)
             self._form["softcap"] = True
             self._cap = cap, inner
-        elif scale is not None and scale != self._form["size"] ** -0.5:
+        elif scale is not None and not _is_usual(scale, self._form["size"]):
             self._tensors["softmax_scale"] = number(scale, torch.float32, device)
             self._form["scaled"] = True
         for name, x in (("alibi_slopes", slopes), ("s_aux", sink)):

@@ -19,7 +19,8 @@ import torch
 
 from attnc.api.repeats import Plan, keep, repeat, without_gradients
 from attnc.compat.call import DENSE, FUNCTIONS, PACKED, PAGED, Call, arranged, check, refuse, rows
-from attnc.support.memory import allocate, memory_of, plain
+from attnc.support.memory import Layout, allocate, memory_of, plain
+from attnc.support.repeat import Again
 
 #: output, logsumexp, state of the dropout, two that nobody reads
 _Forward: TypeAlias = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
@@ -174,30 +175,99 @@ def flash_attention_backward(
         if found is not None:
             gradients: _Gradients = found[0]
             return gradients
-    axes = DENSE if cum_seq_q is None else PACKED
-    call = Call(_NAME, query, key, value, check(_NAME, axes, query=query, key=key, value=value))
-    call.score(scale, None, None, None)
-    call.mask(is_causal, (window_size_left, window_size_right))
-    call.drop(dropout_p, rng_state.view(torch.int64)[0] if dropout_p else None)
-    _laid_out(call, cum_seq_q, cum_seq_k, None, None)
-    gradients = call.gradients(grad_out, out, logsumexp)
-    named = {name: x for name, x in zip(_PACKED, given, strict=False) if x is not None}
-    order = call.order([*named], named)
+    gradients, function, order = _differentiate(
+        (grad_out, out, logsumexp), given, (is_causal, window_size_left, window_size_right), scale,
+        dropout_p, rng_state,
+    )  # fmt: skip
     if order is not None:
-        keep(known, _plan_backward(call.function, order))
+        keep(known, _BackwardPlan(function, order))
     return gradients
 
 
-def _plan_backward(function: str, order: tuple[int | torch.Tensor, ...]) -> Plan:
-    """Returns the plan of calls of flash_attention_backward like one, of a kernel of this name."""
-    inputs_of = arranged(order)
+def _differentiate(
+    results: Sequence[torch.Tensor],
+    given: Sequence[torch.Tensor | None],
+    mask: tuple[bool, int | None, int | None],
+    scale: float | None,
+    dropout_p: float,
+    rng_state: torch.Tensor,
+) -> tuple[_Gradients, str, Sequence[int | torch.Tensor] | None]:
+    """Returns gradients, the name of the kernel's function and its inputs (`Call.order`).
 
-    def arrange(given: Sequence[torch.Tensor]) -> tuple[Sequence[Any], Any]:
+    results: gradient of the output, output, lse; given: query, key, value, cum_seq_q, cum_seq_k; mask:
+    causal, left, right.
+    """
+    query, key, value, cum_seq_q, cum_seq_k = given
+    assert query is not None
+    assert key is not None
+    assert value is not None
+    axes = DENSE if cum_seq_q is None else PACKED
+    call = Call(_NAME, query, key, value, check(_NAME, axes, query=query, key=key, value=value))
+    call.score(scale, None, None, None)
+    call.mask(mask[0], mask[1:])
+    call.drop(dropout_p, rng_state.view(torch.int64)[0] if dropout_p else None)
+    _laid_out(call, cum_seq_q, cum_seq_k, None, None)
+    do, o, lse = results
+    gradients = call.gradients(do, o, lse)
+    named = {name: x for name, x in zip(_PACKED, given, strict=False) if x is not None}
+    return gradients, call.function, call.order([*named], named)
+
+
+def _turn(x: torch.Tensor) -> torch.Tensor:
+    """Returns [B, M, H, D] as [B, H, M, D], or back."""
+    return x.transpose(1, 2)
+
+
+def _turn_layout(layout: Layout) -> Layout:
+    """Returns the layout of a turned tensor; another one as it is."""
+    shape, strides, dtype = layout
+    if len(shape) != 4:
+        return layout
+    (b, m, h, d), (of_b, of_m, of_h, of_d) = shape, strides
+    return (b, h, m, d), (of_b, of_h, of_m, of_d), dtype
+
+
+class _BackwardPlan(Plan):
+    """Calls of a backward like one, of the gradient of the output, output, lse, query, key, value, and what
+    else there is.
+
+    turned: all but lse are [B, H, M, D]. A kernel reads addresses, so that what looks like tensors of the
+    call before is launched as it is given.
+    """
+
+    __slots__ = ("inputs_of", "resume", "turned")
+
+    def __init__(self, function: str, order: Sequence[int | torch.Tensor], *, turned: bool = False) -> None:
+        self.inputs_of, self.turned = arranged(order), turned
+        self.resume = getattr(FUNCTIONS, f"{function}_call").resume_gradients
+        super().__init__(getattr(FUNCTIONS, f"{function}_gradients"), None, self._arrange, self._finish)
+
+    def _arrange(self, given: Sequence[torch.Tensor]) -> tuple[Sequence[Any], Any]:
         do, o, lse, *tensors = given
-        inputs, _ = inputs_of(tensors)
-        return (do, None, *inputs, rows(o), lse.contiguous(), None), None
+        if self.turned:
+            do, o, *tensors = map(_turn, (do, o, *tensors))
+        return (do, None, *self.inputs_of(tensors)[0], rows(o), lse.contiguous(), None), None
 
-    return Plan(getattr(FUNCTIONS, f"{function}_gradients"), None, arrange)
+    def _finish(self, found: _Gradients, given: Sequence[torch.Tensor]) -> _Gradients:
+        if not self.turned:
+            return found
+        dq, dk, dv = map(_turn, found)
+        return dq, dk, dv
+
+    def settle(self, tensors: Sequence[Any]) -> Again:
+        _, o, lse, *_ = tensors
+        if o.stride(-1) != 1 or not lse.is_contiguous():  # copies are taken
+            return self.run
+        again = self.resume(self._arrange(tensors)[0][:-1], _turn_layout if self.turned else lambda x: x)
+        if again is None:
+            return self.run
+        inputs_of = self.inputs_of
+
+        def run(given: Sequence[Any]) -> Any:
+            do, o, lse, *tensors = given
+            return again((do, None, *inputs_of(tensors)[0], o, lse))
+
+        return run
 
 
 @without_gradients
@@ -216,22 +286,23 @@ def sdpa_forward(
     if not (dropout_p or return_debug_mask):
         known, found = repeat(("sdpa_forward", is_causal, scale), (query, key, value))
         if found is not None:
-            return _as_sdpa(found[0], query, key)
+            results: tuple[Any, ...] = found[0]
+            return results
     refuse(_NAME, return_debug_mask=return_debug_mask)
     checked = check(_NAME, ("B H M D", "B Hkv N D", "B Hkv N Dv"), query=query, key=key, value=value)
-    q, k, v = (x.transpose(1, 2) for x in (query, key, value))
+    q, k, v = map(_turn, (query, key, value))
     call = Call(_NAME, q, k, v, checked)
     call.score(scale, None, None, None)
     call.mask(is_causal, (None, None))
     call.drop(dropout_p)
-    o, lse = call.run(out=_like(query, value).transpose(1, 2))
-    results = _with_state(o, lse, query)
+    o, lse = call.run(out=_turn(_like(query, value)))
+    found = _with_state(o, lse, query)
     if call.seed is not None:
-        results[2].view(torch.int64)[0] = call.seed
+        found[2].view(torch.int64)[0] = call.seed
     order = call.order("qkv", {"q": q, "k": k, "v": v})
     if order is not None:
-        keep(known, _plan_sdpa(call.function, order, o, lse))
-    return _as_sdpa(results, query, key)
+        keep(known, _ForwardPlan(call.function, order, found))
+    return _as_sdpa(found, query, key)
 
 
 def _like(query: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
@@ -242,26 +313,42 @@ def _like(query: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
 
 def _as_sdpa(found: _Forward, query: torch.Tensor, key: torch.Tensor) -> tuple[Any, ...]:
     o, lse, state, unused, mask = found
-    return o.transpose(1, 2), lse, None, None, query.shape[2], key.shape[2], state, unused, mask
+    return _turn(o), lse, None, None, query.shape[2], key.shape[2], state, unused, mask
 
 
-def _plan_sdpa(
-    function: str, order: tuple[int | torch.Tensor, ...], o: torch.Tensor, lse: torch.Tensor
-) -> Plan:
-    """Returns the plan of calls of sdpa_forward like one whose kernel has this name, and which gave o and
-    lse.
+class _ForwardPlan(Plan):
+    """Calls of sdpa_forward like one, which gave these results of [B, M, H, D]. Kernels read addresses, so
+    that what looks like tensors of the call before is launched as it is given.
     """
-    inputs_of, layouts = arranged(order), plain(map(memory_of, (o, lse)))
 
-    def arrange(given: Sequence[torch.Tensor]) -> tuple[Sequence[Any], Any]:
-        inputs, _ = inputs_of([x.transpose(1, 2) for x in given])
-        return inputs, tuple(allocate(layouts, given[0]))
+    __slots__ = ("inputs_of", "layouts")
 
-    def finish(found: Any, given: Sequence[torch.Tensor]) -> _Forward:
+    def __init__(self, function: str, order: Sequence[int | torch.Tensor], found: _Forward) -> None:
+        self.inputs_of, self.layouts = arranged(order), plain(map(memory_of, found))
+        functions = getattr(FUNCTIONS, function), getattr(FUNCTIONS, f"{function}_call")
+        super().__init__(*functions, self._arrange, self._finish)
+
+    def _arrange(self, given: Sequence[torch.Tensor]) -> tuple[Sequence[Any], Any]:
+        return self.inputs_of([*map(_turn, given)])[0], tuple(allocate(self.layouts[:2], given[0]))
+
+    def _finish(self, found: Any, given: Sequence[torch.Tensor]) -> tuple[Any, ...]:
+        query, key, _ = given
         o, lse = found
-        return _with_state(o, lse, given[0])
+        return _as_sdpa(_with_state(o, lse, query), query, key)
 
-    return Plan(getattr(FUNCTIONS, function), getattr(FUNCTIONS, f"{function}_call"), arrange, finish)
+    def settle(self, tensors: Sequence[Any]) -> Again:
+        again = self.call.resume(*self._arrange(tensors))
+        if again is None:
+            return self.run
+        inputs_of, layouts = self.inputs_of, (_turn_layout(self.layouts[0]), *self.layouts[1:])
+        rows, keys = tensors[0].shape[2], tensors[1].shape[2]
+
+        def run(given: Sequence[Any]) -> tuple[Any, ...]:
+            o, lse, state, unused, mask = allocate(layouts, given[0])
+            again(inputs_of(given)[0], (o, lse))
+            return o, lse, None, None, rows, keys, state, unused, mask
+
+        return run
 
 
 def sdpa_forward_quantized(
@@ -287,13 +374,33 @@ def sdpa_backward(
     value: torch.Tensor,
     out: torch.Tensor,
     logsumexp: torch.Tensor,
-    *arguments: Any,
-    **options: Any,
-) -> tuple[torch.Tensor, ...]:
+    cum_seq_q: torch.Tensor | None,
+    cum_seq_k: torch.Tensor | None,
+    max_q: int,
+    max_k: int,
+    dropout_p: float,
+    is_causal: bool,
+    philox_seed: torch.Tensor,
+    philox_offset: torch.Tensor,
+    *,
+    scale: float | None = None,
+) -> _Gradients:
     """Computes aten::_scaled_dot_product_flash_attention_backward."""
-    do, q, k, v, o = (x.transpose(1, 2) for x in (grad_out, query, key, value, out))
-    gradients = flash_attention_backward(do, q, k, v, o, logsumexp, *arguments, **options)
-    return tuple(x.transpose(1, 2) for x in gradients)
+    given = (grad_out, out, logsumexp, query, key, value)
+    known = None
+    if not dropout_p:
+        known, found = repeat(("sdpa_backward", is_causal, scale), given)
+        if found is not None:
+            gradients: _Gradients = found[0]
+            return gradients
+    do, o, q, k, v = map(_turn, (grad_out, out, query, key, value))
+    mask = is_causal, None, None
+    (dq, dk, dv), function, order = _differentiate(
+        (do, o, logsumexp), (q, k, v, None, None), mask, scale, dropout_p, philox_seed
+    )
+    if order is not None:
+        keep(known, _BackwardPlan(function, order, turned=True))
+    return _turn(dq), _turn(dk), _turn(dv)
 
 
 def _laid_out(
