@@ -18,6 +18,7 @@ import torch
 from torch.autograd import forward_ad
 
 from attnc.api.fastest import chosen_target
+from attnc.support.memory import make_picker
 from attnc.support.repeat import Again, Repeated
 
 #: The tensors of a call -> what its kernel takes: inputs, and where its results go, or None.
@@ -54,12 +55,50 @@ class Plan:
     def settle(self, tensors: Sequence[Any]) -> Again:
         """Returns `run`, of tensors that look like these."""
         arrange, finish = self.arrange, self.finish
-        again = None if self.call is None else self.call.resume(*arrange(tensors))
+        inputs, out = arrange(tensors)
+        again = None if self.call is None else self.call.resume(inputs, out)
         if again is None:
             return self.run
+        take = _find_places(tensors, (inputs, out), arrange(tensors))
+        if take is None:
+            take = arrange
         if finish is None:
-            return lambda tensors: again(*arrange(tensors))
-        return lambda tensors: finish(again(*arrange(tensors)), tensors)
+            return lambda tensors: again(*take(tensors))
+        return lambda tensors: finish(again(*take(tensors)), tensors)
+
+
+def _find_places(
+    tensors: Sequence[torch.Tensor], first: tuple[Sequence[Any], Any], second: tuple[Sequence[Any], Any]
+) -> Arrange | None:
+    """Returns what takes the inputs of a kernel, and where its result goes, out of tensors that look like
+    these. What was prepared reads addresses, so that a tensor serves as its view does.
+
+    first, second: those that were made of these tensors, twice. What is the same then is one of them, or a
+    constant, such as a number on the device. None where something is a copy, or has the address of two.
+    """
+    (inputs, out), (others, other) = first, second
+    wants = is_grad_enabled() and any(x.requires_grad for x in tensors)  # gradients have shapes of inputs
+
+    def place_of(x: Any, again: Any) -> Any:
+        places = [at for at, y in enumerate(tensors) if y is x]
+        if places or x is again:
+            return places[0] if places else x
+        places = [at for at, y in enumerate(tensors) if y.data_ptr() == x.data_ptr()]
+        return None if wants or len(places) != 1 or not x.data_ptr() else places[0]
+
+    order = [place_of(x, again) for x, again in zip(inputs, others, strict=True)]
+    at = -1 if out is None else place_of(out, other) if isinstance(out, torch.Tensor) else None
+    if not isinstance(at, int) or any(x is None for x in order):
+        return None
+    if all(isinstance(x, int) for x in order):
+        pick = make_picker(order)
+        if at < 0:
+            return lambda tensors: (pick(tensors), None)
+        return lambda tensors: (pick(tensors), tensors[at])
+    return lambda tensors: (
+        [tensors[x] if isinstance(x, int) else x for x in order],
+        None if at < 0 else tensors[at],
+    )
 
 
 Given = ParamSpec("Given")
