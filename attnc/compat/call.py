@@ -5,7 +5,6 @@ that form (found once for all its calls), and the tensors in its order.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from ctypes import c_float
 from functools import lru_cache, partial
 from operator import index
 from types import MappingProxyType, ModuleType
@@ -86,8 +85,9 @@ def real(function: str, name: str, value: Any) -> float:
 
 
 def _is_usual(scale: float, size: int) -> bool:
-    """Returns whether a scale is 1 / sqrt(size) in float32, as kernels have it, however it was computed."""
-    return c_float(scale).value == c_float(size**-0.5).value
+    """Returns whether a scale is 1 / sqrt(size), however it was rounded: kernels have it in float32."""
+    usual: float = size**-0.5
+    return abs(scale - usual) <= usual * 2.0**-40
 
 
 def unpack_qkv(function: str, axes: str, qkv: torch.Tensor) -> tuple[torch.Tensor, ...]:

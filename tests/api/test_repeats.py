@@ -285,3 +285,54 @@ def test_gradients_of_what_has_none_are_refused_every_time() -> None:
     for _ in range(6):
         with pytest.raises(RuntimeError, match="no_grad"):
             door(given)
+
+
+class Kept:
+    """In the place of a kernel's call, which returns what it is given."""
+
+    def resume(self, inputs: Any, out: Any) -> Any:
+        return lambda inputs, out=None: (inputs, out)
+
+
+def settled(arrange: repeats.Arrange, *given: Any) -> Any:
+    plan = repeats.Plan(lambda *inputs: inputs, Kept(), arrange)
+    return plan.settle(given)
+
+
+def test_views_are_not_made_where_their_tensors_do() -> None:
+    """Only addresses are read of what was prepared, inputs and the memory of a result."""
+    number, (q, k, out) = torch.ones(()), torch.zeros(3, 4, 6)
+    again = settled(lambda given: ((given[0].t(), number, given[1]), given[2].view(-1)), q, k, out)
+    others = [torch.zeros(4, 6) for _ in range(3)]
+    (first, second, third), into = again(others)
+    assert [first, third, into] == others
+    assert second is number
+    inputs, into = settled(lambda given: (given[:2], None), q, k)(others)
+    assert [*inputs] == others[:2]
+    assert into is None
+
+
+def test_copies_and_what_has_the_address_of_two_are_made_every_time() -> None:
+    q, rows = torch.zeros(4, 6), torch.zeros(4, 6)
+    latent = q[:, :3]
+
+    def shapes(arrange: repeats.Arrange, *given: Any) -> list[torch.Size]:
+        inputs, out = settled(arrange, *given)([torch.zeros(x.shape) for x in given])
+        return [x.shape for x in (*inputs, *([] if out is None else out))]
+
+    assert shapes(lambda given: ((given[0].t().contiguous(),), None), q) == [(6, 4)]
+    assert shapes(lambda given: ((given[0], given[1].t()), None), q, latent) == [(4, 6), (3, 4)]
+    assert shapes(lambda given: ((given[0].t(),), (given[1], torch.zeros(2))), q, rows) == [
+        (6, 4),
+        (4, 6),
+        (2,),
+    ]
+    assert shapes(lambda given: ((given[0][:, :0].t(),), None), q.new_zeros(4, 0)) == [(0, 4)]
+
+
+def test_gradients_have_the_shapes_of_what_kernels_take() -> None:
+    q = torch.zeros(4, 6, requires_grad=True)
+    arrange: repeats.Arrange = lambda given: ((given[0].t(),), None)  # noqa: E731
+    assert settled(arrange, q)([q])[0][0].shape == (6, 4)
+    with torch.no_grad():
+        assert settled(arrange, q)([q])[0][0] is q

@@ -7,7 +7,9 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 import pytest
+import torch
 
+import attnc
 from attnc.plan.sm90 import layout_of
 from attnc.plan.sm90.backward import Sm90Backward
 from attnc.target.files import render_files
@@ -255,6 +257,27 @@ def test_rows_anywhere(gap: int) -> None:
         case = Case(dims={"B": 2, "M": 5, "N": 70, **heads}, layouts=layouts)
         found = check(subject_of_text(text), case, fills=("nan",))
         assert found.ok, found.message
+
+
+@pytest.mark.parametrize("shift", [0, 8, 1])
+def test_a_prepared_call_reads_addresses(shift: int) -> None:
+    """Another view of the same elements gives the same, also where they are copied because their address, a
+    multiple of 2 bytes, is none of 16.
+    """
+    call = attnc.compile(dense(64, 64, SMALL), target="cuda.sm_90a").module.default.CALL
+    torch.manual_seed(0)
+    given = [torch.randn(1, n, 2, 64).bfloat16() for n in (5, 70, 70)]
+    o, lse = call.run((*given,))
+    out = torch.empty_like(o), torch.empty_like(lse)
+    call.run((*given,), out)
+    shifted = [torch.cat([x.new_zeros(shift), x.flatten()])[shift:] for x in (*given, o * torch.nan)]
+    *turned, other = [x.view_as(y).transpose(1, 2) for x, y in zip(shifted, (*given, o), strict=True)]
+    into = other, torch.full_like(lse, torch.nan)
+    again, again_into = call.resume(given), call.resume(given, out)
+    again_into(turned, into)
+    for found in (again(turned), (into[0].transpose(1, 2), into[1])):
+        assert torch.equal(found[0], o)
+        assert torch.equal(found[1], lse)
 
 
 @pytest.mark.parametrize("widths", some_by_day([(72, 40), (40, 136)], of=2))

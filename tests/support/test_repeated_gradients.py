@@ -154,3 +154,35 @@ def test_fewer_gradients_are_looked_at(attention: Any) -> None:
     with torch.no_grad():
         again = attention(q, k, v)
     assert not (again[0] if isinstance(again, tuple) else again).requires_grad
+
+
+WINDOW = TEXT.format(lse="output lse: f32[B, H, M]").replace(
+    "mask = causal", "input left: i32[]\n  mask = q_pos - left <= kv_idx and causal"
+)
+
+
+@pytest.mark.parametrize("wants", [False, True])
+def test_numbers_on_the_device_are_tensors_as_others(wants: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls with them repeat. Python's numbers, and other lengths of the window, are looked at."""
+    family = attnc.compile(WINDOW, target="triton")
+    family.module.default.CALL.forget()
+    q, k, v, _ = drawn(0)
+    q.requires_grad_(wants)
+    windows = [torch.tensor(x, dtype=torch.int32) for x in (1, 3)]
+    right = [family(q, k, v, int(left))[0] for left in windows]
+    assert not torch.equal(*right)
+    for _ in range(6):
+        family(q, k, v, windows[0])
+    found = lookups(family, monkeypatch)
+    runs = list[str]()
+    call = family.module.default.CALL
+    tensors_of = call.tensors_of
+    monkeypatch.setattr(call, "tensors_of", lambda given: (runs.append("numbers"), tensors_of(given))[1])
+    for left, o in zip(windows, right, strict=True):
+        assert torch.equal(family(q, k, v, left)[0], o)
+    assert found == runs == []
+    for left, o in zip(windows, right, strict=True):
+        assert torch.equal(family(q, k, v, int(left))[0], o)
+    assert runs
+    with pytest.raises(TypeError, match=r"left: expected dtype torch\.int32, got torch\.int64"):
+        family(q, k, v, windows[0].long())
