@@ -50,6 +50,7 @@ from .gradients import (
     launch_gradients,
     prepared_of,
     resume,
+    resume_gradients,
 )
 from .memory import (
     Key,
@@ -167,6 +168,7 @@ class Attention(ABC):
         prepared = self.prepared
         repeated, keeping = self.repeated, self.repeated_keeping
         has_scalars, has_backward, is_single = self.has_scalars, self.backward is not None, self.is_single
+        scalars = [at for at, tensor in enumerate(self.inputs) if tensor.is_scalar]
         count, name = len(self.outputs), self.name
 
         def run(
@@ -182,13 +184,16 @@ class Attention(ABC):
             """
             if traces and is_compiling():
                 return self.trace(inputs, out, config, backward_config, extras)
-            is_plain = out is None and config is None and backward_config is None and not has_scalars
+            is_plain = out is None and config is None and backward_config is None
             if forward_ad._current_level >= 0:
                 is_plain = False  # tensors that look alike may have tangents
             if is_plain and extras:
                 for x in extras:
                     if x is not None:
                         is_plain = False
+            for at in scalars:
+                if not isinstance(inputs[at], torch.Tensor):
+                    is_plain = False
             if is_plain:
                 wants = keeping.guard is not None and is_grad_enabled()
                 if wants and getattr(inputs[0], "requires_grad", False):
@@ -278,6 +283,10 @@ class Attention(ABC):
         *tensors, configs = given
         call, made = launch_gradients(self, tensors, configs)
         return call.finish(made)
+
+    def resume_gradients(self, tensors: Sequence[Any], look: Callable[[Layout], Layout]) -> Again | None:
+        """Returns `gradients` of tensors that look like these (`gradients.resume_gradients`)."""
+        return resume_gradients(self, tensors, look)
 
     def forget(self) -> None:
         """Drops all prepared calls."""

@@ -278,7 +278,7 @@ def run_keeping(
 
 def resume(call: DifferentiableCall, inputs: Sequence[Any], out: Any) -> Again | None:
     """Computes `Attention.resume`."""
-    if call.has_scalars or any(x.is_neg() for x in inputs):
+    if any(x.is_neg() for x in inputs):
         return None
     wants = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
     if not wants:
@@ -310,13 +310,46 @@ def launch_gradients(
     found = None if configs else call.repeated_gradients[len(seen)].call(seen)
     if found is None:
         found = _find_gradients(call, tensors, configs)
-    made = call.allocate(found.made, tensors[-1])
+    return found, _launch_prepared(call, found, found.made, tensors)
+
+
+def _launch_prepared(
+    call: DifferentiableCall, found: PreparedGradients, layouts: Sequence[Layout], tensors: Sequence[Any]
+) -> list[torch.Tensor]:
+    """Launches what was prepared for such tensors; returns all that is made, of these layouts."""
+    made = call.allocate(layouts, tensors[-1])
     for places in found.zeroed:
-        torch._foreach_zero_([made[at] for at in places])
+        if len(places) == 1:  # half the time of a list
+            made[places[0]].zero_()
+        else:
+            torch._foreach_zero_([made[at] for at in places])
     given = [*tensors, *made, None]
     for launch in found.launches:
         launch.run(given)
-    return found, made
+    return made
+
+
+def resume_gradients(
+    call: DifferentiableCall, tensors: Sequence[Any], look: Callable[[Layout], Layout]
+) -> Again | None:
+    """Returns the gradients of tensors that have these addresses and layouts, for those who compare them
+    themselves; None where none were prepared, or kernels take copies. tensors: as `Attention.gradients` is
+    given them but for the configs; look: how what is made looks to the caller, of how kernels see it.
+    """
+    if tensors[0].stride(-1) != 1 or any(x is not None and x.is_neg() for x in tensors):
+        return None
+    found = call.prepared_gradients.get(_key_of_gradients(call, tensors, None))
+    if found is None:
+        return None
+    layouts = tuple(map(look, found.made))
+    return lambda tensors: found.finish(_launch_prepared(call, found, layouts, tensors))
+
+
+def _key_of_gradients(call: DifferentiableCall, tensors: Sequence[Any], chosen: Any) -> Key:
+    """Returns what prepared gradients are found by."""
+    inputs = tensors[call.first_input : -2]
+    key: Key = (call.layouts(inputs), layouts_of_3((tensors[0], tensors[-2], tensors[-1])), chosen)
+    return (key, layout(tensors[1])) if call.first_input > 1 else key
 
 
 def _find_gradients(
@@ -334,10 +367,7 @@ def _find_gradients(
     if tensors[0].stride(-1) != 1:
         tensors[0] = tensors[0].contiguous()
     chosen = tuple(configs.items()) if configs else None
-    inputs = tensors[call.first_input : -2]
-    key: Key = (call.layouts(inputs), layouts_of_3((tensors[0], tensors[-2], tensors[-1])), chosen)
-    if call.first_input > 1:
-        key = (key, layout(tensors[1]))
+    key = _key_of_gradients(call, tensors, chosen)
     found = call.prepared_gradients.get(key)
     if found is None:
         found = call.prepared_gradients[key] = call.prepare_gradients(tensors, configs or {})
@@ -390,7 +420,7 @@ class Differentiable(torch.autograd.Function):
         again: Again | None,
         *inputs: Any,
     ) -> Any:
-        if call.has_scalars:
+        if again is None and call.has_scalars:
             inputs = call.tensors_of(inputs)
         made, needed = run_keeping(call, inputs, config, again)
         ctx.save_for_backward(*inputs, *needed)
