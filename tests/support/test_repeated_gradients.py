@@ -174,10 +174,14 @@ def test_numbers_on_the_device_are_tensors_as_others(wants: bool, monkeypatch: p
     for _ in range(6):
         family(q, k, v, windows[0])
     found = lookups(family, monkeypatch)
-    runs = list[str]()
-    call = family.module.default.CALL
+    call, runs = family.module.default.CALL, list[str]()
     tensors_of = call.tensors_of
-    monkeypatch.setattr(call, "tensors_of", lambda given: (runs.append("numbers"), tensors_of(given))[1])
+
+    def noted(given: Any) -> Any:
+        runs.append("numbers")
+        return tensors_of(given)
+
+    monkeypatch.setattr(call, "tensors_of", noted)
     for left, o in zip(windows, right, strict=True):
         assert torch.equal(family(q, k, v, left)[0], o)
     assert found == runs == []
