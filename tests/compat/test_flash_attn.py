@@ -73,20 +73,6 @@ def test_numbers_compile_nothing() -> None:
     assert len(vars(call.FUNCTIONS)) == before
 
 
-@pytest.mark.parametrize("size", [48, 64, 96, 128])
-def test_the_usual_scale_is_known_however_it_was_rounded(size: int) -> None:
-    """1 / sqrt(128), as PyTorch computes it, is not 128 ** -0.5: no number is then read at run time."""
-    near = {size**-0.5, 1 / math.sqrt(size), math.nextafter(size**-0.5, 0)}
-    assert all(call._is_usual(scale, size) for scale in near)
-    assert not any(call._is_usual(scale * 1.00001, size) for scale in (*near, -1.0, 0.0))
-    q = torch.randn(1, 2, 1, size).half()
-    flash_attn_func(q, q, q)
-    before = len(vars(call.FUNCTIONS))
-    for scale in near:
-        flash_attn_func(q, q, q, softmax_scale=scale)
-    assert len(vars(call.FUNCTIONS)) == before
-
-
 def test_the_first_softcaps_are_built_in_where_tanh_is_a_polynomial(monkeypatch: pytest.MonkeyPatch) -> None:
     """On Hopper, and not in kernels that share keys out, which wait for memory."""
     forms: list[Form] = []

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import inspect
+import math
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from attnc.api import compile as api
-from attnc.compat import compiled, flash_attn
+from attnc.compat import call, compiled, flash_attn
 from attnc.compat.form import Form
 
 #: Of flash-attention's functions, where they are not None, False or 0.
@@ -42,3 +44,17 @@ def test_only_fast_forms_add_gradients_in_any_order(is_fast: bool, monkeypatch: 
     )
     assert compiled.load_form(form) is default
     assert (made["deterministic"], made["target"], made["text"]) == (not is_fast, "cuda.sm_90a", form.text)
+
+
+@pytest.mark.parametrize("size", [48, 64, 96, 128])
+def test_the_usual_scale_is_known_however_it_was_rounded(size: int) -> None:
+    """1 / sqrt(128), as PyTorch computes it, is not 128 ** -0.5: no number is then read at run time."""
+    near = {size**-0.5, 1 / math.sqrt(size), math.nextafter(size**-0.5, 0)}
+    assert all(call._is_usual(scale, size) for scale in near)
+    assert not any(call._is_usual(scale * 1.00001, size) for scale in (*near, -1.0, 0.0))
+    q = torch.randn(1, 2, 1, size).half()
+    flash_attn.flash_attn_func(q, q, q)
+    before = len(vars(call.FUNCTIONS))
+    for scale in near:
+        flash_attn.flash_attn_func(q, q, q, softmax_scale=scale)
+    assert len(vars(call.FUNCTIONS)) == before
