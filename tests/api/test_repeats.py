@@ -332,7 +332,10 @@ def test_copies_and_what_has_the_address_of_two_are_made_every_time() -> None:
 
 def test_gradients_have_the_shapes_of_what_kernels_take() -> None:
     q = torch.zeros(4, 6, requires_grad=True)
-    arrange: repeats.Arrange = lambda given: ((given[0].t(),), None)  # noqa: E731
+
+    def arrange(given: Any) -> tuple[Any, None]:
+        return (given[0].t(),), None
+
     assert settled(arrange, q)([q])[0][0].shape == (6, 4)
     with torch.no_grad():
         assert settled(arrange, q)([q])[0][0] is q
