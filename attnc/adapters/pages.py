@@ -310,6 +310,7 @@ def attend_packed(
     causal: bool,
     lse: bool,
     out: torch.Tensor | None = None,
+    order: int = 0,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """Returns o: [T, Hq, Dv], and with `lse` its logsumexp in base e, f32[Hq, T], of sequences end to end.
 
@@ -317,6 +318,8 @@ def attend_packed(
     cu_seqlens_q, cu_seqlens_k: i32[B + 1], where sequences begin and end
     causal: the last query of a sequence at its last key; else all see all keys
     out: where o goes
+    order: keys of a segment, in which sums are formed, so that a token has the same bits in every call; 0:
+        sums come in any order
 
     A sequence without keys has o = 0 and lse = minus infinity. ValueError or TypeError names the argument.
     """
@@ -327,7 +330,7 @@ def attend_packed(
     checked.check_groups("q", "H", "k", "Hkv")
     for name, starts in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)):
         checked.check(name, starts, "B+1", INTEGERS)
-    form = (q.dtype, q.shape[-1], v.shape[-1], float(scale), causal, lse)
+    form = (q.dtype, q.shape[-1], v.shape[-1], float(scale), causal, lse, order)
     into: torch.Tensor | tuple[torch.Tensor, torch.Tensor] | None = out
     if lse and out is not None:
         into = out, q.new_empty(q.shape[1], q.shape[0], dtype=torch.float32)
@@ -338,7 +341,7 @@ def attend_packed(
 
 @lru_cache(maxsize=64)
 def _packed_kernel(
-    dtype: torch.dtype, head_dim: int, value_dim: int, scale: float, causal: bool, lse: bool
+    dtype: torch.dtype, head_dim: int, value_dim: int, scale: float, causal: bool, lse: bool, order: int
 ) -> Kernel:
     return kernel(
         Wanted(
@@ -355,5 +358,6 @@ def _packed_kernel(
             length="",
             mask="causal" if causal else "",
             lse="[Hkv * G, T]" if lse else "",
+            order=order,
         )
     )

@@ -49,8 +49,10 @@ _WIDE_DECODE_TILES = {2: (64, 32, 16), 4: (16,)}
 #: Of all kernels under an order of sums, whose products then have one shape.
 _ORDERED = {2: "tile.kv = 64, stages in {3, 2, 1}", 4: "tile.kv = 32, stages in {2, 1}"}
 _ORDERED_WIDE, _ORDERED_COLUMNS = "tile.kv = 32, stages in {2, 1}", 128
-#: Of those for Hopper, and the most columns that these have.
-_ORDERED_ON_HOPPER, _ORDERED_ON_HOPPER_COLUMNS = "softmax = online(maximum = lazy(20))", 192
+#: The same of latents, whose sums are twice in the registers of prompts.
+_ORDERED_LATENT = "tile.q = 32, tile.kv = 32, stages in {2, 1}, warps = 8"
+#: Of those for Hopper; and the most columns that its kernels have, of values and of latents.
+_ORDERED_ON_HOPPER, _MOST_ON_HOPPER = "softmax = online(maximum = lazy(20))", (512, 576)
 #: Query rows that a key of 8 bits is multiplied by from which a prompt is faster, on an H200, on keys and
 #: values that were converted before its kernel than on tiles that it converts; and bytes that they may take.
 ROWS_TO_CONVERT, MOST_CONVERTED = 1024, 1 << 30
@@ -124,9 +126,7 @@ class Wanted:
         their own; and for prompts whose keys are converted before.
         """
         if self.order:
-            split = f"loops = [kv], pack = gqa, split.kv = fixed({self.order})"
-            knobs = f"{split if self.decode else 'order = longest_first'}\n  {_ORDERED_ON_HOPPER}"
-            return f"{self.attention}\nschedule {self.name} for {HOPPER} {{\n  {knobs}\n}}\n"
+            return f"{self.attention}\nschedule {self.name} for {HOPPER} {{\n  {self._hopper_knobs}\n}}\n"
         if self.converts and not self.decode:
             order = ", order = longest_first" if self.mask else ""
             knobs = f"softmax = online(maximum = lazy(20)){order}\n  convert = before"
@@ -141,9 +141,14 @@ class Wanted:
     @property
     def keeps_order_on_hopper(self) -> bool:
         """Whether Hopper's kernels keep an order of sums for such heads, in prompts as in decode steps."""
-        widest = max(self.head_dim, self.value_dim)
-        fits = widest <= _ORDERED_ON_HOPPER_COLUMNS and not (self.head_dim % 8 or self.value_dim % 8)
-        return fits and self.dtype.itemsize == 2 and self.cache is None and not self.value
+        columns, most = self.value_dim or self.head_dim, _MOST_ON_HOPPER
+        fits = self.head_dim <= _WIDE and not self.head_dim % 8 and not columns % 8
+        if columns > _WIDE:  # two warpgroups share them
+            is_part = "prefix(" in self.value
+            widest = most[1] if is_part else most[0]
+            fits = columns % 128 == 0 and columns <= most[0] and self.head_dim <= widest
+            fits = fits and not self.head_dim % 8 and (is_part or self.cache is None)
+        return fits and self.dtype.itemsize == 2
 
     @property
     def suits_tiles(self) -> bool:
@@ -203,9 +208,21 @@ class Wanted:
         return f"schedule {self.name} for triton {{\n  {knobs}\n}}\n"
 
     @property
+    def _hopper_knobs(self) -> str:
+        """Of a kernel for Hopper under an order."""
+        split = f", split.kv = fixed({self.order})" if self.decode else ""
+        if (self.value_dim or self.head_dim) > _WIDE:  # prompts have the kernel that decodes
+            return f"loops = [kv], pack = gqa{split}"
+        converts = "\n  convert = before" if self.converts and not self.decode else ""
+        structure = f"loops = [kv], pack = gqa{split}" if self.decode else "order = longest_first"
+        return f"{structure}\n  {_ORDERED_ON_HOPPER}{converts}"
+
+    @property
     def _ordered_knobs(self) -> str:
         wide = self.head_dim > _ORDERED_COLUMNS
         tiles = f"tile.q = 64, {_ORDERED_WIDE if wide else _ORDERED[self.dtype.itemsize]}, warps = 4"
+        if (self.value_dim or self.head_dim) > _WIDE:
+            tiles = _ORDERED_LATENT
         if self.decode:
             return f"loops = [kv], pack = gqa, split.kv = fixed({self.order})\n  {tiles}"
         return f"loops = [q, kv], order = longest_first\n  {tiles}"

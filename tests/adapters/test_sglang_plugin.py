@@ -159,10 +159,6 @@ def test_deterministic_inference_is_asked_of_kernels(backend: ModuleType) -> Non
             "token_to_kv_pool: .*--disable-hybrid-swa-memory",
         ),
         (
-            {"use_mla_backend": True, "kv_cache_dtype": torch.bfloat16, "server_args": DETERMINISTIC},
-            "enable_deterministic_inference: expected False for latent attention and caches of 8 bits",
-        ),
-        (
             {"kv_index_translator": SimpleNamespace(is_translating=True)},
             "kv_index_translator: expected slots",
         ),
@@ -257,6 +253,9 @@ def test_the_entry_point_offers_the_backend(monkeypatch: pytest.MonkeyPatch) -> 
         assert isinstance(made["attnc"](given), module.AttncAttnBackend)
         assert methods == {}
         latent = SimpleNamespace(**runner.given | {"use_mla_backend": True, "kv_cache_dtype": torch.bfloat16})
+        ordered = made["attnc"](SimpleNamespace(**vars(latent) | {"server_args": DETERMINISTIC}))
+        assert (ordered.is_latent, ordered.order) == (True, 2048)
+        assert methods == {}  # SGLang's own, which attends to latents in such a server
         assert made["attnc"](latent).is_latent
         assert methods["attnc"]("layer", "batch") == ("layer", "batch", "attnc")
         ((target, hook, kind),) = hooked

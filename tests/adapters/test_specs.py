@@ -88,24 +88,49 @@ def test_under_an_order_all_calls_of_a_layer_take_one_target(ran: list[str]) -> 
     kernel(replace(ORDERED, decode=True))(x[:, :1], x, x)
     assert ran == ["cuda.sm_90a"] * 3
     ran.clear()
-    wide = torch.zeros(1, 8, 2, 256, dtype=torch.bfloat16)
+    wide = torch.zeros(1, 8, 2, 576, dtype=torch.bfloat16)
     for changed, y in (
-        (replace(ORDERED, head_dim=256), wide),
+        (replace(ORDERED, head_dim=320), wide[..., :320]),
+        (replace(ORDERED, head_dim=576), wide),
         (replace(ORDERED, head_dim=60), x[..., :60]),
         (replace(ORDERED, dtype=torch.float32), x.float()),
-        (replace(ORDERED, cache=torch.float8_e4m3fn), x),
+        (replace(ORDERED, head_dim=512, cache=torch.float8_e4m3fn), wide[..., :512]),
     ):
+        assert not changed.keeps_order_on_hopper
         kernel(changed)(y, y, y)
         kernel(replace(changed, decode=True))(y[:, :1], y, y)
-    assert ran == ["triton"] * 8
+    assert ran == ["triton"] * 10
+
+
+SCALES = {"cache": torch.float8_e4m3fn, "k_scale": "ks", "v_scale": "vs", "length": "n"}
 
 
 @pytest.mark.parametrize(
-    "changes", [{}, {"softcap": 30.0}, {"head_dim": 128, "sink": "s"}, {"head_dim": 192}]
+    "changes",
+    [
+        {},
+        {"softcap": 30.0},
+        {"head_dim": 128, "sink": "s"},
+        {"head_dim": 192},
+        {"head_dim": 256},
+        {"head_dim": 192, "value": "[B, N, Hkv, Dv]", "value_dim": 128, "o": "[B, M, Hkv * G, Dv]"},
+        {"head_dim": 512},
+        {"inputs": ("n: i32[B]",), **SCALES},
+        {"inputs": ("n: i32[B]",), "converts": True, **SCALES},
+        {
+            "value": LATENT.value,
+            "head_dim": 576,
+            "value_dim": 512,
+            "kv": LATENT.kv,
+            "q": LATENT.q,
+            "o": LATENT.o,
+        },
+    ],
 )
 def test_prompts_and_decode_steps_of_hopper_promise_the_same(changes: dict[str, Any]) -> None:
     made = [modules_of(replace(ORDERED, decode=decode, **changes).hopper_text)[0] for decode in (False, True)]
     assert made[0].target == "cuda.sm_90a"
+    assert replace(ORDERED, **changes).keeps_order_on_hopper
     assert promise_of(made[0]) == promise_of(made[1]) != ()
     assert len({(x.kernel.configs[0].tile_kv, x.kernel.configs[0].softmax) for x in made}) == 1
 

@@ -38,9 +38,10 @@ def register() -> None:
 
 
 def _backend(runner: Any) -> Any:
-    from attnc.adapters.sglang.backend import AttncAttnBackend
+    from attnc.adapters.sglang.backend import AttncAttnBackend, is_deterministic
 
-    if runner.use_mla_backend:
+    # Whether keys and values are made follows from the prefixes of a whole batch. All can attend to latents.
+    if runner.use_mla_backend and not is_deterministic(runner):
         _read_prefixes_in_chunks()
     return AttncAttnBackend(runner)
 

@@ -55,7 +55,7 @@ class AttncAttnBackend(AttentionBackend):  # type: ignore[misc]  # SGLang need n
         self.token_to_kv_pool = model_runner.token_to_kv_pool
         self.is_quantised = model_runner.kv_cache_dtype in _QUANTISED
         self.is_latent: bool = model_runner.use_mla_backend
-        self.order = SEGMENT if _is_deterministic(model_runner) else 0
+        self.order = SEGMENT if is_deterministic(model_runner) else 0
         self.page: int = model_runner.page_size
         self.max_context_len: int = model_runner.model_config.context_len
         self.device = model_runner.device
@@ -247,6 +247,7 @@ class AttncAttnBackend(AttentionBackend):  # type: ignore[misc]  # SGLang need n
             scale=layer.scaling,
             causal=not of_a_prefix,
             lse=joined,
+            order=self.order,
         )
         if isinstance(found, tuple):
             return found[0], found[1].mT.contiguous()
@@ -336,11 +337,6 @@ def _refuse_runner(runner: Any) -> None:
         raise ValueError(
             "kv_cache_dtype: expected one scale for a layer, as those of blocks are not supported"
         )
-    if _is_deterministic(runner) and (runner.use_mla_backend or cache in _QUANTISED):
-        raise ValueError(
-            "enable_deterministic_inference: expected False for latent attention and caches of 8 bits, whose"
-            " sums are not joined in order"
-        )
     if runner.attention_chunk_size is not None:
         raise ValueError(
             "attention_chunk_size: expected None, as chunks are not supported,"
@@ -357,7 +353,8 @@ def _refuse_runner(runner: Any) -> None:
         )
 
 
-def _is_deterministic(runner: Any) -> bool:
+def is_deterministic(runner: Any) -> bool:
+    """Returns whether SGLang is asked for results that do not depend on the batch."""
     return bool(getattr(getattr(runner, "server_args", None), "enable_deterministic_inference", False))
 
 

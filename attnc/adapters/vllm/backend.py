@@ -7,7 +7,6 @@ refused where vLLM asks, and again by name where an implementation or metadata a
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -21,9 +20,9 @@ from vllm.v1.attention.backend import (
     MultipleOf,
 )
 
-from attnc.adapters.specs import SEGMENT, refuse
+from attnc.adapters.specs import refuse
 from attnc.adapters.vllm import unified_attention
-from attnc.adapters.vllm.caches import UNQUANTISED, find_misfit
+from attnc.adapters.vllm.caches import UNQUANTISED, find_misfit, order_of_sums
 from attnc.runtime.slots import store
 
 #: By vLLM's names of a cache of 8 bits the type of its elements.
@@ -95,17 +94,7 @@ class AttncBackend(AttentionBackend):  # type: ignore[misc]  # vLLM need not be 
         device_capability: Any,
     ) -> str | None:
         """Returns why not, or None."""
-        if is_batch_invariant() and kv_cache_dtype in _QUANTISED:
-            return _NO_ORDER
         return find_misfit(kv_cache_dtype, dtype, _QUANTISED, device_capability)
-
-
-_NO_ORDER = "caches of 8 bits are not joined in order, as VLLM_BATCH_INVARIANT asks for"
-
-
-def is_batch_invariant() -> bool:
-    """Returns whether vLLM is asked for rows that do not depend on the batch."""
-    return os.environ.get("VLLM_BATCH_INVARIANT", "0") not in ("", "0")
 
 
 @dataclass(slots=True)
@@ -213,9 +202,7 @@ class AttncImpl(AttentionImpl[AttncMetadata]):  # type: ignore[misc]  # as above
             raise ValueError(
                 f"chunk_lookback: expected -1, as chunks are not supported, got {chunk_lookback}"
             )
-        self.order = SEGMENT if is_batch_invariant() else 0
-        if self.order and kv_cache_dtype in _QUANTISED:
-            raise ValueError(f"kv_cache_dtype: {_NO_ORDER}, got {kv_cache_dtype!r}")
+        self.order = order_of_sums()
         refuse("attnc's attention backend", use_alibi_sqrt=use_alibi_sqrt, **unsupported)
         for name in ("dcp_world_size", "pcp_world_size"):
             if getattr(self, name, 1) > 1:

@@ -1,16 +1,22 @@
-"""Which element types a cache of vLLM's may have."""
+"""Which element types a cache of vLLM's may have, and whether sums of its rows have an order."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 
-from attnc.adapters.specs import readable
+from attnc.adapters.specs import SEGMENT, readable
 
 #: vLLM's names of caches that have the type of the model.
 UNQUANTISED = ("auto", "float16", "bfloat16")
+
+
+def order_of_sums() -> int:
+    """Returns the keys of a segment where vLLM is asked for rows that do not depend on the batch, else 0."""
+    return SEGMENT if os.environ.get("VLLM_BATCH_INVARIANT", "0") not in ("", "0") else 0
 
 
 def find_misfit(

@@ -22,7 +22,7 @@ from vllm.v1.attention.backends.mla.prefill.base import MLAPrefillBackend
 
 from attnc.adapters.pages import attend, attend_packed
 from attnc.adapters.specs import refuse
-from attnc.adapters.vllm.caches import UNQUANTISED, find_misfit
+from attnc.adapters.vllm.caches import UNQUANTISED, find_misfit, order_of_sums
 from attnc.runtime.slots import store
 
 #: vLLM's common layer hands latents of 8 bits over as this type.
@@ -57,6 +57,10 @@ class AttncMLABackend(MLACommonBackend):  # type: ignore[misc]  # vLLM need not 
 
     @classmethod
     def supports_non_causal(cls) -> bool:
+        return True
+
+    @classmethod
+    def supports_batch_invariance(cls) -> bool:
         return True
 
     @classmethod
@@ -121,6 +125,7 @@ class AttncMLAImpl(MLACommonImpl[MLACommonMetadata]):  # type: ignore[misc]  # a
         if kv_cache_dtype not in (*UNQUANTISED, *_QUANTISED):
             known = ", ".join((*UNQUANTISED, *_QUANTISED))
             raise ValueError(f"kv_cache_dtype: expected one of {known}, got {kv_cache_dtype!r}")
+        self.order = order_of_sums()
         super().__init__(
             num_heads,
             head_size,
@@ -172,6 +177,7 @@ class AttncMLAImpl(MLACommonImpl[MLACommonMetadata]):  # type: ignore[misc]  # a
             causal=attn_metadata.causal,
             k_descale=scale,
             v_descale=scale,
+            order=self.order,
         )
         return out, None
 
@@ -243,6 +249,7 @@ class AttncMLAPrefill(MLAPrefillBackend):  # type: ignore[misc]  # as above
             causal=True,
             lse=return_softmax_lse,
             out=out,
+            order=order_of_sums(),
         )
 
     def run_prefill_context_chunk(
@@ -264,6 +271,7 @@ class AttncMLAPrefill(MLAPrefillBackend):  # type: ignore[misc]  # as above
             causal=False,
             lse=True,
             out=out,
+            order=order_of_sums(),
         )
         assert isinstance(found, tuple)
         return found
