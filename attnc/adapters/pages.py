@@ -26,13 +26,15 @@ from attnc.adapters.specs import (
 from attnc.api.repeats import keep, repeat, without_gradients
 from attnc.api.tensors import FLOATS, INTEGERS, NUMBERS, GivenTensors
 from attnc.paging.trees import WORDS
+from attnc.support.devices import gpu_of
 
 
 class _PageForm(NamedTuple):
     """What a kernel of pages depends on. latent: values are columns of the keys; tree: the type of what says
     which new tokens see which; biased_apart: new tokens of each sequence have a bias of their own; split: a
     number of tokens of every sequence is known; rows: of a tile of queries where keys are split; converts:
-    the cache becomes 16 bits before the kernel; order: keys of a segment, 0 for none.
+    the cache becomes 16 bits before the kernel; order: keys of a segment, 0 for none; walks: a block has all
+    segments of its rows.
     """
 
     dtype: torch.dtype
@@ -52,6 +54,7 @@ class _PageForm(NamedTuple):
     rows: int
     converts: bool
     order: int
+    walks: bool
 
 
 @without_gradients
@@ -139,6 +142,7 @@ def attend(
             rows=0 if order else _rows(tokens * (q.shape[1] // max(heads, 1))),
             converts=_converts(q, k, v, block_table) if cache is not None and not tokens else False,
             order=order,
+            walks=order > 0 and tokens > 0 and _fill_device(q, sequences, tokens),
         )
     )
     if tokens:
@@ -154,6 +158,14 @@ def _converts(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor | None, table: t
         return False
     heads, columns = (q.shape[1], k.shape[2]), (q.shape[2], v.shape[3])
     return suits_conversion(q.shape[0], heads, len(table), table.numel() * k.shape[1], columns)
+
+
+def _fill_device(q: torch.Tensor, sequences: int, tokens: int) -> bool:
+    """Returns whether tiles of rows alone keep a GPU busy, so that no program needs to share their keys."""
+    if not q.is_cuda:
+        return False
+    tiles = sequences * -(-tokens * q.shape[1] // _TILE_ROWS)
+    return tiles >= _BUSY * gpu_of(q.get_device()).multiprocessors
 
 
 def _expand(name: str, x: torch.Tensor | float, shape: tuple[int, int]) -> Change:
@@ -174,6 +186,9 @@ def uniform(tokens: int, most: int, sequences: int) -> int:
     return most if 0 < most <= _MOST_DRAFTS and tokens == most * sequences else 0
 
 
+#: Rows of a tile of Hopper's kernels, and tiles for each multiprocessor from which all segments of rows are
+#: faster in one block than in a block each: what blocks hand on, and how they begin, costs a quarter.
+_TILE_ROWS, _BUSY = 64, 0.75
 #: New tokens of a sequence up to which its keys are split among programs.
 _MOST_DRAFTS = 16
 
@@ -259,6 +274,7 @@ def _kernel_name(form: _PageForm) -> str:
             decode=form.split,
             rows=form.rows,
             order=form.order,
+            walks=form.walks,
             cache=form.cache,
             converts=form.converts,
             k_scale="k_descale" if "k_descale" in form.inputs else "",

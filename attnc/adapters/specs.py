@@ -85,6 +85,7 @@ class Wanted:
     that they are multiplied by, "" for none
     converts: keys and values of 8 bits become 16 before Hopper's kernel (`suits_conversion`), not in it
     order: keys of a segment, so that rows have the same bits in every call; 0: sums come in any order
+    walks: under an order, a block of Hopper's kernel has all segments of its rows, where it can (latents)
     """
 
     name: str
@@ -114,6 +115,7 @@ class Wanted:
     v_scale: str = ""
     converts: bool = False
     order: int = 0
+    walks: bool = False
 
     @property
     def text(self) -> str:
@@ -210,12 +212,12 @@ class Wanted:
     @property
     def _hopper_knobs(self) -> str:
         """Of a kernel for Hopper under an order."""
-        split = f", split.kv = fixed({self.order})" if self.decode else ""
+        split, structure = f", split.kv = fixed({self.order})", "loops = [kv], pack = gqa"
         if (self.value_dim or self.head_dim) > _WIDE:  # prompts have the kernel that decodes
-            return f"loops = [kv], pack = gqa{split}"
-        converts = "\n  convert = before" if self.converts and not self.decode else ""
-        structure = f"loops = [kv], pack = gqa{split}" if self.decode else "order = longest_first"
-        return f"{structure}\n  {_ORDERED_ON_HOPPER}{converts}"
+            return structure + (split if self.decode and not self.walks else "")
+        if self.decode:
+            return f"{structure}{split}\n  {_ORDERED_ON_HOPPER}"
+        return f"order = longest_first\n  {_ORDERED_ON_HOPPER}" + "\n  convert = before" * self.converts
 
     @property
     def _ordered_knobs(self) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -280,6 +281,20 @@ def test_under_an_order_a_token_has_the_same_bits_in_every_call() -> None:
     assert torch.equal(run(4, 8, 0), expected)
     assert torch.equal(run(1, 8, 1, packed=True), expected)
     assert torch.equal(run(chunk, 16, 1, packed=True), expected)
+
+
+@pytest.mark.parametrize(
+    ("heads", "sequences", "tokens", "fills"),
+    [(128, 50, 1, True), (128, 49, 1, False), (16, 25, 16, True), (16, 99, 4, True), (16, 98, 4, False)],
+)
+def test_many_sequences_fill_a_gpu(
+    heads: int, sequences: int, tokens: int, fills: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tiles of 64 rows, of 132 multiprocessors."""
+    monkeypatch.setattr(pages_module, "gpu_of", lambda index: SimpleNamespace(multiprocessors=132))
+    q = SimpleNamespace(is_cuda=True, get_device=lambda: 0, shape=(sequences * tokens, heads, 576))
+    assert pages_module._fill_device(cast(Any, q), sequences, tokens) is fills
+    assert not pages_module._fill_device(torch.zeros(1, heads, 8), sequences, tokens)
 
 
 @pytest.mark.parametrize(("most", "converts"), [(8, True), (9, False)])

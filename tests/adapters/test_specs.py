@@ -135,6 +135,13 @@ def test_prompts_and_decode_steps_of_hopper_promise_the_same(changes: dict[str, 
     assert len({(x.kernel.configs[0].tile_kv, x.kernel.configs[0].softmax) for x in made}) == 1
 
 
+def test_many_sequences_of_latents_have_a_block_for_all_segments() -> None:
+    ordered = replace(LATENT, order=2048, mask="causal")
+    apart, walks = (modules_of(replace(ordered, walks=x).hopper_text)[0] for x in (False, True))
+    assert promise_of(apart) == promise_of(walks) != ()
+    assert [x.kernel.segments is None for x in (apart, walks)] == [True, False]
+
+
 def test_latent_attention_decodes_by_wgmma(ran: list[str]) -> None:
     q, k = (torch.zeros(1, 8, heads, 576, dtype=torch.bfloat16) for heads in (16, 1))
     kernel(LATENT)(q=q, k=k)

@@ -430,7 +430,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
         mbarrier_wait(barrier_of(base, P_FULL, 1 - consumer), parity);
         parity ^= 1;
         wait(other, consumer);
-        next_segment(kv_lo);
         float alpha[ROWS];
         #pragma unroll
         for (int r = 0; r < ROWS; ++r) {
@@ -456,6 +455,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
             wgmma<false>(scores, q_rest[d], k_tile + ((QK_PANELS - REST + d / 4) * BLOCK_N * 128 + d % 4 * 32) / 16,
                 true);
         wgmma_commit();
+        if constexpr (STARTS_SEGMENT<decltype(follows)>)
+            next_segment(other_lo);
         if constexpr (follows.value)
             start_other(other_lo);
         wait(own, 1 - consumer);
@@ -467,7 +468,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
             warpgroup_fence_operand(acc);
             release(other);
         }
-        next_segment(kv_lo);
+        if constexpr (STARTS_SEGMENT<decltype(follows)>)
+            next_segment(kv_lo);
         wgmma_wait<0>();
         warpgroup_fence_operand(scores);
         float alpha[ROWS];
@@ -509,15 +511,23 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
         other = own.next();
         own = other.next();
     }
-    #pragma unroll 1
-    while (kv_lo >= end) {
-        step(TrueType{}, other_lo, kv_lo);
+    auto advance = [&] {
         other_lo = uniform(next(kv_lo));
         kv_lo = uniform(next(other_lo));
         other = own.next();
         own = other.next();
+    };
+    while (kv_lo >= end) {
+        #pragma unroll 1
+        for (; kv_lo >= max(segment_lo, end); advance())
+            step(TrueType{}, other_lo, kv_lo);
+        if (kv_lo >= end) {
+            step(SegmentStart{}, other_lo, kv_lo);
+            advance();
+        }
     }
     if (other_lo >= end) {
+        next_segment(other_lo);
         start_other(other_lo);
         wgmma_wait<0>();
         warpgroup_fence_operand(acc);
