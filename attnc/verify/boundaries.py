@@ -9,7 +9,7 @@ a sequence, or a whole call, has that size while the constant is in force.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
 from attnc.expr.nodes import Const, Expr, Search, walk
@@ -60,7 +60,7 @@ _LONGEST = 320
 class Boundary:
     """name: the constant and whose it is; quantity: what is compared with it; where: the config's fields that
     put it in force, of this kernel ("": of none); reach: which cases get there; axes: along which offsets
-    pass it.
+    pass it; of_mask: whether it is a number of the mask.
     """
 
     name: str
@@ -70,6 +70,7 @@ class Boundary:
     where: tuple[tuple[str, int], ...] = ()
     reach: Reach = "default"
     axes: str = ""
+    of_mask: bool = False
 
     @property
     def points(self) -> tuple[int, ...]:
@@ -182,7 +183,7 @@ def _mask(module: ir.Module) -> Iterator[Boundary]:
     exprs: tuple[Expr, ...] = (module.variant.attention.mask,)
     values = {node.value for expr in exprs for node in walk(expr) if isinstance(node, Const)}
     for value in sorted(n for n in values if isinstance(n, int) and not isinstance(n, bool) and n > 2):
-        yield _near(f"{value} of the mask", "keys", value, "", ())
+        yield replace(_near(f"{value} of the mask", "keys", value, "", ()), of_mask=True)
 
 
 def _storage(module: ir.Module) -> Iterator[Boundary]:

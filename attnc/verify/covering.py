@@ -23,6 +23,8 @@ from attnc.verify.strategies import MOST_WORDS, Limits, free_dims, word_dims
 
 #: Candidates among which each case is chosen.
 _CANDIDATES = 40
+#: Numbers of a mask that may be widths of windows, of which there are cases of their own.
+_WINDOWS = 2
 #: Steps of a tile that a case costs beside those that it computes.
 _OVERHEAD = 6.0
 #: Numbers that hide errors, for the bound is wide or the result nothing: once each is enough.
@@ -224,9 +226,9 @@ def edges(space: Space) -> Iterator[Case]:
 def thin_cases(space: Space, limits: Limits) -> Iterator[Case]:
     """Yields the point above each boundary that only thin cases reach: one head, and hardly a key for a row,
     or hardly a row; of tiles, one for each head, with keys for as many steps as a pipeline holds, and for
-    one. Scores that rise where a maximum is lazy; a tile whose last query is the first to see a tile of keys;
-    gradients with three tiles each way, whose sum tells in which order they came. Of sorted inputs several
-    rows, in which a search ends at other tiles.
+    one. Scores that rise where a maximum is lazy; a tile whose last query is the first to see a tile of keys,
+    and tiles of keys that are seen but for one; gradients with three tiles each way, whose sum tells in which
+    order they came. Of sorted inputs several rows, in which a search ends at other tiles.
     """
     names, config = free_dims(space.attention), space.usable[-1]
     extras = "many" if "many" in space.factors.get("extras", ()) else "drawn"
@@ -255,6 +257,11 @@ def thin_cases(space: Space, limits: Limits) -> Iterator[Case]:
     if {"M", "N"} <= set(names) and Index("q_pos") in walk(space.attention.mask):
         dims = {**dict.fromkeys(names, 1), **_diagonal(space, config)}
         yield Case(dims={name: dims[name] for name in names}, seed=4, config=config, lengths=_full(space))
+        plain = "zero" if "zero" in space.factors.get("extras", ()) else "drawn"  # prefixes that add nothing
+        for sizes in _cut_tiles(space, config):
+            dims = {name: sizes.get(name, 1) for name in names}
+            if limits.cost(dims, config) <= limits.most:
+                yield Case(dims=dims, seed=4, config=config, lengths=_full(space), extras=plain)
     for boundary in space.boundaries:
         if boundary.reach != "thin":
             continue
@@ -370,6 +377,19 @@ def _diagonal(space: Space, config: int) -> dict[str, int]:
     group = 5 if packs else 1
     last = (shape.BLOCK_M - 1) // group
     return {"M": last + 2, "N": shape.BLOCK_N + 2, "G": group}
+
+
+def _cut_tiles(space: Space, config: int) -> Iterator[dict[str, int]]:
+    """Yields sizes at which all queries see a tile of keys but for one: its last key, which the first query
+    does not see; and for numbers of the mask, as for windows of so many keys, its first key, which the last
+    query does not see.
+    """
+    rows, tile = space.configs[config].BLOCK_M, space.configs[config].BLOCK_N
+    yield {"M": rows + 3, "N": rows + tile + 1}  # more than a tile: a gradient's may be smaller
+    numbers = [boundary.value for boundary in space.boundaries if boundary.of_mask]
+    for keys in numbers[:_WINDOWS]:
+        for beyond in (1, 2):  # the number may be the first key of a window, or the last one before it
+            yield {"M": 3, "N": keys + tile + beyond}
 
 
 def _is_lazy(space: Space) -> bool:
