@@ -44,7 +44,7 @@ _STATEMENTS: Mapping[str, str] = {
     "score": "`score = expression`: a number for each (query, key); there is no implicit scale",
     "mask": "`mask = condition`: true where a key is kept; all keys if left out",
     "normalize": "`softmax` (with `sink = ..., dropout = p` ...), `softpick`, `stick_breaking`, `none`",
-    "order": "`order = absolute(2048)`: sums of 2048 keys each, joined in order, whatever the schedule",
+    "order": "`order = absolute` or `absolute(1024)`: sums of so many keys each, joined in order",
     "weight": "`weight = expression` of `score`: what a key counts where `normalize = none`",
     "output": "`output o: ...`, with an epilogue `= ...` of `attention` or none, and `output lse: f32[...]`",
     "grad": "`grad NAMES`: inputs to differentiate by; `grad NAMES: f32` gives them in float32",

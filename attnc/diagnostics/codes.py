@@ -272,7 +272,8 @@ _TYPES = {
     "E0335": CodeInfo(
         "order that does not exist",
         "'order = absolute(2048)' sums keys in segments of 2048, which begin at multiples of that, and joins "
-        "segments in order, whatever the schedule. The size is a multiple of 16, a number or a param.",
+        "segments in order, whatever the schedule. The size is a multiple of 16, a number or a param; "
+        "'order = absolute' stands for 2048.",
     ),
 }
 

@@ -26,6 +26,12 @@ def test_an_order_is_formatted() -> None:
     assert "\n  order = absolute(2048)\n" in format_file(parse(Source("a.attn", text)))
 
 
+def test_segments_have_a_usual_size() -> None:
+    (attention,) = resolve_text(plain("order = absolute")).attentions
+    assert attention.segment_keys == 2048
+    assert "\n  order = absolute\n" in format_file(parse(Source("a.attn", plain("order  = absolute"))))
+
+
 @pytest.mark.parametrize("keys", [16, 48, 1 << 20])
 def test_segments_are_multiples_of_the_depth_of_products(keys: int) -> None:
     (attention,) = resolve_text(plain(f"order = absolute({keys})")).attentions

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -39,6 +40,12 @@ def test_the_defaults_of_an_attention_without_a_schedule_are_a_schedule(*, maske
     """Tiles that all see every key have no order, and are claimed as early as can be."""
     lines = "\n  ".join(SM90A.default_schedule(TileShape("bf16", 128, gradients=False, masked=masked)))
     assert planned(lines, d=128).kernel.grid.longest_first is masked
+
+
+def test_latents_without_a_schedule_split_no_keys_under_an_order() -> None:
+    shape = TileShape("bf16", 576, gradients=False, masked=True, latent=True)
+    lines = [line for keys in (0, 2048) for line in SM90A.default_schedule(replace(shape, segment=keys))]
+    assert lines == ["loops = [kv], pack = gqa, split.kv = auto", "loops = [kv], pack = gqa"]
 
 
 def test_what_blocks_share_is_explained() -> None:

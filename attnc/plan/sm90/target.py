@@ -152,7 +152,7 @@ class Sm90a(Target):
             yield "loops = [kv], pack = gqa, split.kv = auto"
             return
         if shape.width > WIDEST and (shape.latent or not shape.gradients or shape.shares_sums):  # prompts too
-            yield "loops = [kv], pack = gqa, split.kv = auto"
+            yield "loops = [kv], pack = gqa" + ("" if shape.segment else ", split.kv = auto")
             return
         # tiles that see alike are as long as each other: there is no order to wait for, and a tile can be
         # claimed while the one before is copied
