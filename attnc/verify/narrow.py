@@ -162,5 +162,6 @@ def widen(attention: Attention, inputs: Inputs) -> Inputs | None:
             group = max(head.dims["H"] // max(found.shape[1], 1), 1)
             found[:, head.h // group] = head.k if tensor.name == "k" else head.v
     for name, array in wide.items():
-        made[name] = torch.from_numpy(array).to(made[name])  # type: ignore[arg-type]  # its type and device
+        tensor = made[name]
+        made[name] = torch.empty_like(tensor).copy_(torch.from_numpy(array))  # type: ignore[arg-type]  # a tensor
     return made

@@ -268,6 +268,24 @@ static inline void tma_wait(SIMT_LINE) { simt::wait_stores(0, false, line); }
 
 static inline void copy_async(u32 to, const void* from, bool inside, SIMT_LINE) { simt::copy_async(to, from, inside ? 16 : 0, 16, line); }
 static inline void copy_async_halves(u32 to, const void* from, int bytes, SIMT_LINE) { simt::copy_async(to, from, bytes, 8, line); }
+// attnc/support/sm90_gather.cuh
+struct Chunk;
+template <class T = Chunk>
+static T load_whole(const unsigned char* from, bool exist, SIMT_LINE)
+{
+    if (exist && (uintptr_t)from % 16)
+        simt::fail(line, "16 bytes are loaded from an address that is not a multiple of 16");
+    return exist ? *(const T*)from : T{};
+}
+template <class T = Chunk>
+static T load_halves(const unsigned char* from, int bytes, SIMT_LINE)
+{
+    if (bytes >= 8 && (uintptr_t)from % 8)
+        simt::fail(line, "8 bytes are loaded from an address that is not a multiple of 8");
+    T x = {};
+    memcpy((void*)&x, from, bytes >= 16 ? 16 : bytes >= 8 ? 8 : 0);
+    return x;
+}
 static inline void copies_wait(SIMT_LINE) { simt::wait_copies(line); }
 static inline void copies_arrive(u32 barrier, SIMT_LINE) { simt::copies_arrive(barrier, line); }
 

@@ -68,7 +68,7 @@ def text_of(
     return spec(lines, f"{schedule}\n  {knobs}", target="cuda.sm_90a")
 
 
-LATENT: Mapping[str, Any] = {"prefix": True, "d": 192, "dv": 128, "knobs": "consumers = 2, tile.kv = 32"}
+LATENT: Mapping[str, Any] = {"prefix": True, "d": 192, "dv": 128, "knobs": "consumers = 2, tile.kv = 64"}
 KINDS: Mapping[str, Mapping[str, Any]] = {
     "dense": {},
     "pages": {"page": 16, "q": "f16"},
@@ -88,7 +88,12 @@ KINDS: Mapping[str, Mapping[str, Any]] = {
     "a scale of each key, window": {"scale": "vs[b, kv_idx, h]", "mask": "window(40, 0)", "v": "bf16"},
     "latent, a scale of each key": {**LATENT, "page": 16, "scale": "vs[b, kv_idx, h]"},
     "latent": {**LATENT, "page": 16},
-    "latent in small pages": {**LATENT, "page": 4},
+    "latent in small pages": {**LATENT, "page": 4, "knobs": "consumers = 2, tile.kv = 32"},
+    "latent, odd rows": {**LATENT, "page": 8, "d": 200},
+    "latent, odd rows, dense": {**LATENT, "k": "e5m2", "v": "e5m2", "d": 152},
+    "latent, values in all of the keys": {**LATENT, "page": 16, "d": 128, "q": "f16"},
+    "latent, a window": {**LATENT, "page": 2, "mask": "window(40, 0)"},
+    "latent, documents": {**LATENT, "page": 16, "mask": "causal and q_pos // 64 == kv_idx // 64"},
     "latent, one warpgroup": {**LATENT, "knobs": "tile.kv = 32"},
     "latent in halves": {**LATENT, "dv": 256, "d": 256, "page": 16, "k": "i8", "v": "i8"},
 }
@@ -389,6 +394,21 @@ def test_the_bits_are_those_of_16_bits(kind: str) -> None:
     for config in range(2):
         found = violations(made, case(made, SIZES[config], config=config), only="8 bits equal 16")
         assert list(found) == []
+
+
+@pytest.mark.parametrize(
+    "kind", ["latent", "latent, odd rows, dense", "latent blocks in halves", "prompt", "prompt in small pages"]
+)
+def test_rows_of_8_bits_may_begin_at_any_multiple_of_8_bytes(kind: str) -> None:
+    made = subject(kind)
+    beside = TensorLayout(order=(0, 1, 2, 3), gaps=(0, 0, 0, 8), offset=8)
+    lie = {"k": beside} if made.variant.attention.v.storage.is_part else {"k": beside, "v": beside}
+    sizes = {"B": 2, "M": 3, "G": 40, "N": 70, "R": 64, "H": 2, "X": 140}
+    for n in (70, 0):
+        given = Case(dims={**sizes, "N": n}, lengths="drawn", layouts=lie, logits="rising", seed=n)
+        found = check(made, given, fills=("nan",))
+        assert found.ok, found.message
+        assert list(violations(made, given, only="8 bits equal 16")) == []
 
 
 def test_a_kernel_that_rounds_on_the_way_is_found() -> None:

@@ -66,17 +66,29 @@ def test_values_in_the_keys_are_converted_with_them() -> None:
     assert layout.narrow.panels == 5
 
 
-def test_latents_have_room_for_a_third_tile_where_p_lies_in_q() -> None:
-    kernel = planned("split.kv = 2", d=576, prefix=512).kernel
-    layout, config = decode_layout_of(kernel), kernel.configs[0]
-    buffers = layout.shared_memory(config)
-    assert (config.tile_kv, config.stages, layout.chosen(config)["RAW_TILES"]) == (32, 3, 2)
-    assert "p" not in buffers
-    assert 227 * 1024 - 64 * 128 < sum(buffers.values()) <= 227 * 1024
-    of_16_bits = planned("tile.kv = 32, stages = 2", k="bf16", v="bf16", d=576, prefix=512).kernel
-    assert decode_layout_of(of_16_bits).shared_memory(of_16_bits.configs[0])["p"] == 64 * 128
+def test_latents_of_8_bits_have_the_tiles_of_16_and_no_others() -> None:
+    kernels = [planned("split.kv = 2", k=k, v=k, d=576, prefix=512).kernel for k in ("e4m3", "bf16")]
+    layouts = [decode_layout_of(kernel) for kernel in kernels]
+    narrow, wide = (kernel.configs[0] for kernel in kernels)
+    assert (narrow.tile_kv, narrow.stages) == (wide.tile_kv, wide.stages) == (64, 2)
+    assert "RAW_TILES" not in layouts[0].chosen(narrow)
+    buffers, of_16_bits = (
+        layout.shared_memory(config) for layout, config in zip(layouts, (narrow, wide), strict=True)
+    )
+    assert {name: size for name, size in of_16_bits.items() if name != "p"} == buffers
+    assert layouts[0].mapped == ()
+    assert layouts[1].mapped == ("k",)
+
+
+def test_p_lies_in_q_where_columns_of_q_stay_in_registers() -> None:
     without_rest = planned("tile.kv = 32, stages = 2", d=512, prefix=512).kernel  # all of q has a place
     assert decode_layout_of(without_rest).shared_memory(without_rest.configs[0])["p"] == 64 * 128
+
+
+def test_what_loads_rows_to_registers_has_those_that_the_launch_holds() -> None:
+    layout = decode_layout_of(planned("split.kv = 2", d=576, prefix=512).kernel)
+    converting, multiplying = layout.registers_of(2)
+    assert converting + 2 * multiplying == 3 * layout.entry_registers
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.planted.bug import HopperBug
+from tests.planted.bug import HopperBug, Place
 
 BUGS: tuple[HopperBug, ...] = (
     HopperBug(
@@ -79,22 +79,42 @@ BUGS: tuple[HopperBug, ...] = (
         name="columns outside of V not converted",
         attention="hopper_narrow_latent",
         story="tests had values in all of the keys",
-        anchor="convert_k(Panels<HALF + REST>{}, odd);",
-        patch="convert_k(Panels<HALF>{}, odd);",
+        anchor="for (int i = 0 * RUNS; i < FIRST * RUNS; ++i) { const int panel",
+        patch="for (int i = 0 * RUNS; i < HALF * RUNS; ++i) { const int panel",
     ),
     HopperBug(
-        name="rows copied by other lanes not waited for",
+        name="columns of the next tile in the order of this one",
         attention="hopper_narrow_latent",
-        story="each lane had waited for its own copies",
-        anchor="mbarrier_wait(raw_full(0), raw.phase); __syncwarp();",
-        patch="__syncwarp();",
+        story="the consumers take turns, and what is loaded ahead is the other's",
+        anchor="rows = next_rows; odd = !odd;",
+        patch="rows = next_rows;",
+        also=(
+            Place(
+                anchor="stage.advance(); kv_lo = next_lo;",
+                patch="odd = !odd; stage.advance(); kv_lo = next_lo;",
+            ),
+        ),
     ),
     HopperBug(
         name="rows past the last key read",
         attention="hopper_narrow_latent",
         story="their pages are 0, whose rows exist",
-        anchor="lane < OWN_ROWS && kv_idx < N ?",
-        patch="lane < OWN_ROWS ?",
+        anchor="kv_lo < end && kv_idx < N",
+        patch="kv_lo < end",
+    ),
+    HopperBug(
+        name="half of a tile written before it is released",
+        attention="hopper_narrow_latent",
+        story="the other half had been waited for",
+        anchor="begin(!odd);",
+        patch="",
+    ),
+    HopperBug(
+        name="one page for all rows of a lane",
+        attention="hopper_narrow_latent",
+        story="pages had 16 keys, and a warp has as many rows",
+        anchor="pages.of[run] * pool.page_stride",
+        patch="pages.of[0] * pool.page_stride",
     ),
     HopperBug(
         name="tile of a prompt converted before its rows are there",

@@ -16,7 +16,8 @@ Where a mask lists single keys, a list is a table of pages of one key: of those 
 after row, and knows of no others.
 
 Keys and values of 8 bits are converted by the warpgroup that copies them (`sm90.narrow`): what multiplies
-reads tiles of 16 bits, and does not know of it.
+reads tiles of 16 bits, and does not know of it. Beside the tiles of two warpgroups that multiply there is no
+room for others, so there rows of 8 bits come by way of registers.
 
 Where there are fewer blocks than multiprocessors, two blocks can share the columns of o (tile.d): both make
 all probabilities, and each multiplies them by half of the columns of V, and stores half of what splits leave.
@@ -68,7 +69,9 @@ from attnc.plan.sm90.order import ordered_tiles
 #: all that the launch holds, exactly, with as many blocks on a multiprocessor as `_BLOCKS` says.
 REGISTERS: Mapping[int, tuple[int, int]] = {1: (40, 216), 2: (40, 232)}
 #: The same where those that copy convert, too.
-CONVERTING_REGISTERS: Mapping[int, tuple[int, int]] = {1: (48, 208), 2: (56, 224)}
+CONVERTING_REGISTERS: Mapping[int, tuple[int, int]] = {1: (48, 208), 2: (72, 216)}
+#: Registers besides accumulators of a thread that multiplies beside those that keep rows in registers.
+_FREE_BESIDE_ROWS = 24
 BLOCKS: Mapping[int, int] = {1: 2, 2: 1}
 #: Tiles of keys for each multiprocessor below which two blocks share the columns of o; measured on an H200.
 FEW_TILES = 1
@@ -82,8 +85,6 @@ _ROW, _BARRIER = 128, 8
 _FEWEST_KEYS = 8
 #: What a schedule gets for the keys that it does not mention: the first that fits.
 _TILES = (Tiles(tile_kv=64, stages=2), Tiles(tile_kv=32, stages=2))
-#: The same before these where two warpgroups multiply keys of 8 bits: two tiles, and one that is converted.
-_NARROW_LATENT_TILES = (Tiles(tile_kv=32, stages=3),)
 #: The same before these where columns have scales, beside which two blocks have room for no second stage.
 _SCALED_TILES = (Tiles(tile_kv=64, stages=1),)
 #: The same before these where rows have up to 64 columns of 16 bits: as many bytes are asked for at once.
@@ -119,6 +120,16 @@ class Sm90DecodeLayout(CudaLayout):
     @property
     def copies_rows(self) -> bool:
         return self.copies == "rows"
+
+    @property
+    def gathers(self) -> bool:
+        """Whether rows of 8 bits come by way of registers."""
+        return self.copies == "registers"
+
+    @property
+    def mapped(self) -> tuple[str, ...]:
+        """What TMA copies."""
+        return () if self.copies != "boxes" else ("k",) if self.v_in_k else ("k", "v")
 
     @property
     def shares_columns(self) -> bool:
@@ -158,12 +169,15 @@ class Sm90DecodeLayout(CudaLayout):
 
     def chosen(self, config: TileConfig) -> dict[str, int]:
         columns = {"BLOCK_D": config.tile_d} if self.shares else {}
-        return columns | ({"RAW_TILES": self.ahead(config)} if self.narrow else {})
+        ahead = self.ahead(config)
+        return columns | ({"RAW_TILES": ahead} if ahead else {})
 
     def ahead(self, config: TileConfig) -> int:
         """Tiles of 8 bits in shared memory: as many as leave room for the other blocks of a multiprocessor,
         or else for this one.
         """
+        if not self.narrow or self.gathers:
+            return 0
         others = sum(size for name, size in self._buffers(config, 0).items())
         own = DEVICES["sm_90"].shared_per_sm // BLOCKS.get(self.consumers, 1) - SYSTEM_BYTES
         return self.narrow.count_ahead(config.tile_kv, (own - others, self.room - others))
@@ -210,14 +224,14 @@ class Sm90DecodeLayout(CudaLayout):
 
     def barriers(self, config: TileConfig) -> dict[str, int]:
         """Barriers by what they guard: a full and an empty one of each part of a stage."""
-        return self._barriers(config, self.ahead(config) if self.narrow else 0)
+        return self._barriers(config, self.ahead(config))
 
     def _barriers(self, config: TileConfig, ahead: int) -> dict[str, int]:
         found = {"keys": 2 * config.stages * self.groups, **({"p": 2} if self.consumers == 2 else {})}
-        return found | ({"8 bits": ahead * self.narrow.barriers} if self.narrow else {})
+        return found | ({"8 bits": ahead * self.narrow.barriers} if ahead else {})
 
     def shared_memory(self, config: TileConfig) -> dict[str, int]:
-        return self._buffers(config, self.ahead(config) if self.narrow else 0)
+        return self._buffers(config, self.ahead(config))
 
     def _buffers(self, config: TileConfig, ahead: int) -> dict[str, int]:
         tile_kv, stages = config.tile_kv, config.stages
@@ -351,6 +365,8 @@ def sm90_decode_layout(variant: Variant, schedule: Schedule) -> Sm90DecodeLayout
     consumers, columns = knobs.get("consumers"), knobs.get("tile.d")
     count = consumers.choices[0] if consumers else 2 if dv > WIDEST else 1
     shares = dv % (4 * PIECE) == 0 if columns is None else columns.choices != (dv,)
+    narrow, in_k = narrow_of(attention), attention.v.storage.is_part
+    copies: Copies = "rows" if lists_blocks(attention) else copies_of(attention)
     return Sm90DecodeLayout(
         arch=schedule.target.removeprefix("cuda."),
         element=element,
@@ -360,14 +376,14 @@ def sm90_decode_layout(variant: Variant, schedule: Schedule) -> Sm90DecodeLayout
         v=swizzled(dv, element),
         warp_split="q",
         streamed="kv",
-        v_in_k=attention.v.storage.is_part,
+        v_in_k=in_k,
         consumers=count if isinstance(count, int) else 1,
-        shares=count == 2 and shares and attention.v.storage.is_part and attention.segment is None,
+        shares=count == 2 and shares and in_k and attention.segment is None,
         in_order=attention.segment is not None,
         page=1 if lists_blocks(attention) else page_of(attention),
-        copies="rows" if lists_blocks(attention) else copies_of(attention),
+        copies="registers" if narrow and count == 2 and in_k else copies,
         room=DEVICES["sm_90"].shared_per_block,
-        narrow=narrow_of(attention),
+        narrow=narrow,
     )
 
 
@@ -401,7 +417,7 @@ def _list_tiles(attention: Attention, layout: Sm90DecodeLayout) -> tuple[Tiles, 
 
 def _first_tiles(layout: Sm90DecodeLayout) -> tuple[Tiles, ...]:
     if layout.consumers != 1:
-        return _NARROW_LATENT_TILES if layout.narrow else ()
+        return ()
     if layout.narrow.scales:
         return _SCALED_TILES
     return _NARROW_TILES if max(layout.d, layout.dv) <= PIECE and not layout.narrow else ()
@@ -481,12 +497,12 @@ def shows_unseen_values(kernel: Decode, layout: Sm90DecodeLayout) -> bool:
     and copies of single rows behind the last key.
     """
     shortened = any(isinstance(item, Let) and item.name == "N" for item in kernel.program)
-    return kernel.step.kept is not None or (shortened and not layout.copies_rows)
+    return kernel.step.kept is not None or (shortened and layout.copies == "boxes")
 
 
 def sm90_decode_registers(layout: Sm90DecodeLayout, config: TileConfig) -> dict[str, int]:
     """Registers of a thread that multiplies by value, and an allowance for the rest."""
-    return {**layout.registers(config), "other": FREE_REGISTERS}
+    return {**layout.registers(config), "other": _FREE_BESIDE_ROWS if layout.gathers else FREE_REGISTERS}
 
 
 def sm90_decode_estimate(layout: Sm90DecodeLayout, config: TileConfig) -> Estimate:
@@ -496,8 +512,7 @@ def sm90_decode_estimate(layout: Sm90DecodeLayout, config: TileConfig) -> Estima
         "q": f"{WGMMA_ROWS}x{layout.qk.width}",
         "k": f"{stages} x {tile_kv}x{layout.qk.width}",
         "v": f"{stages} x {tile_kv}x{layout.v.width}",
-        "8 bits": f"{layout.ahead(config) if layout.narrow else 0} x"
-        f" {tile_kv}x{layout.narrow.panels * PIECE_OF_BYTES}",
+        "8 bits": f"{layout.ahead(config)} x {tile_kv}x{layout.narrow.panels * PIECE_OF_BYTES}",
         "scales": f"{tile_kv}x{layout.narrow.scales}",
         "p": f"{WGMMA_ROWS}x{tile_kv}",
         "statistics": f"2 x {5 if layout.in_order else 2}x{WGMMA_ROWS}",
@@ -518,7 +533,8 @@ def sm90_decode_roles(layout: Sm90DecodeLayout, config: TileConfig) -> Iterator[
     barriers = layout.barriers(config)
     yield f"roles: of {layout.threads(config)} threads"
     paged = f", {layout.box(config.tile_kv)} keys at once" if layout.page else ""
-    tiles = "rows of keys by cp.async" if layout.copies == "rows" else f"tiles{paged}"
+    ways = {"rows": "rows of keys by cp.async", "registers": "rows of keys by way of registers"}
+    tiles = ways.get(layout.copies, f"tiles{paged}")
     converted = f", converts {' and '.join(layout.narrow.tensors)} of 8 bits" if layout.narrow else ""
     yield f"  1 warpgroup   {copying:3} registers a thread: copies {tiles}{converted}"
     what = (

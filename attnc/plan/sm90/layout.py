@@ -27,8 +27,9 @@ from attnc.plan.sm90.scores import COLUMN_BYTES
 WGMMA_ROWS, PIECE, PIECE_BYTES = 64, 64, 128
 #: Registers of a multiprocessor, and steps of a thread's; what a thread that copies does with.
 _REGISTERS, _STEP, FEWEST_REGISTERS = 65536, 8, 24
-#: How tiles of keys come: boxes that TMA copies, or rows that the lanes of a warp copy by cp.async.
-Copies: TypeAlias = Literal["boxes", "rows"]
+#: How tiles of keys come: boxes that TMA copies, or rows that the lanes of a warp copy by cp.async, or load
+#: to registers and store.
+Copies: TypeAlias = Literal["boxes", "rows", "registers"]
 #: Registers of a thread that copies rows, and how many it asks for at once, by the wider of D and Dv:
 #: accumulators of wide heads leave it few.
 _ROW_COPIES: tuple[tuple[int, int, int], ...] = ((192, 64, 12), (256, 40, 1))

@@ -80,10 +80,9 @@ class Sm90DecodeText(CudaDecodeText):
     @cached_property
     def arguments(self) -> OutputArguments:
         sizes, lists = self._size_names, () if self.lists is None else self.lists.sizes
-        maps = () if self.layout.copies_rows else ("k",) if self.layout.v_in_k else ("k", "v")
         return self._pass_arguments(
             sizes=[*sizes, *(name for name in lists if name not in sizes)],
             workspaces=[*self._split_results, *self._sums, *(["int* _lists_ptr;"] if self.lists else [])],
-            maps=maps,
-            boxes=maps,
+            maps=self.layout.mapped,
+            boxes=self.layout.mapped,
         )

@@ -1,0 +1,94 @@
+// Rows of K of 8 bits that reach the tiles of 16 bits by way of registers: a lane loads numbers of later rows while it
+// converts those of earlier ones. So shared memory holds the tiles that wgmma reads, and no others.
+
+#ifndef ATTNC_SHIM
+
+// 16 bytes of global memory that lie at a multiple of 16; zeros, without a read, if they do not exist.
+__device__ __forceinline__ Chunk load_whole(const unsigned char* from, bool exist)
+{
+    Chunk x = {};
+    asm volatile("{ .reg .pred exist; setp.ne.s32 exist, %5, 0;\n"
+                 "@exist ld.global.L1::no_allocate.v4.b32 { %0, %1, %2, %3 }, [%4]; }"
+                 : "+r"(x.words[0]), "+r"(x.words[1]), "+r"(x.words[2]), "+r"(x.words[3])
+                 : "l"(from), "r"((int)exist) : "memory");
+    return x;
+}
+
+// 16 bytes that lie at a multiple of 8; zeros for those behind the first `bytes`, of which none, half or all are read.
+__device__ __forceinline__ Chunk load_halves(const unsigned char* from, int bytes)
+{
+    Chunk x = {};
+    asm volatile("{ .reg .pred first, second; setp.ge.s32 first, %5, 8; setp.ge.s32 second, %5, 16;\n"
+                 "@first ld.global.v2.b32 { %0, %1 }, [%4];\n"
+                 "@second ld.global.v2.b32 { %2, %3 }, [%4 + 8]; }"
+                 : "+r"(x.words[0]), "+r"(x.words[1]), "+r"(x.words[2]), "+r"(x.words[3])
+                 : "l"(from), "r"(bytes) : "memory");
+    return x;
+}
+
+#endif
+
+// A warp converts eight rows of 64 columns at a time, a lane 16 columns of one row. Eight lanes that access shared
+// memory together have half of row r and half of row r ^ 5: other banks for each in a swizzled tile.
+__device__ __forceinline__ int gathered_row() { return threadIdx.x % 32 / 8 ^ threadIdx.x / 4 % 2 * 5; }
+__device__ __forceinline__ int gathered_column() { return threadIdx.x % 4 * 16; }
+
+// Rows of a lane in a tile of RUNS times eight rows of a warp, or of their pages. A row that is null is one of zeros.
+template <int RUNS>
+struct LaneRows { const unsigned char* of[RUNS]; };
+template <int RUNS>
+struct LanePages { int of[RUNS]; };
+
+// Columns `column` to column + 15 of a row of so many. WHOLE: rows lie at multiples of 16 bytes, and columns are a
+// multiple of 64; else both of 8.
+template <bool WHOLE>
+__device__ __forceinline__ Chunk load_columns(const unsigned char* row, int column, int columns)
+{
+    if constexpr (WHOLE)
+        return load_whole(row + column, row != nullptr);
+    else
+        return load_halves(row + column, row == nullptr ? 0 : columns - column);
+}
+
+// Stores a lane's 16 elements to its row of a panel, of whose tile these are eight rows.
+__device__ __forceinline__ void store_row(u32 rows, const Chunk (&made)[2])
+{
+    const int row = gathered_row(), chunk = gathered_column() / 8;
+#pragma unroll
+    for (int i = 0; i < 2; ++i)
+        store_shared(rows + row * 128 + ((chunk + i) ^ row) * 16, made[i]);
+}
+
+// Stores 16 numbers as elements.
+template <class Stored>
+__device__ __forceinline__ void store_converted(u32 rows, const Chunk& stored)
+{
+    Chunk made[2];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        u32 pairs[2];
+        to_halves(Stored{}, stored.words[i], pairs);
+        made[i / 2].words[i % 2 * 2] = to_elements(element{}, pairs[0]);
+        made[i / 2].words[i % 2 * 2 + 1] = to_elements(element{}, pairs[1]);
+    }
+    store_row(rows, made);
+}
+
+// The same, times a scale, in float32, rounded once.
+template <class Stored>
+__device__ __forceinline__ void store_scaled(u32 rows, const Chunk& stored, float scale)
+{
+    Chunk made[2];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        u32 pairs[2];
+        to_halves(Stored{}, stored.words[i], pairs);
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+            const float low = to_float(f16{(unsigned short)pairs[j]});
+            const float high = to_float(f16{(unsigned short)(pairs[j] >> 16)});
+            made[i / 2].words[i % 2 * 2 + j] = pack(low * scale, high * scale);
+        }
+    }
+    store_row(rows, made);
+}

@@ -1,0 +1,10 @@
+"""kv8_latent for triton: calls the module made for it.
+
+Made from specs/kv8_latent.attn; `attnc compile specs/kv8_latent.attn` makes it again.
+"""
+
+from . import default
+
+#: What the modules' CONFIGS hold.
+Config = default.Config
+kv8_latent = default.kv8_latent
