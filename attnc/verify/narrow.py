@@ -162,6 +162,6 @@ def widen(attention: Attention, inputs: Inputs) -> Inputs | None:
             group = max(head.dims["H"] // max(found.shape[1], 1), 1)
             found[:, head.h // group] = head.k if tensor.name == "k" else head.v
     for name, array in wide.items():
-        tensor = made[name]
-        made[name] = torch.empty_like(tensor).copy_(torch.from_numpy(array))  # type: ignore[arg-type]  # a tensor
+        blank = torch.empty_like(made[name])  # type: ignore[arg-type]  # a tensor
+        made[name] = blank.copy_(torch.from_numpy(array))
     return made
