@@ -35,6 +35,29 @@ def planned(
     return module
 
 
+@pytest.mark.parametrize(
+    ("keys", "written", "forward", "dkdv"),
+    [
+        (64, "tile.q = 64,", (64, 64, 4, 2), (32, 64, 4, 2)),
+        (64, "", (16, 64, 4, 3), (32, 64, 4, 2)),
+        (48, "", (16, 16, 4, 3), (32, 16, 4, 2)),
+        (16, "", (16, 16, 4, 3), (32, 16, 4, 2)),
+        (1, "", (16, 64, 4, 3), (32, 64, 4, 2)),
+    ],
+)
+def test_tiles_are_of_few_heads_where_a_schedule_names_none(
+    keys: int, written: str, forward: tuple[int, ...], dkdv: tuple[int, ...]
+) -> None:
+    """Tiles divide blocks whose keys they own; dq gathers the keys of its query from several."""
+    schedule = f"loops = [kv], pack = gqa, {written}"
+    text = TEXT[: TEXT.index("  loops")] + schedule.rstrip(" ,") + "\n}\n"
+    text = text.replace("HEADS", "Hkv * G").replace("KEYS", str(keys)).replace("KV", "Hkv")
+    (module,) = modules_of(text.replace("GRADS", "q, k, v"))
+    firsts = (module.kernel.configs[0], *(x.configs[0] for x in module.backward_kernels.values()))
+    found = [(x.tile_q, x.tile_kv, x.warps, x.stages) for x in firsts]
+    assert found == [forward, (16, 64, 4, 2), dkdv]
+
+
 def structures_of(module: Module) -> dict[str, str]:
     return {name: kernel.structure for name, kernel in module.backward_kernels.items()}
 

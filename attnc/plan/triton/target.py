@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
+from math import gcd
 from typing import ClassVar
 
 from attnc.diagnostics import Diagnostic, DiagnosticError
@@ -17,6 +18,7 @@ from attnc.model.schedule import BackwardConfig, ForwardConfig, Knob, Phase, Sch
 from attnc.plan.access import A_QUARTER, SHORT_LOOPS, Section
 from attnc.plan.device import DEVICES, Device
 from attnc.plan.fitting import (
+    SIZES,
     C,
     Tiles,
     TileShape,
@@ -29,7 +31,7 @@ from attnc.plan.fitting import (
 )
 from attnc.plan.ir import Module
 from attnc.plan.layout import BackwardLayout, Estimate, KernelName, Layout, Which
-from attnc.plan.lists import fit_blocks
+from attnc.plan.lists import fit_blocks, listing_of, selects_keys
 from attnc.plan.signature import feature
 from attnc.plan.target import Target
 from attnc.plan.triton import resources
@@ -64,12 +66,20 @@ _F32_TILES: Mapping[str, Mapping[int, tuple[Tiles, ...]]] = {
         128: (Tiles(32, 32, 4, 1), Tiles(16, 16, 4, 1)),
     },
 }
+#: What kernels try first where every query selects keys, up to `_WIDEST` columns: the heads of one query are
+#: few, and so are those of several queries that select a block. The fastest on an H200 first.
+_SELECTED: Mapping[Phase, tuple[Tiles, ...]] = {
+    "forward": (Tiles(16, 64, 4, 3), Tiles(16, 64, 4, 2)),
+    "dq": (Tiles(16, 64, 4, 2), Tiles(16, 64, 4, 3)),
+    "dkdv": (Tiles(32, 64, 4, 2), Tiles(32, 64, 4, 3)),
+}
 #: What it tries first beyond `_WIDEST` columns of q or v, as `_WIDE`.
 _WIDE_BACKWARD: Mapping[str, tuple[tuple[Tiles, ...], ...]] = {
     "dq": ((Tiles(64, 32, 8, 1), Tiles(32, 32, 4, 1), Tiles(16, 16, 4, 1)),),
     "dkdv": ((Tiles(32, 64, 8, 1), Tiles(32, 32, 4, 1), Tiles(16, 16, 4, 1)),),
 }
 _WIDEST = 256
+_SIZES = frozenset(SIZES)
 _SMALLER_KEYS = {key for tiles in _SMALLER for key in tiles.by_key()}
 #: Tried in this order to say what would fit, the smallest change of each knob first.
 _CHANGES: Mapping[str, tuple[int, ...]] = {
@@ -85,6 +95,9 @@ def triton_configs(variant: Variant, schedule: Schedule) -> tuple[ForwardConfig,
     DiagnosticError (E0601) when there is none.
     """
     found = configs(schedule, "forward", variant)
+    if not _SIZES & schedule.forward.keys():
+        first = _selected_tiles(variant.attention, schedule, "forward")
+        found = first_fitting(found, first, lambda config: _misfit(config, variant, "forward"))
     if not any(_misfit(config, variant, "forward") is None for config in found):
         knobs = schedule.phases["forward"]
         groups = ([tiles.without(knobs) for tiles in group] for group in _WIDE)
@@ -113,7 +126,12 @@ def _list_backward_configs(
     phase = backward_phase_of(kernel)
     found = configs(schedule, phase, variant)
     if not _SMALLER_KEYS & schedule.phases[phase].keys():
-        first = (*_f32_tiles(variant.attention, phase), *_wide_tiles(variant.attention, phase))
+        attention = variant.attention
+        first = (
+            *_selected_tiles(attention, schedule, phase),
+            *_f32_tiles(attention, phase),
+            *_wide_tiles(attention, phase),
+        )
         groups = (*first, *((tiles,) for tiles in _SMALLER))
         found = first_fitting(found, groups, lambda config: _misfit(config, variant, kernel))
     return found
@@ -157,16 +175,28 @@ def _list_sizes(sizes: Iterable[int]) -> str:
     return " or ".join(map(str, sorted(set(sizes)))) or "no"
 
 
+def _selected_tiles(attention: Attention, schedule: Schedule, phase: Phase) -> Iterator[tuple[Tiles, ...]]:
+    if not selects_keys(attention, schedule) or _widest(attention) > _WIDEST:
+        return
+    listing = listing_of(attention)
+    assert listing is not None, "a list selects them"
+    keys = listing.keys if phase == "dkdv" and not listing.gathers else 0
+    yield tuple(replace(tiles, tile_kv=gcd(tiles.tile_kv or 0, keys)) for tiles in _SELECTED[phase])
+
+
 def _f32_tiles(attention: Attention, phase: Phase) -> Iterator[tuple[Tiles, ...]]:
     if DType(attention.q.dtype) is DType.F32:
-        widest = max(feature(attention.q), feature(attention.v))
+        widest = _widest(attention)
         groups = (group for columns, group in _F32_TILES[phase].items() if widest <= columns)
         yield from islice(groups, 1)
 
 
 def _wide_tiles(attention: Attention, phase: Phase) -> tuple[tuple[Tiles, ...], ...]:
-    widest = max(feature(attention.q), feature(attention.v))
-    return _WIDE_BACKWARD[phase] if widest > _WIDEST else ()
+    return _WIDE_BACKWARD[phase] if _widest(attention) > _WIDEST else ()
+
+
+def _widest(attention: Attention) -> int:
+    return max(feature(attention.q), feature(attention.v))
 
 
 def portable(
