@@ -200,10 +200,11 @@ __device__ __forceinline__ void copy_rows(u32 to, const Pool& pool, const Pages&
 extern "C" __global__ void __launch_bounds__(THREADS) selected_tokens_lists(const __grid_constant__ Args args)
 {
     extern __shared__ __align__(1024) unsigned char shared[];
-    // words of bits of a thread, of all, and their keys
-    constexpr int OWN = 8, WORDS = THREADS * OWN, KEYS = 32 * WORDS;
+    constexpr int WORDS = THREADS * 8, KEYS = 32 * WORDS;  // words of bits, and their keys
     int* const bits = (int*)shared;
     int* const counts = bits + WORDS;  // of the keys in the words of each thread
+    int* const totals = counts + THREADS;  // of those of each warp
+    const int warp = threadIdx.x / 32;
     wait_for_launch();  // this kernel is launched while the previous one ends
     allow_next_launch();
     const int line = blockIdx.x;
@@ -215,7 +216,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) selected_tokens_lists(cons
     int found = 0;
     for (int first = 0; first < args.list_blocks; first += KEYS) {
         const int keys = min(KEYS, args.list_blocks - first);
-        for (int word = threadIdx.x; word < WORDS; word += THREADS)
+        const int own_words = (keys + 32 * THREADS - 1) / (32 * THREADS), own_lo = threadIdx.x * own_words;
+        for (int word = threadIdx.x; word < THREADS * own_words; word += THREADS)
             bits[word] = 0;
         __syncthreads();
         for (int place = threadIdx.x; place < count; place += THREADS) {
@@ -225,18 +227,23 @@ extern "C" __global__ void __launch_bounds__(THREADS) selected_tokens_lists(cons
         }
         __syncthreads();
         int own = 0;
-        for (int i = 0; i < OWN; ++i)
-            own += __popc(bits[threadIdx.x * OWN + i]);
+        for (int word = own_lo; word < own_lo + own_words; ++word)
+            own += __popc(bits[word]);
         counts[threadIdx.x] = own;
         __syncthreads();
         int at = found;
-        for (int i = 0; i < THREADS; ++i) {
-            at += i < threadIdx.x ? counts[i] : 0;
-            found += counts[i];
+        for (int i = 32 * warp; i < threadIdx.x; ++i)
+            at += counts[i];
+        if (threadIdx.x % 32 == 31)
+            totals[warp] = at + own - found;
+        __syncthreads();
+        for (int i = 0; i < THREADS / 32; ++i) {
+            at += i < warp ? totals[i] : 0;
+            found += totals[i];
         }
-        for (int i = 0; i < OWN; ++i)
-            for (u32 named = (u32)bits[threadIdx.x * OWN + i]; named != 0; named &= named - 1)
-                row[1 + at++] = first + 32 * (threadIdx.x * OWN + i) + 31 - __clz(named & -named);
+        for (int word = own_lo; word < own_lo + own_words; ++word)
+            for (u32 named = (u32)bits[word]; named != 0; named &= named - 1)
+                row[1 + at++] = first + 32 * word + 31 - __clz(named & -named);
         __syncthreads();
     }
     if (threadIdx.x == 0)
@@ -281,9 +288,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) selected_tokens_fo
     // this block's split: every so many-th tile
     const int split_step = args.SPLITS * BLOCK_N;
     const int producer = warp;
-    // No page is looked up past the last key.
+    // Room for a list is read before its length has come.
     auto page_of = [&](int kv_idx) {
-        return kv_idx >= 0 && kv_idx < N ? list_row[kv_idx] : 0;
+        return kv_idx >= 0 && kv_idx < args.S ? list_row[kv_idx] : 0;
     };
     constexpr int AT_ONCE = FOURS <= 4 ? 8 / FOURS : 1;  // tiles
     auto pages_of = [&](int kv_lo) {
