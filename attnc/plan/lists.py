@@ -42,8 +42,8 @@ _LEAST_TILE = 16
 #: The K/V head of a query head, and of the rows of a tile that has all query heads of it.
 _GROUP, KV_HEAD = Binary("//", Index("h"), Dim("G")), Ref("h_kv", "int", natural=True)
 #: Keys and columns of what a query gives to gradients of single keys that it selects, of which a product is
-#: made: of its sum, 256 threads have few enough each. Tiles of heads that are on their way.
-PRODUCT_KEYS, PRODUCT_COLUMNS, PRODUCT_STAGES = 128, 128, 3
+#: made; tiles of weights that are on their way, while rows of do and q stay.
+PRODUCT_KEYS, PRODUCT_COLUMNS, PRODUCT_STAGES = 64, 128, 3
 #: Keys that the list of a program names.
 LIST_LENGTH = Ref("list_length", "int", natural=True)
 #: Blocks of keys of the longest sequence, and blocks of queries that a list can be of; of the whole call.

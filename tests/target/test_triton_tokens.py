@@ -8,6 +8,7 @@ import pytest
 
 from attnc.support.sizes import evaluate
 from attnc.target.triton.render import text_of
+from attnc.target.triton.selected import SelectedText
 from attnc.target.triton.tokens import TokenSumText, TokenText
 from tests.plan.test_selected import ATOMIC, planned
 from tests.target.test_triton_selected import LATENT
@@ -103,16 +104,16 @@ def test_products_are_of_do_and_q_up_to_where_values_end(
     assert [product.column for product in text.products] == columns
     later = [f"sums + {first}" for first in columns[1:]]
     assert [product.at for product in text.products] == ["sums", *later]
-    assert {product.stop for product in text.products} == {"2 * padded"}
     both = len(columns) - of_q
-    assert [product.start for product in text.products] == ["0"] * both + ["padded"] * of_q
+    assert [product.of_do for product in text.products] == [True] * both + [False] * of_q
+    assert all(product.of_q for product in text.products)
 
 
 def test_products_of_dv_lie_behind_those_of_dk() -> None:
     products = token_text().products
-    assert [(product.start, product.stop, product.column, product.at) for product in products] == [
-        ("padded", "2 * padded", 0, "sums"),
-        ("0", "padded", 0, "sums + 64"),
+    assert [(product.of_do, product.of_q, product.column, product.at) for product in products] == [
+        (False, True, 0, "sums"),
+        (True, False, 0, "sums + 64"),
     ]
 
 
@@ -121,6 +122,21 @@ def test_rows_of_two_types_are_two_operands() -> None:
     (module,) = modules_of(text.replace("V]", "64]"))
     kernel = module.backward_kernels["dq"]
     assert kernel.joined == ()
-    found = text_of(module, kernel)
-    assert isinstance(found, TokenText)
-    assert not found.rows_are_alike
+    assert isinstance(text_of(module, kernel), TokenText)
+
+
+def test_a_thread_holds_the_products_of_both_rows_of_a_head() -> None:
+    """In a tile of 16 rows a thread has rows 8 apart, and neighbouring columns."""
+    (module,) = modules_of(LATENT.replace("D]", "576]").replace("V]", "512]"))
+    orders = {}
+    for name, kernel in module.backward_kernels.items():
+        text = text_of(module, kernel)
+        assert isinstance(text, SelectedText)
+        both = range(32)
+        heads, sides = (
+            [eval(rule, {"both": number}) for number in both]
+            for rule in (text.head_of_both, text.side_of_both)
+        )
+        assert sorted(zip(heads, sides, strict=True)) == [(h, side) for h in range(16) for side in (0, 1)]
+        orders[name] = {heads.index(h) - (len(heads) - 1 - heads[::-1].index(h)) for h in range(16)}
+    assert orders == {"dq": {-8}, "dk": {-1}}

@@ -236,7 +236,7 @@ class SharedMemory:
             yield _buffer("acc", (tile_q, dv), 4, 2 if self.device.has_tensor_memory else 1)
         if self._joins_rows:
             if self.kernel == "dq" and not self.device.has_tensor_memory:
-                yield _buffer("products", (2 * tile_q, tile_kv), 4, 1)
+                yield _buffer("ds", (tile_q, tile_kv), size if self._by_mma else 8, 1)
         elif self.device.has_tensor_memory:  # what two products read, once by rows and once by columns
             for name in {"dq": ("k",), "dk": ("q",), "dkdv": ("q", "do")}.get(self.kernel, ()):
                 rows, columns = (tile_kv, d) if name == "k" else (tile_q, d if name == "q" else dv)
@@ -263,15 +263,15 @@ class SharedMemory:
 
     @property
     def product_bytes(self) -> int:
-        """What products over the heads of a query take, when all else has gone: stages of both operands, and
-        after that the sum; of few warps half of it at a time.
+        """What products over the heads of a query take, when all else has gone: rows of do and q of twice the
+        heads of a tile, which stay, stages of their weights, and the sum, which is added as rows.
         """
         if not self._keeps_weights:
             return 0
         columns = min(PRODUCT_COLUMNS, max(self.columns))
-        operands = PRODUCT_STAGES * self.config.tile_q * (PRODUCT_KEYS + columns) * self._dtype.bytes
-        barriers = 1024 if self.device.has_tma else 0
-        return max(operands, PRODUCT_KEYS * columns * (4 if self.config.warps >= 8 else 2)) + barriers
+        heads, operands = 2 * self.config.tile_q, 2 if self._shares_v else 1
+        rows = operands * heads * (columns + PRODUCT_STAGES * PRODUCT_KEYS) * self._dtype.bytes
+        return rows + PRODUCT_KEYS * columns * 4 + 1024
 
     @property
     def _dq_added(self) -> Summation | None:

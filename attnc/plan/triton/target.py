@@ -30,6 +30,7 @@ from attnc.plan.fitting import (
     unsupported,
 )
 from attnc.plan.ir import Module
+from attnc.plan.joined import joins_rows
 from attnc.plan.layout import BackwardLayout, Estimate, KernelName, Layout, Which
 from attnc.plan.lists import fit_blocks, listing_of, selects_keys
 from attnc.plan.signature import feature
@@ -192,7 +193,15 @@ def _f32_tiles(attention: Attention, phase: Phase) -> Iterator[tuple[Tiles, ...]
 
 
 def _wide_tiles(attention: Attention, phase: Phase) -> tuple[tuple[Tiles, ...], ...]:
-    return _WIDE_BACKWARD[phase] if _widest(attention) > _WIDEST else ()
+    if _widest(attention) <= _WIDEST:
+        return ()
+    tiles = _WIDE_BACKWARD[phase]
+    # rows of do and q are one operand, which leaves room for the next tile of keys
+    return ((replace(tiles[0][0], stages=2), *tiles[0]), *tiles[1:]) if _joins_dq(attention, phase) else tiles
+
+
+def _joins_dq(attention: Attention, phase: Phase) -> bool:
+    return phase == "dq" and joins_rows(attention)
 
 
 def _widest(attention: Attention) -> int:

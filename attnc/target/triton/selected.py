@@ -154,18 +154,29 @@ class SelectedText(BackwardText):
 
     @property
     def joined(self) -> list[JoinedPartText]:
-        """Parts of the columns of rows of do and q that are one operand, a row of do before one of q; none
-        where they are two operands.
-        """
+        """Parts of the columns of rows of do and q that are one operand; none where they are two operands."""
         found = []
+        behind = f"((q_idx < M) & ({self.side_of_both} == 1))"
         for number, (text, part) in enumerate(zip(self.parts, self.kernel.joined, strict=False), 1):
-            is_row = "(q_idx < M)" if part.first < self.tensors.dv else "((q_idx < M) & (both % 2 == 1))"
+            is_row = "(q_idx < M)" if part.first < self.tensors.dv else behind
             start = f"row + {part.first}" if part.first else "row"
             columns = f"tl.arange(0, {part.width})[None, :]"
             load = f"tl.load({start} + {columns}, mask={is_row}[:, None], other=0.0)"
             summed = text.dq if self.over_q else text.dk
             found.append(JoinedPartText(text.k, f"rows_{number}", summed, load))
         return found
+
+    @property
+    def head_of_both(self) -> str:
+        """The head of a row of that operand. A thread holds the products of both rows of a head, so that they
+        stay in registers: of rows of a product those eight apart, of its columns neighbours.
+        """
+        return "both // 16 * 8 + both % 8" if self.over_q else "both // 2"
+
+    @property
+    def side_of_both(self) -> str:
+        """Whether a row of that operand is of do, 0, or of q, 1."""
+        return "both // 8 % 2" if self.over_q else "both % 2"
 
     def row_of(self, name: str) -> str:
         """Returns a pointer to the row of q or do of each head."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from attnc.expr.nodes import Expr, show
+from attnc.expr.nodes import Const, Expr, show
 from attnc.plan.ir import Loop, Module
 from attnc.plan.ir.backward import BackwardKernel, Made
 from attnc.plan.ir.kernel import DotPart
@@ -48,17 +48,16 @@ class TokenParameters(SelectedParameters):
 class ProductText:
     """Some columns of what a query gives to keys: a product of weights and rows over its heads.
 
-    start, stop: rows of do, of q, or of both; column: their first one; block, width: how many, as a power of
-    two and as a function takes them; at, value: where the product is added, and what.
+    of_do, of_q: whether of rows of do, and of q; column: their first one; width: how many, as a function
+    takes them; at: where the product is added; factor: of it.
     """
 
-    start: str
-    stop: str
+    of_do: bool
+    of_q: bool
     column: int
-    block: int
     width: str
     at: str
-    value: str
+    factor: str
 
 
 class TokenText(SelectedText):
@@ -66,7 +65,7 @@ class TokenText(SelectedText):
 
     parameters_type = TokenParameters
     parameters: TokenParameters
-    #: Of a product: its keys, and tiles of heads that are on their way.
+    #: Of a product: its keys, and tiles of weights that are on their way.
     keys, stages = PRODUCT_KEYS, PRODUCT_STAGES
 
     def __init__(self, module: Module, planned: BackwardKernel) -> None:
@@ -109,11 +108,6 @@ class TokenText(SelectedText):
     # -- products ------------------------------------------------------------------------------------------
 
     @property
-    def rows_are_alike(self) -> bool:
-        tensors = self.tensors.by_name
-        return tensors["do"].dtype == tensors["q"].dtype
-
-    @property
     def _row_names(self) -> list[str]:
         sizes = [name for name in (self.group,) if name.isidentifier()]
         strides = [*self.tensors.strides("q"), *self.tensors.strides("do")]
@@ -146,13 +140,12 @@ class TokenText(SelectedText):
         first = part.first + (self.tensors.d if name == "dv" else 0)
         columns = block(part.width)
         return ProductText(
-            start="0" if of_v else "padded",
-            stop="padded" if name == "dv" else "2 * padded",
+            of_do=of_v,
+            of_q=name == "dk",
             column=part.first,
-            block=columns,
             width=f"{part.width}, {columns}" if self.tensors.padded else str(columns),
             at=f"sums + {first}" if first else "sums",
-            value=self._scaled(name, "acc"),
+            factor=scalar(Const(self.chain.scale)) if name == "dk" else "1.0",
         )
 
 
