@@ -184,6 +184,9 @@ SELECTED: dict[str, object] = {
     "q": "B, M, Hkv * G", "k": "B, N, Hkv",
     "forward": "loops = [kv], pack = gqa, tile.q = 16, tile.kv = 32",
 }  # fmt: skip
+LATENTS: dict[str, object] = {
+    "d": 576, "dv": 512, "q": "B, M, G", "k": "B, N, 1", "v_via": " via prefix(k)",
+}  # fmt: skip
 KINDS: dict[str, dict[str, object]] = {
     "f32, pages, two passes": {
         **PAGES, "dtype": "f32", "d": 128, "dv": 128,
@@ -235,6 +238,14 @@ KINDS: dict[str, dict[str, object]] = {
     "selected tokens, few heads": {
         **SELECTED, "backward": f"backward {{ {AS_THEY_COME}, tile.q = 16, tile.kv = 16, stages = 1 }}",
     },
+    "selected latents": {
+        **SELECTED, **LATENTS, "grads": "grad q",
+        "backward": "backward { tile.q = 64, tile.kv = 32, stages = 2, warps = 8 }",
+    },
+    "selected latents, few heads": {
+        **SELECTED, **LATENTS, "grads": "grad q, k",
+        "backward": "backward { accumulate.dk = atomic, tile.q = 16, tile.kv = 32, stages = 2, warps = 4 }",
+    },
     "8 bits": {**EIGHT, "forward": "tile.q = 128, tile.kv = 64, stages = 3"},
     "8 bits, wide, one stage": {
         **EIGHT, "d": 128, "dv": 128, "forward": "tile.q = 64, tile.kv = 64, stages = 1",
@@ -273,6 +284,8 @@ KINDS: dict[str, dict[str, object]] = {
 BY_NIGHT = {
     "sticks",
     "selected tokens",
+    "selected latents",
+    "selected latents, few heads",
     "8 bits, wide, one stage",
     "8 bits, v alone",
     "8 bits, decode, one stage",

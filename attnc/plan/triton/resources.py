@@ -237,6 +237,8 @@ class SharedMemory:
         if self._joins_rows:
             if self.kernel == "dq" and not self.device.has_tensor_memory:
                 yield _buffer("ds", (tile_q, tile_kv), size if self._by_mma else 8, 1)
+            elif self.kernel == "dq" and self._by_mma and self._stages > 1:
+                yield _buffer("k turned", (tile_kv, d), size, self._stages)
         elif self.device.has_tensor_memory:  # what two products read, once by rows and once by columns
             for name in {"dq": ("k",), "dk": ("q",), "dkdv": ("q", "do")}.get(self.kernel, ()):
                 rows, columns = (tile_kv, d) if name == "k" else (tile_q, d if name == "q" else dv)
