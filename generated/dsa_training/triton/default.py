@@ -56,7 +56,7 @@ CONFIGS = (
 #: The same for each kernel of the backward, in the order of execution.
 BACKWARD_CONFIGS = {
     "dq": (
-        Config(64, 32, 8, 2, 222208),
+        Config(64, 32, 8, 2, 232449),
         Config(16, 32, 8, 2, 111616),
     ),
     "dk": (
