@@ -249,6 +249,15 @@ def _number(indices: Sequence[Expr], sizes: Sequence[Expr]) -> Expr:
     return where(disj(*outside), Const(-1), number) if outside else number
 
 
+def line_of_queries(listing: Listing) -> Expr:
+    """Returns which list the queries of a tile have, where they have one."""
+    at: dict[Expr, Expr] = {_Q_IDX: START["q"], _GROUP: KV_HEAD, Index("h"): KV_HEAD}
+    number: Expr = ZERO
+    for index, size in zip(listing.condition.indices, listing.condition.extents[:-1], strict=True):
+        number = add(mul(number, size), substitute(index, at))
+    return number
+
+
 def _is_inside(index: Expr, size: Expr) -> bool:
     match index, size:
         case Index(name="b"), Dim(name="B"):
@@ -412,6 +421,7 @@ def _refuse_gradients(variant: Variant, listing: Listing, schedule: Schedule) ->
     others = [name for name in attention.grads if name not in ("q", "k", "v")]
     phases: tuple[Phase, ...] = ("backward", "dq", "dkdv")
     ways = [knob for phase in phases if (knob := schedule.phases[phase].get("accumulate.dq")) is not None]
+    two_passes = [knob for knob in ways if knob.choices != ("two_pass",) and listing.keys % (2 * _WARPGROUP)]
     reads_head = [index for index in listing.condition.indices if Index("h") in walk(index)]
     message = ""
     if wide:
@@ -420,9 +430,9 @@ def _refuse_gradients(variant: Variant, listing: Listing, schedule: Schedule) ->
         )
     elif others:
         message = f"a gradient of '{others[0]}' beside lists is not lowered to {schedule.target}"
-    elif any(knob.choices != ("two_pass",) for knob in ways):
-        span = next(knob.span for knob in ways if knob.choices != ("two_pass",))
-        message = f"beside lists, gradients of {schedule.target} are of two passes"
+    elif two_passes:
+        span, size = two_passes[0].span, 2 * _WARPGROUP
+        message = f"gradients beside lists of blocks of no multiple of {size} keys are of two passes"
         instead = "write 'accumulate.dq = two_pass'"
     elif any(index not in (_GROUP, Index("h")) for index in reads_head) or (
         Index("h") in reads_head and kv_heads(normalise(attention)) != Dim("H")

@@ -375,6 +375,24 @@ ON_HOPPER: Mapping[str, Mapping[str, str]] = {
         "SCHEDULE": "",
     },
     "gradients of keys": {"MASK": "listed(idx, rows = 128, keys = 128)", "GRADS": "grad k, v"},
+    "dq in turn": {
+        "MASK": "listed(idx, rows = 64, keys = 256)",
+        "GRADS": "grad q, k, v",
+        "SCHEDULE": "backward { accumulate.dq = ordered }",
+    },
+    "dq in turn, of packed sequences": {
+        "Q": "T, Hkv * G, 64] via ragged(cu",
+        "KV": "U, Hkv, 64] via ragged(ck",
+        "EXTRAS": "input cu: i32[B + 1]\n  input ck: i32[B + 1]",
+        "MASK": "listed(idx, rows = 128, keys = 128)",
+        "GRADS": "grad q, k, v",
+        "SCHEDULE": "backward { accumulate.dq = ordered }",
+    },
+    "dq as it comes": {
+        "MASK": "listed(idx, rows = 128, keys = 128) and causal",
+        "GRADS": "grad q, k, v",
+        "SCHEDULE": "backward { accumulate.dq = atomic }",
+    },
     "pages": {
         "KV": "B, N, Hkv, 64] via paged(table, page = 16",
         "EXTRAS": "input table: i32[B, P]\n  input n: i32[B]\n  length N = n[b]",

@@ -384,6 +384,9 @@ def _by_wgmma(variant: Variant, accumulate: str | None) -> Iterator[KernelName]:
         return
     if kv_heads(attention) != Dim("H") and Index("h") in walk(attention.mask):
         return
+    listing = listing_of(variant.attention)
+    if adds_dq and listing is not None and listing.keys % ROWS:  # ds of a tile is of both warpgroups
+        return
     if ({"k", "v"} & grads or adds_dq) and (not others or apart) and accumulate != "sequential":
         yield from ("dv", "dk") if wide and not is_p_enough(attention) else ("dkdv",)
 

@@ -10,7 +10,8 @@ the one before began when that has gone on. Where all begin at the same q tile, 
 tile to the last, and walks from the last q tile to the first.
 
 That takes that the kv tiles which see a q tile are neighbours. They are where `lo` and `hi`, the bounds of
-the loop over queries, both grow with the keys, or `hi` falls, and no tile between them is skipped.
+the loop over queries, both grow with the keys, or `hi` falls, and no tile between them is skipped. Where a
+mask is a list of blocks, and nothing else, they are those of its list: each counts the ones before it there.
 """
 
 from __future__ import annotations
@@ -46,19 +47,23 @@ _TILE = (Index("kv_lo"), Index("kv_hi"))
 class Turns:
     """why_not: why blocks cannot take turns, empty if they can; from_last: the last kv tile has the first
     turn, and walks go on to later queries; first_varies: the kv tile that is the first to add to a q tile is
-    not the same for all, but where the one before it ends, or, from the last, begins.
+    not the same for all, but where the one before it ends, or, from the last, begins; by_list: those of a
+    list add, and no others.
     """
 
     why_not: str = ""
     from_last: bool = False
     first_varies: bool = False
+    by_list: bool = False
 
 
 @lru_cache(maxsize=64)
 def turns_under(mask: Expr) -> Turns:
     """Returns what is known of turns under the mask of a normalised attention."""
+    if isinstance(mask, InList):
+        return Turns(by_list=True)
     if any(isinstance(node, InList) for node in walk(mask)):
-        return Turns(why_not="it lists blocks of keys, and skips those between")
+        return Turns(why_not="the mask leaves out tiles of listed blocks, which would have turns")
     loops, _ = regions(mask, "q", None)
     if guard_of(loops) is not None:
         return Turns(why_not="it skips tiles between others")

@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from attnc.expr.nodes import Dim, Ref, walk
+from attnc.expr.simplify import substitute
 from attnc.plan.ir import Module
 from attnc.plan.ir.backward import BackwardKernel
+from attnc.plan.lists import Listing, line_of_queries, listing_of
+from attnc.plan.signature import normalise
 from attnc.plan.sm90 import backward_roles_of
 from attnc.plan.sm90.backward import LAST_ROUNDS, Sm90Backward
 from attnc.plan.sm90.backward_roles import list_sum_columns
@@ -14,7 +18,7 @@ from attnc.plan.sm90.layout import PIECE
 from attnc.target.sm80.arguments import ArgumentText
 from attnc.target.sm80.backward import BackwardSizes, CudaBackwardText
 from attnc.target.sm80.backward_step import Factors, WarpShare
-from attnc.target.sm80.printer import CudaWalk
+from attnc.target.sm80.printer import CudaWalk, scalar
 from attnc.target.sm90.shared_loads import SharedLoads
 from attnc.target.sm90.tiles import FRAGMENT, Boxes, WgmmaTiles
 
@@ -80,6 +84,7 @@ class Sm90BackwardText(CudaBackwardText):
         tiles = [roles.key_tile]
         self.wgmma = WgmmaTiles(self.layout, key_tiles=tiles, sum_columns=columns, SS_ROWS=more)
         self.boxes = Boxes(self.rows.zero)
+        self.module = module
         self.sums_kept = {"dk", "dv"}.difference(arguments.as_elements)
 
     def _make_loads(self) -> SharedLoads:
@@ -92,6 +97,23 @@ class Sm90BackwardText(CudaBackwardText):
             statement=self.statement,
             reads_score=self.kernel.softmax.normalises or "dv" in self.kernel.makes,
         )
+
+    @property
+    def line_of_queries(self) -> str:
+        """The list of the q tile at hand, by number."""
+        number = line_of_queries(self._listed)
+        at = {size: Ref(f"args.{size.name}", "int") for size in walk(number) if isinstance(size, Dim)}
+        return f"(long long)({scalar(substitute(number, at))})"
+
+    @property
+    def listed_keys(self) -> int:
+        return self._listed.keys
+
+    @property
+    def _listed(self) -> Listing:
+        listing = listing_of(normalise(self.module.variant.attention))
+        assert listing is not None, "turns are of its blocks"
+        return listing
 
     @property
     def walk(self) -> CudaWalk:
