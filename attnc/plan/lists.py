@@ -421,7 +421,7 @@ def _refuse_gradients(variant: Variant, listing: Listing, schedule: Schedule) ->
     others = [name for name in attention.grads if name not in ("q", "k", "v")]
     phases: tuple[Phase, ...] = ("backward", "dq", "dkdv")
     ways = [knob for phase in phases if (knob := schedule.phases[phase].get("accumulate.dq")) is not None]
-    two_passes = [knob for knob in ways if knob.choices != ("two_pass",) and listing.keys % (2 * _WARPGROUP)]
+    of_one = [knob for knob in ways if knob.choices != ("two_pass",) and not shares_ds(attention)]
     reads_head = [index for index in listing.condition.indices if Index("h") in walk(index)]
     message = ""
     if wide:
@@ -430,9 +430,11 @@ def _refuse_gradients(variant: Variant, listing: Listing, schedule: Schedule) ->
         )
     elif others:
         message = f"a gradient of '{others[0]}' beside lists is not lowered to {schedule.target}"
-    elif two_passes:
-        span, size = two_passes[0].span, 2 * _WARPGROUP
-        message = f"gradients beside lists of blocks of no multiple of {size} keys are of two passes"
+    elif of_one:
+        span, size = of_one[0].span, 2 * _WARPGROUP
+        message = f"gradients beside lists of smaller blocks than {size} x {size} are of two passes"
+        if feature(attention.q) > _WARPGROUP:
+            message = f"gradients beside lists of blocks of no multiple of {size} keys are of two passes"
         instead = "write 'accumulate.dq = two_pass'"
     elif any(index not in (_GROUP, Index("h")) for index in reads_head) or (
         Index("h") in reads_head and kv_heads(normalise(attention)) != Dim("H")
@@ -445,6 +447,15 @@ def _refuse_gradients(variant: Variant, listing: Listing, schedule: Schedule) ->
         instead = f"use a multiple of {_WARPGROUP} keys, or {instead}"
     if message:
         yield unsupported(message, span, "here" if ways else "the list", instead)
+
+
+def shares_ds(attention: Attention) -> bool:
+    """Returns whether listed blocks have tiles of keys for two warpgroups that make dk, dv and dq together,
+    and of queries, where few columns leave each half of the rows of dq.
+    """
+    listing = listing_of(attention)
+    rows = 2 * _WARPGROUP if feature(attention.q) <= _WARPGROUP else _WARPGROUP
+    return listing is None or not (listing.keys % (2 * _WARPGROUP) or listing.rows % rows)
 
 
 def _packs(schedule: Schedule) -> bool:

@@ -376,7 +376,14 @@ ON_HOPPER: Mapping[str, Mapping[str, str]] = {
     },
     "gradients of keys": {"MASK": "listed(idx, rows = 128, keys = 128)", "GRADS": "grad k, v"},
     "dq in turn": {
-        "MASK": "listed(idx, rows = 64, keys = 256)",
+        "MASK": "listed(idx, rows = 128, keys = 256)",
+        "GRADS": "grad q, k, v",
+        "SCHEDULE": "backward { accumulate.dq = ordered }",
+    },
+    "dq of 64 queries in turn": {
+        "Q": "B, M, Hkv * G, 128",
+        "KV": "B, N, Hkv, 128",
+        "MASK": "listed(idx, rows = 64, keys = 128)",
         "GRADS": "grad q, k, v",
         "SCHEDULE": "backward { accumulate.dq = ordered }",
     },

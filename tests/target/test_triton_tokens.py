@@ -105,15 +105,15 @@ def test_products_are_of_do_and_q_up_to_where_values_end(
     later = [f"sums + {first}" for first in columns[1:]]
     assert [product.at for product in text.products] == ["sums", *later]
     both = len(columns) - of_q
-    assert [product.of_do for product in text.products] == [True] * both + [False] * of_q
-    assert all(product.of_q for product in text.products)
+    sides = [(product.side, product.sides) for product in text.products]
+    assert sides == [(0, 2)] * both + [(1, 1)] * of_q
 
 
 def test_products_of_dv_lie_behind_those_of_dk() -> None:
     products = token_text().products
-    assert [(product.of_do, product.of_q, product.column, product.at) for product in products] == [
-        (False, True, 0, "sums"),
-        (True, False, 0, "sums + 64"),
+    assert [(product.side, product.sides, product.column, product.at) for product in products] == [
+        (1, 1, 0, "sums"),
+        (0, 1, 0, "sums + 64"),
     ]
 
 
@@ -122,21 +122,20 @@ def test_rows_of_two_types_are_two_operands() -> None:
     (module,) = modules_of(text.replace("V]", "64]"))
     kernel = module.backward_kernels["dq"]
     assert kernel.joined == ()
-    assert isinstance(text_of(module, kernel), TokenText)
+    found = text_of(module, kernel)
+    assert isinstance(found, TokenText)
+    assert [(product.side, product.sides) for product in found.products] == [(0, 1), (1, 1), (1, 1)]
 
 
-def test_a_thread_holds_the_products_of_both_rows_of_a_head() -> None:
-    """In a tile of 16 rows a thread has rows 8 apart, and neighbouring columns."""
-    (module,) = modules_of(LATENT.replace("D]", "576]").replace("V]", "512]"))
-    orders = {}
-    for name, kernel in module.backward_kernels.items():
-        text = text_of(module, kernel)
-        assert isinstance(text, SelectedText)
-        both = range(32)
-        heads, sides = (
-            [eval(rule, {"both": number}) for number in both]
-            for rule in (text.head_of_both, text.side_of_both)
-        )
-        assert sorted(zip(heads, sides, strict=True)) == [(h, side) for h in range(16) for side in (0, 1)]
-        orders[name] = {heads.index(h) - (len(heads) - 1 - heads[::-1].index(h)) for h in range(16)}
-    assert orders == {"dq": {-8}, "dk": {-1}}
+@pytest.mark.parametrize(
+    ("spec", "kernel", "apart"), [(LATENT, "dq", -1), (LATENT, "dk", -1), (ADDED, "dq", -8)]
+)
+def test_both_rows_of_a_head_are_neighbours_or_lie_eight_apart(spec: str, kernel: str, apart: int) -> None:
+    """In a product of 16 rows a thread has rows eight apart."""
+    (module,) = modules_of(spec.replace("D]", "576]").replace("V]", "512]"))
+    text = text_of(module, module.backward_kernels[kernel])
+    assert isinstance(text, SelectedText)
+    rules = (text.head_of_both, text.side_of_both)
+    found = [tuple(eval(rule, {"both": number}) for rule in rules) for number in range(32)]
+    assert sorted(found) == [(head, side) for head in range(16) for side in (0, 1)]
+    assert {found.index((head, 0)) - found.index((head, 1)) for head in range(16)} == {apart}

@@ -43,7 +43,7 @@ from attnc.plan.device import DEVICES
 from attnc.plan.fitting import Tiles, backward_phase_of, nothing_fits, unsupported
 from attnc.plan.gradients import has_constant_slope, wanted_loads
 from attnc.plan.layout import Buffer, Estimate, KernelName
-from attnc.plan.lists import listing_of, without_list
+from attnc.plan.lists import listing_of, shares_ds, without_list
 from attnc.plan.signature import feature, kv_heads, normalise
 from attnc.plan.sm80.backward import plan_cuda_backward
 from attnc.plan.sm80.layout import GRANULE, CudaBackwardLayout, CudaLayout, over_rows
@@ -384,8 +384,7 @@ def _by_wgmma(variant: Variant, accumulate: str | None) -> Iterator[KernelName]:
         return
     if kv_heads(attention) != Dim("H") and Index("h") in walk(attention.mask):
         return
-    listing = listing_of(variant.attention)
-    if adds_dq and listing is not None and listing.keys % ROWS:  # ds of a tile is of both warpgroups
+    if adds_dq and not shares_ds(variant.attention):
         return
     if ({"k", "v"} & grads or adds_dq) and (not others or apart) and accumulate != "sequential":
         yield from ("dv", "dk") if wide and not is_p_enough(attention) else ("dkdv",)

@@ -235,8 +235,13 @@ class SharedMemory:
         if outside_in:
             yield _buffer("acc", (tile_q, dv), 4, 2 if self.device.has_tensor_memory else 1)
         if self._joins_rows:
+            in_registers = self._by_mma and self._keeps_weights
             if self.kernel == "dq" and not self.device.has_tensor_memory:
-                yield _buffer("ds", (tile_q, tile_kv), size if self._by_mma else 8, 1)
+                yield (
+                    _buffer("ds", (tile_q, tile_kv), size, 1)
+                    if in_registers
+                    else _buffer("products", (2 * tile_q, tile_kv), 4, 1)
+                )
             elif self.kernel == "dq" and self._by_mma and self._stages > 1:
                 yield _buffer("k turned", (tile_kv, d), size, self._stages)
         elif self.device.has_tensor_memory:  # what two products read, once by rows and once by columns

@@ -32,7 +32,7 @@ from attnc.plan.fitting import (
 from attnc.plan.ir import Module
 from attnc.plan.joined import joins_rows
 from attnc.plan.layout import BackwardLayout, Estimate, KernelName, Layout, Which
-from attnc.plan.lists import fit_blocks, listing_of, selects_keys
+from attnc.plan.lists import adds_as_it_comes, fit_blocks, listing_of, selects_keys
 from attnc.plan.signature import feature
 from attnc.plan.target import Target
 from attnc.plan.triton import resources
@@ -131,7 +131,7 @@ def _list_backward_configs(
         first = (
             *_selected_tiles(attention, schedule, phase),
             *_f32_tiles(attention, phase),
-            *_wide_tiles(attention, phase),
+            *_wide_tiles(attention, schedule, phase),
         )
         groups = (*first, *((tiles,) for tiles in _SMALLER))
         found = first_fitting(found, groups, lambda config: _misfit(config, variant, kernel))
@@ -192,16 +192,14 @@ def _f32_tiles(attention: Attention, phase: Phase) -> Iterator[tuple[Tiles, ...]
         yield from islice(groups, 1)
 
 
-def _wide_tiles(attention: Attention, phase: Phase) -> tuple[tuple[Tiles, ...], ...]:
+def _wide_tiles(attention: Attention, schedule: Schedule, phase: Phase) -> tuple[tuple[Tiles, ...], ...]:
     if _widest(attention) <= _WIDEST:
         return ()
     tiles = _WIDE_BACKWARD[phase]
-    # rows of do and q are one operand, which leaves room for the next tile of keys
-    return ((replace(tiles[0][0], stages=2), *tiles[0]), *tiles[1:]) if _joins_dq(attention, phase) else tiles
-
-
-def _joins_dq(attention: Attention, phase: Phase) -> bool:
-    return phase == "dq" and joins_rows(attention)
+    if phase == "dq" and joins_rows(attention) and adds_as_it_comes(attention, schedule):
+        large, *smaller = tiles[0]  # products stay in registers, which leaves room for the next tile of keys
+        tiles = ((replace(large, stages=2), large, *smaller), *tiles[1:])
+    return tiles
 
 
 def _widest(attention: Attention) -> int:

@@ -36,6 +36,7 @@ class Sm90Arguments(ArgumentText):
 
         #: dk and dv, where blocks may share the walk of a tile.
         self.summed = [f"{name}_sum" for name in ("dk", "dv") if name in self.made and layout.cuts_walks]
+        self._finds_lists = layout.turns is not None and layout.turns.by_list
 
     @property
     def pointers(self) -> list[tuple[str, str]]:
@@ -45,7 +46,14 @@ class Sm90Arguments(ArgumentText):
 
     @property
     def sizes(self) -> list[str]:
-        return [*super().sizes, *(["WALK_PARTS", "KEY_ROWS"] if self.summed else [])]
+        own = [*super().sizes, *(["WALK_PARTS", "KEY_ROWS"] if self.summed else [])]
+        return own if not self._finds_lists else [*dict.fromkeys((*own, *self._sizes_of_lists))]
+
+    @property
+    def _sizes_of_lists(self) -> Iterator[str]:
+        yield from (
+            size.name for size in walk(line_of_queries(_listing(self.module))) if isinstance(size, Dim)
+        )
 
     @property
     def fields(self) -> Iterator[str]:
@@ -101,19 +109,13 @@ class Sm90BackwardText(CudaBackwardText):
     @property
     def line_of_queries(self) -> str:
         """The list of the q tile at hand, by number."""
-        number = line_of_queries(self._listed)
+        number = line_of_queries(_listing(self.module))
         at = {size: Ref(f"args.{size.name}", "int") for size in walk(number) if isinstance(size, Dim)}
         return f"(long long)({scalar(substitute(number, at))})"
 
     @property
     def listed_keys(self) -> int:
-        return self._listed.keys
-
-    @property
-    def _listed(self) -> Listing:
-        listing = listing_of(normalise(self.module.variant.attention))
-        assert listing is not None, "turns are of its blocks"
-        return listing
+        return _listing(self.module).keys
 
     @property
     def walk(self) -> CudaWalk:
@@ -123,6 +125,12 @@ class Sm90BackwardText(CudaBackwardText):
         if turns is None:
             return replace(walk, last_rounds=LAST_ROUNDS)
         return replace(walk, walk=replace(walk.walk, last_first=turns.from_last))
+
+
+def _listing(module: Module) -> Listing:
+    listing = listing_of(normalise(module.variant.attention))
+    assert listing is not None, "turns are of its blocks"
+    return listing
 
 
 def template_of(text: Sm90BackwardText) -> tuple[str, str]:

@@ -168,15 +168,15 @@ class SelectedText(BackwardText):
 
     @property
     def head_of_both(self) -> str:
-        """The head of a row of that operand. A thread holds the products of both rows of a head, so that they
-        stay in registers: of rows of a product those eight apart, of its columns neighbours.
+        """The head of a row of that operand. Eight rows of do come before those of q where a kernel keeps
+        weights: a thread then holds the products of both rows of a head, and they stay in registers.
         """
-        return "both // 16 * 8 + both % 8" if self.over_q else "both // 2"
+        return "both // 16 * 8 + both % 8" if self.kernel.adds else "both // 2"
 
     @property
     def side_of_both(self) -> str:
         """Whether a row of that operand is of do, 0, or of q, 1."""
-        return "both // 8 % 2" if self.over_q else "both % 2"
+        return "both // 8 % 2" if self.kernel.adds else "both % 2"
 
     def row_of(self, name: str) -> str:
         """Returns a pointer to the row of q or do of each head."""

@@ -48,12 +48,12 @@ class TokenParameters(SelectedParameters):
 class ProductText:
     """Some columns of what a query gives to keys: a product of weights and rows over its heads.
 
-    of_do, of_q: whether of rows of do, and of q; column: their first one; width: how many, as a function
-    takes them; at: where the product is added; factor: of it.
+    side: 0, of rows of do; 1, of q; sides: 2, of both, from 0 on; column: their first one; width: how many,
+    as a function takes them; at: where the product is added; factor: of it.
     """
 
-    of_do: bool
-    of_q: bool
+    side: int
+    sides: int
     column: int
     width: str
     at: str
@@ -121,8 +121,26 @@ class TokenText(SelectedText):
     def products(self) -> list[ProductText]:
         """Products of the sums of dk and dv, a part of the columns each."""
         return [
-            self._product(name, part) for name in self.kernel.adds for part in _split(self._parts_of(name))
+            self._product(name, part, side, sides)
+            for name in self.kernel.adds
+            for part in _split(self._parts_of(name))
+            for side, sides in self._sides_of(name, part)
         ]
+
+    @property
+    def rows_are_alike(self) -> bool:
+        tensors = self.tensors.by_name
+        return tensors["do"].dtype == tensors["q"].dtype
+
+    def _sides_of(self, name: Made, part: DotPart) -> Sequence[tuple[int, int]]:
+        """Returns from which side on a product has rows, and of how many sides: two products where rows of
+        both are not alike.
+        """
+        if name == "dv":
+            return [(0, 1)]
+        if not (self.kernel.v_in_k and part.first < self.tensors.dv):
+            return [(1, 1)]
+        return [(0, 2)] if self.rows_are_alike else [(0, 1), (1, 1)]
 
     def _parts_of(self, name: Made) -> Sequence[DotPart]:
         """Returns the parts of columns that rows of do have all of, or none."""
@@ -135,17 +153,16 @@ class TokenText(SelectedText):
         behind = [DotPart(first=tensors.dv, width=rest)] if rest else []
         return [DotPart(first=0, width=tensors.dv), *behind]
 
-    def _product(self, name: Made, part: DotPart) -> ProductText:
-        of_v = name == "dv" or (self.kernel.v_in_k and part.first < self.tensors.dv)
+    def _product(self, name: Made, part: DotPart, side: int, sides: int) -> ProductText:
         first = part.first + (self.tensors.d if name == "dv" else 0)
         columns = block(part.width)
         return ProductText(
-            of_do=of_v,
-            of_q=name == "dk",
+            side=side,
+            sides=sides,
             column=part.first,
             width=f"{part.width}, {columns}" if self.tensors.padded else str(columns),
             at=f"sums + {first}" if first else "sums",
-            factor=scalar(Const(self.chain.scale)) if name == "dk" else "1.0",
+            factor=scalar(Const(self.chain.scale)) if side + sides > 1 else "1.0",
         )
 
 
