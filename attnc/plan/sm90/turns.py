@@ -47,21 +47,19 @@ _TILE = (Index("kv_lo"), Index("kv_hi"))
 class Turns:
     """why_not: why blocks cannot take turns, empty if they can; from_last: the last kv tile has the first
     turn, and walks go on to later queries; first_varies: the kv tile that is the first to add to a q tile is
-    not the same for all, but where the one before it ends, or, from the last, begins; by_list: those of a
-    list add, and no others.
+    not the same for all, but where the one before it ends, or, from the last, begins.
     """
 
     why_not: str = ""
     from_last: bool = False
     first_varies: bool = False
-    by_list: bool = False
 
 
 @lru_cache(maxsize=64)
 def turns_under(mask: Expr) -> Turns:
     """Returns what is known of turns under the mask of a normalised attention."""
     if isinstance(mask, InList):
-        return Turns(by_list=True)
+        return Turns()
     if any(isinstance(node, InList) for node in walk(mask)):
         return Turns(why_not="the mask leaves out tiles of listed blocks, which would have turns")
     loops, _ = regions(mask, "q", None)

@@ -5,12 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from attnc.expr.nodes import Dim, Ref, walk
-from attnc.expr.simplify import substitute
 from attnc.plan.ir import Module
 from attnc.plan.ir.backward import BackwardKernel
-from attnc.plan.lists import Listing, line_of_queries, listing_of
-from attnc.plan.signature import normalise
 from attnc.plan.sm90 import backward_roles_of
 from attnc.plan.sm90.backward import LAST_ROUNDS, Sm90Backward
 from attnc.plan.sm90.backward_roles import list_sum_columns
@@ -18,7 +14,7 @@ from attnc.plan.sm90.layout import PIECE
 from attnc.target.sm80.arguments import ArgumentText
 from attnc.target.sm80.backward import BackwardSizes, CudaBackwardText
 from attnc.target.sm80.backward_step import Factors, WarpShare
-from attnc.target.sm80.printer import CudaWalk, scalar
+from attnc.target.sm80.printer import CudaWalk
 from attnc.target.sm90.shared_loads import SharedLoads
 from attnc.target.sm90.tiles import FRAGMENT, Boxes, WgmmaTiles
 
@@ -36,7 +32,6 @@ class Sm90Arguments(ArgumentText):
 
         #: dk and dv, where blocks may share the walk of a tile.
         self.summed = [f"{name}_sum" for name in ("dk", "dv") if name in self.made and layout.cuts_walks]
-        self._finds_lists = layout.turns is not None and layout.turns.by_list
 
     @property
     def pointers(self) -> list[tuple[str, str]]:
@@ -46,14 +41,7 @@ class Sm90Arguments(ArgumentText):
 
     @property
     def sizes(self) -> list[str]:
-        own = [*super().sizes, *(["WALK_PARTS", "KEY_ROWS"] if self.summed else [])]
-        return own if not self._finds_lists else [*dict.fromkeys((*own, *self._sizes_of_lists))]
-
-    @property
-    def _sizes_of_lists(self) -> Iterator[str]:
-        yield from (
-            size.name for size in walk(line_of_queries(_listing(self.module))) if isinstance(size, Dim)
-        )
+        return [*super().sizes, *(["WALK_PARTS", "KEY_ROWS"] if self.summed else [])]
 
     @property
     def fields(self) -> Iterator[str]:
@@ -92,7 +80,6 @@ class Sm90BackwardText(CudaBackwardText):
         tiles = [roles.key_tile]
         self.wgmma = WgmmaTiles(self.layout, key_tiles=tiles, sum_columns=columns, SS_ROWS=more)
         self.boxes = Boxes(self.rows.zero)
-        self.module = module
         self.sums_kept = {"dk", "dv"}.difference(arguments.as_elements)
 
     def _make_loads(self) -> SharedLoads:
@@ -107,17 +94,6 @@ class Sm90BackwardText(CudaBackwardText):
         )
 
     @property
-    def line_of_queries(self) -> str:
-        """The list of the q tile at hand, by number."""
-        number = line_of_queries(_listing(self.module))
-        at = {size: Ref(f"args.{size.name}", "int") for size in walk(number) if isinstance(size, Dim)}
-        return f"(long long)({scalar(substitute(number, at))})"
-
-    @property
-    def listed_keys(self) -> int:
-        return _listing(self.module).keys
-
-    @property
     def walk(self) -> CudaWalk:
         walk, turns = super().walk, self.roles.turns
         if self.roles.cuts_walks and self.kernel.sums_heads:
@@ -125,12 +101,6 @@ class Sm90BackwardText(CudaBackwardText):
         if turns is None:
             return replace(walk, last_rounds=LAST_ROUNDS)
         return replace(walk, walk=replace(walk.walk, last_first=turns.from_last))
-
-
-def _listing(module: Module) -> Listing:
-    listing = listing_of(normalise(module.variant.attention))
-    assert listing is not None, "turns are of its blocks"
-    return listing
 
 
 def template_of(text: Sm90BackwardText) -> tuple[str, str]:
