@@ -423,7 +423,7 @@ def _refuse_gradients(variant: Variant, listing: Listing, schedule: Schedule) ->
     others = [name for name in attention.grads if name not in ("q", "k", "v")]
     phases: tuple[Phase, ...] = ("backward", "dq", "dkdv")
     ways = [knob for phase in phases if (knob := schedule.phases[phase].get("accumulate.dq")) is not None]
-    of_one = [knob for knob in ways if knob.choices != ("two_pass",) and not shares_ds(attention)]
+    of_one = [knob for knob in ways if knob.choices == ("atomic",) and not shares_ds(attention)]
     reads_head = [index for index in listing.condition.indices if Index("h") in walk(index)]
     message = ""
     if wide:
