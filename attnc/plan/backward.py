@@ -53,7 +53,7 @@ from attnc.plan.ir.backward import (
     name_of,
 )
 from attnc.plan.layout import BackwardLayout, KernelName
-from attnc.plan.lists import Listing, along_lists, list_of_turns
+from attnc.plan.lists import Listing, along_lists
 from attnc.plan.loads import LoadNames
 from attnc.plan.regions import kept_by_some, regions, with_edges, with_fills
 from attnc.plan.selected import plan_selected_gradients
@@ -159,10 +159,7 @@ class KernelMaker:
         outer = tuple(fetch for fetch in names.fetches if fetch.axes == other_axis(inner))
         program = program_of(names, lengths)
         at_end = () if rule.chain.factor is None else (rule.chain.factor,)
-        listing = self.listing if adds_dq == "ordered" else None
-        turns_by = None if listing is None else list_of_turns(listing)
-        listed = () if turns_by is None else (turns_by.line, turns_by.stride)
-        used = (*expressions_of(program, outer, loops, step), *also, *at_end, *self._heads(inner), *listed)
+        used = (*expressions_of(program, outer, loops, step), *also, *at_end, *self._heads(inner))
         grid = self._grid(inner, adds_dq, longest_first=choices[0].longest_first, short_loops=loops.are_short)
         kernel = BackwardKernel(
             name=f"{attention.name}_backward_{''.join(makes) or 'rows'}",
@@ -183,7 +180,6 @@ class KernelMaker:
             prologue=prologue,
             parts=several_parts(attention),
             v_in_k=attention.v.storage.is_part,
-            turns_by=turns_by,
         )
         return replace(kernel, roles=self.target.backward_roles_of(kernel, self.layout, self.variant))
 

@@ -249,17 +249,6 @@ def _number(indices: Sequence[Expr], sizes: Sequence[Expr]) -> Expr:
     return where(disj(*outside), Const(-1), number) if outside else number
 
 
-def list_of_turns(listing: Listing) -> ListWalk:
-    """Returns the bits of the blocks that a tile of queries lists, where it lists some: those before a block
-    add to its dq before that.
-    """
-    at: dict[Expr, Expr] = {_Q_IDX: START["q"], _GROUP: KV_HEAD, Index("h"): KV_HEAD}
-    line: Expr = ZERO
-    for index, size in zip(listing.condition.indices, listing.condition.extents[:-1], strict=True):
-        line = add(mul(line, size), substitute(index, at))
-    return ListWalk(memory="list_bits", line=line, stride=_rounded(BLOCKS, 32), block=listing.keys)
-
-
 def _is_inside(index: Expr, size: Expr) -> bool:
     match index, size:
         case Index(name="b"), Dim(name="B"):

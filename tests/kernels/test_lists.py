@@ -375,25 +375,20 @@ ON_HOPPER: Mapping[str, Mapping[str, str]] = {
         "SCHEDULE": "",
     },
     "gradients of keys": {"MASK": "listed(idx, rows = 128, keys = 128)", "GRADS": "grad k, v"},
-    "dq in turn": {
-        "MASK": "listed(idx, rows = 128, keys = 256)",
-        "GRADS": "grad q, k, v",
-        "SCHEDULE": "backward { accumulate.dq = ordered }",
-    },
-    "dq of 64 queries in turn": {
+    "dq of 64 queries as it comes": {
         "Q": "B, M, Hkv * G, 128",
         "KV": "B, N, Hkv, 128",
-        "MASK": "listed(idx, rows = 64, keys = 128)",
+        "MASK": "listed(idx, rows = 64, keys = 256)",
         "GRADS": "grad q, k, v",
-        "SCHEDULE": "backward { accumulate.dq = ordered }",
+        "SCHEDULE": "backward { accumulate.dq = atomic }",
     },
-    "dq in turn, of packed sequences": {
+    "dq as it comes, of packed sequences": {
         "Q": "T, Hkv * G, 64] via ragged(cu",
         "KV": "U, Hkv, 64] via ragged(ck",
         "EXTRAS": "input cu: i32[B + 1]\n  input ck: i32[B + 1]",
         "MASK": "listed(idx, rows = 128, keys = 128)",
         "GRADS": "grad q, k, v",
-        "SCHEDULE": "backward { accumulate.dq = ordered }",
+        "SCHEDULE": "backward { accumulate.dq = atomic }",
     },
     "dq as it comes": {
         "MASK": "listed(idx, rows = 128, keys = 128) and causal",

@@ -136,3 +136,18 @@ def test_kernels_are_those_of_the_gradients_that_are_wanted(
     assert (module.backward.preprocess is not None) == prepares
     first = module.backward.kernels[0].prologue
     assert prepares or (first is not None and first.stored == (len(kernels) > 1))
+
+
+@pytest.mark.parametrize(
+    ("heads", "tiles"), [("G", (64, 32, 8, 2)), ("16", (16, 64, 4, 2)), ("128", (64, 32, 8, 2))]
+)
+def test_tiles_of_latents_whose_sums_are_atomic_fit_the_heads(heads: str, tiles: tuple[int, ...]) -> None:
+    text = TEXT[: TEXT.index("  backward")] + "  backward { accumulate.dk = atomic }\n}\n"
+    text = text.replace("HEADS, 64]", f"{heads}, 576]", 1).replace("HEADS, 64]", f"{heads}, 512]")
+    text = text.replace(
+        "input k, v: bf16[B, N, KV, 64]",
+        "input k: bf16[B, N, 1, 576]\n  input v: bf16[B, N, 1, 512] via prefix(k)",
+    )
+    (module,) = modules_of(text.replace("KEYS", "1").replace("GRADS", "q, k"))
+    config = module.backward_kernels["dq"].configs[0]
+    assert (config.tile_q, config.tile_kv, config.warps, config.stages) == tiles

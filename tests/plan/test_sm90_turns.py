@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from attnc.expr.nodes import show
 from attnc.plan.sm90.backward import Sm90Backward, sum_of_dq
 from tests.plan import planning
 from tests.plan.test_sm90_backward import CAUSAL, is_by_wgmma, planned
@@ -25,7 +24,6 @@ NEIGHBOURS: tuple[tuple[str, tuple[bool, bool], dict[str, Any]], ...] = (
     (f"{CAUSAL} and q_pos // 100 == kv_idx // 100", (True, True), {}),
     (f"{CAUSAL} or kv_idx < n[b]", (True, True), {"inputs": ("n: i32[B]",)}),
     ("kv_idx < n[b]", (False, False), {"inputs": ("n: i32[B]",)}),
-    ("listed(idx, rows = 128, keys = 128)", (False, False), LISTS),
 )
 
 
@@ -52,11 +50,7 @@ def test_keys_that_see_a_query_are_neighbours(
         (f"{CAUSAL} and kv_idx >= 150", {}, "are no neighbours"),
         (f"{CAUSAL} and kv_idx >= n[b]", {"inputs": ("n: i32[B]",)}, "are no neighbours"),
         ("kv_idx >= 150", {}, "are no neighbours"),
-        (
-            f"listed(idx, rows = 128, keys = 128) and {CAUSAL}",
-            LISTS,
-            "the mask leaves out tiles of listed blocks, which would have turns",
-        ),
+        ("listed(idx, rows = 128, keys = 128)", LISTS, "it lists blocks of keys, and skips those between"),
         (CAUSAL, {"d": 192}, "no kernel of wgmma makes dk, dv and dq"),
         (
             CAUSAL,
@@ -121,14 +115,12 @@ def test_dq_of_short_blocks_takes_a_pass_of_its_own(d: int, rows: int, keys: int
         message,
         ("write 'accumulate.dq = two_pass'",),
     )
-    turns = refused(planned, mask, accumulate="ordered", d=d, **LISTS)
-    assert turns.primary.text == "blocks that a mask lists are too short for a kernel of dk, dv and dq"
 
 
 @pytest.mark.parametrize(
     ("mask", "ways"),
     [
-        ("listed(idx, rows = 128, keys = 128)", ("ordered", "atomic")),
+        ("listed(idx, rows = 128, keys = 128)", ("two_pass", "atomic")),
         (f"listed(idx, rows = 128, keys = 128) and {CAUSAL}", ("two_pass", "atomic")),
         ("listed(idx, rows = 64, keys = 64)", ("two_pass", "two_pass")),
     ],
@@ -136,12 +128,3 @@ def test_dq_of_short_blocks_takes_a_pass_of_its_own(d: int, rows: int, keys: int
 def test_dq_of_listed_blocks_is_summed_the_fastest_way(mask: str, ways: tuple[str, str]) -> None:
     variant, _ = planning.resolved(mask, target="cuda.sm_90a", grads="q, k, v", **LISTS)
     assert (sum_of_dq(variant, deterministic=True), sum_of_dq(variant, deterministic=False)) == ways
-
-
-def test_a_tile_of_keys_has_its_turn_by_the_list_of_the_queries() -> None:
-    kernel = planned(NEIGHBOURS[-1][0], accumulate="ordered", **LISTS).backward_kernels["dkdv"]
-    assert kernel.turns_by is not None
-    assert (show(kernel.turns_by.line), kernel.turns_by.block) == ("b * R + q_lo // 128", 128)
-    assert {"R", "list_blocks"} <= {*kernel.dims}
-    others = planned(NEIGHBOURS[-1][0], accumulate="atomic", **LISTS).backward_kernels
-    assert [kernel.turns_by for kernel in others.values()] == [None]

@@ -223,8 +223,7 @@ class BackwardKernel(TileKernel):
     query, of whose keys a program owns a tile. What it makes of them is of this query alone, and added to
     sums in memory in the order of queries; adds: gradients of the keys that one query selects, which a
     program that makes dq adds to sums in memory, as it comes; joined: parts of the columns in which rows of
-    do and q are one operand. turns_by: the list of a tile of queries, whose tiles of keys add to dq in its
-    order. roles: what each warp does, where warps do different things.
+    do and q are one operand. roles: what each warp does, where warps do different things.
     """
 
     configs: tuple[BackwardConfig, ...]
@@ -238,7 +237,6 @@ class BackwardKernel(TileKernel):
     selected: ListWalk | None = None
     adds: tuple[Made, ...] = ()
     joined: tuple[DotPart, ...] = ()
-    turns_by: ListWalk | None = None
     roles: Roles | None = None
 
     @property

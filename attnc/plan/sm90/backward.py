@@ -313,8 +313,6 @@ def check_turns(variant: Variant, schedule: Schedule, knob: Knob) -> Iterator[Di
     is_one = "dkdv" in _by_wgmma(variant, "ordered")
     mask = normalise(variant.attention).mask
     reason = turns_under(mask).why_not if is_one else "no kernel of wgmma makes dk, dv and dq"
-    if not shares_ds(variant.attention):
-        reason = "blocks that a mask lists are too short for a kernel of dk, dv and dq"
     if reason:
         yield unsupported(
             "blocks cannot take turns at adding to dq here",

@@ -10,8 +10,7 @@ the one before began when that has gone on. Where all begin at the same q tile, 
 tile to the last, and walks from the last q tile to the first.
 
 That takes that the kv tiles which see a q tile are neighbours. They are where `lo` and `hi`, the bounds of
-the loop over queries, both grow with the keys, or `hi` falls, and no tile between them is skipped. Where a
-mask is a list of blocks, and nothing else, they are those of its list: each counts the ones before it there.
+the loop over queries, both grow with the keys, or `hi` falls, and no tile between them is skipped.
 """
 
 from __future__ import annotations
@@ -58,10 +57,8 @@ class Turns:
 @lru_cache(maxsize=64)
 def turns_under(mask: Expr) -> Turns:
     """Returns what is known of turns under the mask of a normalised attention."""
-    if isinstance(mask, InList):
-        return Turns()
     if any(isinstance(node, InList) for node in walk(mask)):
-        return Turns(why_not="the mask leaves out tiles of listed blocks, which would have turns")
+        return Turns(why_not="it lists blocks of keys, and skips those between")
     loops, _ = regions(mask, "q", None)
     if guard_of(loops) is not None:
         return Turns(why_not="it skips tiles between others")

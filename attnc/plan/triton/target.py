@@ -11,6 +11,7 @@ from math import gcd
 from typing import ClassVar
 
 from attnc.diagnostics import Diagnostic, DiagnosticError
+from attnc.expr.nodes import Const
 from attnc.model.attention import Attention, Variant
 from attnc.model.configs import configs
 from attnc.model.dtypes import DType
@@ -80,6 +81,8 @@ _WIDE_BACKWARD: Mapping[str, tuple[tuple[Tiles, ...], ...]] = {
     "dkdv": ((Tiles(32, 64, 8, 1), Tiles(32, 32, 4, 1), Tiles(16, 16, 4, 1)),),
 }
 _WIDEST = 256
+#: The same where sums of keys that queries select are atomic, and a K/V head has 16 query heads or fewer.
+_FEW_HEADS = Tiles(16, 64, 4, 2)
 _SIZES = frozenset(SIZES)
 _SMALLER_KEYS = {key for tiles in _SMALLER for key in tiles.by_key()}
 #: Tried in this order to say what would fit, the smallest change of each knob first.
@@ -198,8 +201,17 @@ def _wide_tiles(attention: Attention, schedule: Schedule, phase: Phase) -> tuple
     tiles = _WIDE_BACKWARD[phase]
     if phase == "dq" and joins_rows(attention) and adds_as_it_comes(attention, schedule):
         large, *smaller = tiles[0]  # products stay in registers, which leaves room for the next tile of keys
-        tiles = ((replace(large, stages=2), large, *smaller), *tiles[1:])
+        first = _FEW_HEADS if _has_few_heads(attention) else replace(large, stages=2)
+        tiles = ((first, large, *smaller), *tiles[1:])
     return tiles
+
+
+def _has_few_heads(attention: Attention) -> bool:
+    match attention.q.shape[-2], attention.k.shape[-2]:
+        case Const(value=heads), Const(value=kv_heads):
+            return heads <= 16 * kv_heads
+        case _:
+            return False
 
 
 def _widest(attention: Attention) -> int:
