@@ -360,7 +360,7 @@ def refuse_lists(variant: Variant, schedule: Schedule, target: Target) -> Iterat
         return
     yield from _refuse_indices(listing, schedule, grads=bool(attention.grads))
     if target.lists_are_bits and not schedule.is_decode:
-        yield from _refuse_warpgroups(variant, listing, schedule)
+        yield from _refuse_warpgroups(variant, listing, schedule, target)
     elif schedule.is_decode:
         if target.lists_are_bits:
             yield from _refuse_tokens(variant, listing, schedule)
@@ -378,11 +378,13 @@ def refuse_lists(variant: Variant, schedule: Schedule, target: Target) -> Iterat
 _WARPGROUP, _WIDEST, _TILE_KEYS = 64, 128, (32, 48)
 
 
-def _refuse_warpgroups(variant: Variant, listing: Listing, schedule: Schedule) -> Iterator[Diagnostic]:
+def _refuse_warpgroups(
+    variant: Variant, listing: Listing, schedule: Schedule, target: Target
+) -> Iterator[Diagnostic]:
     """Yields what kernels cannot do whose tiles are of whole warpgroups, and walk over bits."""
     span, instead = listing.condition.span, "write a schedule for the target 'triton'"
     if variant.attention.grads:
-        yield from _refuse_gradients(variant, listing, schedule)
+        yield from _refuse_gradients(variant, listing, schedule, target)
     if listing.rows % _WARPGROUP or not listing.rows:
         label = f"rows = {listing.rows}" if listing.rows else "one list for all queries"
         message = f"tiles of {schedule.target} have {_WARPGROUP} queries or more, all with one list"
@@ -404,7 +406,9 @@ def _is_count(choice: object) -> TypeGuard[int]:
     return type(choice) is int
 
 
-def _refuse_gradients(variant: Variant, listing: Listing, schedule: Schedule) -> Iterator[Diagnostic]:
+def _refuse_gradients(
+    variant: Variant, listing: Listing, schedule: Schedule, target: Target
+) -> Iterator[Diagnostic]:
     """Yields what kernels for gradients cannot do, where wgmma does not make them, or tiles cross blocks."""
     attention, span = variant.attention, listing.condition.span
     instead = "write a schedule for the target 'triton'"
@@ -412,7 +416,10 @@ def _refuse_gradients(variant: Variant, listing: Listing, schedule: Schedule) ->
     others = [name for name in attention.grads if name not in ("q", "k", "v")]
     phases: tuple[Phase, ...] = ("backward", "dq", "dkdv")
     ways = [knob for phase in phases if (knob := schedule.phases[phase].get("accumulate.dq")) is not None]
-    of_one = [knob for knob in ways if knob.choices == ("atomic",) and not shares_ds(attention)]
+    ways = [
+        knob for knob in ways if knob.choices not in (("two_pass",), ("ordered",))
+    ]  # turns are refused apart
+    of_one = [x for x in ways if not all(target.adds_packed_dq(variant, str(way)) for way in x.choices)]
     reads_head = [index for index in listing.condition.indices if Index("h") in walk(index)]
     message = ""
     if wide:
@@ -423,9 +430,11 @@ def _refuse_gradients(variant: Variant, listing: Listing, schedule: Schedule) ->
         message = f"a gradient of '{others[0]}' beside lists is not lowered to {schedule.target}"
     elif of_one:
         span, size = of_one[0].span, 2 * _WARPGROUP
-        message = f"gradients beside lists of smaller blocks than {size} x {size} are of two passes"
-        if feature(attention.q) > _WARPGROUP:
-            message = f"gradients beside lists of blocks of no multiple of {size} keys are of two passes"
+        blocks = f"blocks of no multiple of {size} keys"
+        if feature(attention.q) <= _WARPGROUP:
+            blocks = f"smaller blocks than {size} x {size}"
+        lists = "lists" if shares_ds(attention) else f"lists of {blocks}"
+        message = f"beside {lists}, gradients of {schedule.target} are of two passes"
         instead = "write 'accumulate.dq = two_pass'"
     elif any(index not in (_GROUP, Index("h")) for index in reads_head) or (
         Index("h") in reads_head and kv_heads(normalise(attention)) != Dim("H")

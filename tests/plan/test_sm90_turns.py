@@ -109,12 +109,18 @@ def test_neighbours_are_neighbours(mask: str, m: int, n: int) -> None:
 def test_dq_of_short_blocks_takes_a_pass_of_its_own(d: int, rows: int, keys: int, said: str) -> None:
     mask = f"listed(idx, rows = {rows}, keys = {keys})"
     found = refused(planned, mask, accumulate="atomic", d=d, **LISTS)
-    message = f"gradients beside lists of {said} are of two passes"
+    message = f"beside lists of {said}, gradients of cuda.sm_90a are of two passes"
     assert (found.code, found.message, found.hints) == (
         "E0602",
         message,
         ("write 'accumulate.dq = two_pass'",),
     )
+
+
+def test_dq_of_listed_blocks_is_not_added_in_order() -> None:
+    """The kernels of mma.sync, which would, walk over no lists."""
+    found = refused(planned, "listed(idx, rows = 128, keys = 128)", accumulate="sequential", **LISTS)
+    assert found.message == "beside lists, gradients of cuda.sm_90a are of two passes"
 
 
 @pytest.mark.parametrize(
@@ -126,5 +132,5 @@ def test_dq_of_short_blocks_takes_a_pass_of_its_own(d: int, rows: int, keys: int
     ],
 )
 def test_dq_of_listed_blocks_is_summed_the_fastest_way(mask: str, ways: tuple[str, str]) -> None:
-    variant, _ = planning.resolved(mask, target="cuda.sm_90a", grads="q, k, v", **LISTS)
+    variant, _ = planning.resolved(mask, target="cuda.sm_90a", grads="q, k, v", inputs=LISTS["inputs"])
     assert (sum_of_dq(variant, deterministic=True), sum_of_dq(variant, deterministic=False)) == ways
