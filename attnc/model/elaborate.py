@@ -267,7 +267,7 @@ class Elaborator:
         if tensor is WRONG:
             return None
         if not isinstance(tensor, Tensor) or tensor.name in ("q", "k", "v"):
-            report_misuse(tree.tensor, at, subscripted=True)
+            report_misuse(tree.tensor, at, indices=tree.indices)
             return None
         if len(tree.indices) != len(tensor.shape):
             at.error(
@@ -452,9 +452,9 @@ _ELSEWHERE: Mapping[str, str] = {
 }
 
 
-def report_misuse(tree: ast.Name, at: Context, *, subscripted: bool = False) -> None:
-    """Reports a name that is not a value (or, if `subscripted`, not a tensor) here; the last resort is
-    "unknown name".
+def report_misuse(tree: ast.Name, at: Context, *, indices: tuple[ast.Expr, ...] | None = None) -> None:
+    """Reports a name that is not a value (or, with indices, not a tensor) here; the last resort is "unknown
+    name".
     """
     name, span, scope = tree.id, tree.span, at.scope
     meaning = at.meaning(name)
@@ -471,7 +471,7 @@ def report_misuse(tree: ast.Name, at: Context, *, subscripted: bool = False) -> 
             "needs a subscript",
             hints=(f"write '{name}[{axes}]', an index for each axis",) if axes else (),
         )
-    elif meaning is not None and subscripted:
+    elif meaning is not None and indices is not None:
         at.error("E0207", f"'{name}' cannot be subscripted", span, "not an input")
     elif name in scope.let_places and at.site is None:
         at.error(
@@ -491,13 +491,26 @@ def report_misuse(tree: ast.Name, at: Context, *, subscripted: bool = False) -> 
         at.error("E0207", f"'{name}' is not a value", span, label, hints=(hint,) if hint else ())
     else:
         known = (*scope.names(), *CALLABLE)
+        near = (_ELSEWHERE[name],) if name in _ELSEWHERE else did_you_mean(name, known)
         at.error(
             "E0203",
             f"unknown name '{name}'",
             span,
             "not an index, dimension, input, param, let or def",
-            hints=(_ELSEWHERE[name],) if name in _ELSEWHERE else did_you_mean(name, known),
+            hints=near or (_declaration_of(name, indices),),
         )
+
+
+#: The axis that an index walks along.
+_AXES = {"b": "B", "h": "H", "q_idx": "M", "q_pos": "N", "kv_idx": "N"}
+
+
+def _declaration_of(name: str, indices: tuple[ast.Expr, ...] | None) -> str:
+    """Returns the hint that declares an unknown name, with the axes that its indices suggest."""
+    if indices is None:
+        return f"declare it: 'input {name}: f32[]' for a number, or 'param {name} in {{...}}' for constants"
+    axes = (_AXES.get(index.id, "X") if isinstance(index, ast.Name) else "X" for index in indices)
+    return f"declare it, as in 'input {name}: f32[{', '.join(axes)}]' (or i32, bool)"
 
 
 def _explain_product(tree: ast.Call) -> tuple[str, ...]:
