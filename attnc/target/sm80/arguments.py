@@ -10,6 +10,7 @@ from attnc.model.dtypes import DType
 from attnc.model.tensors import Role
 from attnc.plan.ir import Module
 from attnc.plan.ir.backward import Adjoint
+from attnc.plan.steps import dims_of, sizes
 from attnc.target.kernel_view import Tensors
 from attnc.target.sm80.printer import stored_type
 
@@ -110,6 +111,8 @@ class ArgumentText:
             dims += self._backward.preprocess.dims
         if self._backward.epilogue is not None:
             dims += self._backward.epilogue.dims
+        if self.adds_dq:  # rounded by a kernel of its own
+            dims += sizes(self.module.variant.attention, dims_of(()))
         padded = ["M_padded", *(["ROW_TILE"] if self.tensors.packs(Role.QUERY) else [])]
         return [*dict.fromkeys(dims), *padded, "SECTION", "KV_SECTION"]
 
