@@ -3,13 +3,14 @@ nothing.
 
 All calls take turns in one process, in bursts, and the fastest burst of each counts: what makes others slower
 is the machine. Beside them is PyTorch's attention, of the same shapes, and what autograd takes for a function
-that does nothing. PyTorch's attention on attnc follows by itself, as registering it changes every call.
+that does nothing. PyTorch's attention on attnc is registered for its bursts alone, beside PyTorch's own flash
+backend, which programs that choose attnc would choose else.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -32,7 +33,8 @@ from attnc.runtime.trial import problem_for
 SIZES = {"B": 2, "H": 8, "Hkv": 2, "G": 4, "M": 200, "N": 200}
 #: Launches of a burst: fewer than the driver queues.
 _BURST = 50
-_OURS, _PEER = "functions of attnc", "PyTorch"
+_TORCHS = "scaled_dot_product_attention"
+_OURS, _PEER, _FLASH = "functions of attnc", "PyTorch", "PyTorch's flash backend"
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,15 +108,34 @@ def peers() -> dict[HostCall, Launch]:
     return _calls_of_torch(_PEER) | nothing
 
 
+def replaceable() -> dict[HostCall, Launch]:
+    """Returns the calls of PyTorch's attention on attnc, and on PyTorch's flash backend, to be made in their
+    `place_of`.
+    """
+    calls: dict[HostCall, Launch] = {}
+    for whose in (_OURS, _FLASH):
+        with _put_in_place(whose):
+            calls |= _calls_of_torch(whose)
+    return calls
+
+
+def place_of(call: HostCall) -> AbstractContextManager[None]:
+    """Returns the context that a call is made in: where PyTorch's attention runs on attnc, or on PyTorch's
+    flash backend, that stands in place of PyTorch's choice.
+    """
+    is_replaced = call.whose == _FLASH or (call.whose == _OURS and call.what.startswith(_TORCHS))
+    return _put_in_place(call.whose) if is_replaced else nullcontext()
+
+
 @contextmanager
-def replaced() -> Iterator[dict[HostCall, Launch]]:
-    """Yields the calls of PyTorch's attention where attnc is registered in place of its flash backend."""
-    handle = activate("CUDA")
+def _put_in_place(whose: str) -> Iterator[None]:
+    handle = activate("CUDA") if whose == _OURS else None
     try:
         with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
-            yield _calls_of_torch(_OURS)
+            yield
     finally:
-        handle.remove()
+        if handle is not None:
+            handle.remove()
 
 
 def _calls_of_torch(whose: str) -> dict[HostCall, Launch]:
@@ -122,7 +143,7 @@ def _calls_of_torch(whose: str) -> dict[HostCall, Launch]:
 
     q, k, v = _draw_heads()
     inputs = [x.clone().requires_grad_() for x in (q, k, v)]
-    name, attention = "scaled_dot_product_attention", partial(scaled_dot_product_attention, is_causal=True)
+    name, attention = _TORCHS, partial(scaled_dot_product_attention, is_causal=True)
     call = {HostCall(name, whose): lambda: attention(q, k, v)}
     return call | _make_backward_calls(name, whose, attention, inputs)
 
@@ -157,14 +178,25 @@ def _make_backward_calls(
     }
 
 
-def measure_calls(calls: Mapping[Which, Launch], rounds: int, report: Report) -> dict[Which, float]:
+def measure_calls(
+    calls: Mapping[Which, Launch],
+    rounds: int,
+    report: Report,
+    place: Callable[[Which], AbstractContextManager[None]] = lambda which: nullcontext(),
+) -> dict[Which, float]:
     """Measures the microseconds of the host for a call, of the fastest burst. `report` is called with the
-    number of each round.
+    number of each round. place: of a call, the context that its bursts are made in.
     """
-    for call in calls.values():
-        for _ in range(3):
-            call()
-    samplers = {which: partial(host_ms, call, _BURST) for which, call in calls.items()}
+
+    def sample(which: Which, call: Launch) -> float:
+        with place(which):
+            return host_ms(call, _BURST)
+
+    for which, call in calls.items():
+        with place(which):
+            for _ in range(3):
+                call()
+    samplers = {which: partial(sample, which, call) for which, call in calls.items()}
     samples = take_turns(samplers, rounds, report)
     torch.cuda.synchronize()
     return {which: 1e3 * min(found) for which, found in samples.items()}
@@ -192,9 +224,7 @@ class HostBenchmark(Benchmark[HostCell, Mapping[HostCall, float]]):
 
     def measure(self, cells: Sequence[HostCell], rounds: int, report: Report) -> dict[HostCall, float]:
         calls = {call: launch for cell in cells for call, launch in calls_of(cell.module).items()}
-        found = measure_calls(calls | functions() | peers(), rounds, report)
-        with replaced() as ours:
-            return found | measure_calls(ours, rounds, lambda _: None)
+        return measure_calls(calls | functions() | peers() | replaceable(), rounds, report, place_of)
 
     def page(self, results: Mapping[HostCall, float], machine: Mapping[str, str]) -> Page:
         rows: dict[str, dict[str, float]] = {}

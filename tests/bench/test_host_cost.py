@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import pickle
+from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
 
-from attnc.bench.host_cost import HostBenchmark, HostCall, first_variants, measure_calls
+from attnc.bench import host_cost
+from attnc.bench.host_cost import HostBenchmark, HostCall, first_variants, measure_calls, place_of
 from attnc.bench.host_functions import draw_trained, served_functions, trained_functions
 from attnc.build import front
 from attnc.runtime.timing import orders
@@ -86,3 +89,32 @@ def test_functions_of_engines_can_be_called() -> None:
     assert len(calls) == 6
     for call in calls.values():
         call()
+
+
+def test_calls_are_made_in_their_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch's attention runs on attnc only in bursts of its own."""
+    names = ("scaled_dot_product_attention", "scaled_dot_product_attention, its backward by autograd")
+    wanted = {
+        HostCall("flash_attn_func", "functions of attnc"): [],
+        **{HostCall(name, "PyTorch"): [] for name in names},
+        **{HostCall(name, "PyTorch's flash backend"): ["flash"] for name in names},
+        **{HostCall(name, "functions of attnc"): ["flash", "attnc"] for name in names},
+    }
+    found: dict[HostCall, list[str]] = {}
+    operator = "aten::_scaled_dot_product_flash_attention"
+
+    def note(which: HostCall) -> None:
+        is_ours = torch._C._dispatch_has_kernel_for_dispatch_key(operator, "CUDA")
+        found[which] = ["flash"] * (not torch._C._get_math_sdp_enabled()) + ["attnc"] * is_ours
+
+    def time_burst(call: Callable[[], None], repeats: int) -> float:
+        found.clear()
+        call()
+        seen.update(found)
+        return 1.0
+
+    seen: dict[HostCall, list[str]] = {}
+    monkeypatch.setattr(host_cost, "host_ms", time_burst)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    measure_calls({x: partial(note, x) for x in wanted}, 1, lambda _: None, place_of)
+    assert seen == wanted
