@@ -65,7 +65,7 @@ _TILES: Sequence[tuple[int, Tiles]] = (
 CONSUMERS = 2
 #: And of masks that end on both sides (windows, documents), where the registers of three warpgroups hold rows
 #: as wide: a tile of queries sees few keys, and each warpgroup walks over those that its own rows see. Beside
-#: wider rows two take as many keys as one has rows: 1 to 6 % faster than 80 keys at 256 columns, up to 22 %
+#: wider rows two take as many keys as one has rows: 1 to 7 % faster than 80 keys at 256 columns, 3 to 21 %
 #: than 96 at 192 (windows of 512 to 4096 keys, measured on an H200).
 _SHORT_TILES = Tiles(tile_q=192, tile_kv=64, stages=4)
 _WIDEST_SHORT = 128
