@@ -30,7 +30,8 @@ html_css_files = ["site.css"]
 pygments_style = "friendly"
 pygments_dark_style = "github-dark"
 exclude_patterns = ["_site"]
-myst_heading_anchors = 4
+myst_heading_anchors = 6
+smartquotes = False  # they would make one dash of the two in front of an option
 highlight_language = "none"
 suppress_warnings = ["misc.highlighting_failure"]
 
@@ -42,6 +43,8 @@ _LINK = re.compile(r"\[((?:[^\[\]]|\[[^\]]*\])*)\]\((?![a-z]+:|#)([^)#\s]+)(#[^)
 _FIRST_SCREEN = "<!-- the first screen of README.md -->"
 _FENCE = re.compile(r"^```(.*)\n((?:.*\n)*?)^```$", re.MULTILINE)
 _TABLE = re.compile(r"(?:^\|.*\n)+", re.MULTILINE)
+#: A page's contents, a list of links to its own headings: the site has them beside the page.
+_CONTENTS = re.compile(r"(?:^(?:\d+\.|-) \[[^\]]+\]\(#[^)]+\)\n){2,}\n?", re.MULTILINE)
 _TERAFLOPS = "TFLOP/s on one NVIDIA H200"
 #: The columns of tables that get bars above them, by the table's first columns: what the bars say, and the
 #: series by the position of its column.
@@ -84,7 +87,7 @@ def _adapted(app: Any, name: str, text: list[str]) -> None:
     """
     page = text[0].replace(_FIRST_SCREEN, _first_screen())
     page = re.sub("`([·▒█])`", lambda tile: f'<i class="tile-chip tile-{TILES[tile[1]][0]}"></i>', page)
-    page = _TABLE.sub(_draw_table, _FENCE.sub(_illustrate, page))
+    page = _TABLE.sub(_draw_table, _FENCE.sub(_illustrate, _CONTENTS.sub("", page)))
     text[0] = _LINK.sub(lambda link: _kept(link, name), page)
 
 

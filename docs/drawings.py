@@ -1,4 +1,4 @@
-"""Pictures of the site: tiles of masks and bars of speeds as SVG, drawn from the text that pages hold.
+"""Pictures of the site: tiles of masks as SVG and bars of speeds, drawn from the text that pages hold.
 
 Colours are classes of `_static/site.css`, which has them for light and for dark pages.
 """
@@ -71,31 +71,24 @@ def draw_legend() -> str:
 
 
 def draw_bars(groups: Mapping[str, Mapping[str, float]], unit: str) -> str:
-    """Draws a group of horizontal bars for each row: {row: {series: value}}. The first series stands out."""
+    """Draws a group of horizontal bars for each row: {row: {series: value}}. The first series stands out.
+
+    Bars are boxes of HTML, not SVG: on a phone their text keeps its size.
+    """
     series = list(dict.fromkeys(name for values in groups.values() for name in values))
     most = max(value for values in groups.values() for value in values.values())
-    label, bar, gap, room = 165, 11, 9, 400
-    parts, y = [], 0
+    rows = []
     for group, values in groups.items():
-        middle = y + bar * len(values) / 2 + 4
-        parts.append(f'<text class="row" x="{label - 8}" y="{middle:g}">{escape(group)}</text>')
-        for name, value in values.items():
-            length = max(1.0, room * value / most)
-            at = series.index(name)
-            parts.append(
-                f'<rect class="series-{at}" x="{label}" y="{y}" width="{length:.1f}" height="{bar - 2}">'
-                f"<title>{escape(name)}: {value:g} {escape(unit)}</title></rect>"
-                f'<text class="value" x="{label + length + 4:.1f}" y="{y + bar - 3}">{value:g}</text>'
-            )
-            y += bar
-        y += gap
+        bars = "".join(
+            f'<li title="{escape(name)}: {value:g} {escape(unit)}"><i class="series-{series.index(name)}" '
+            f'style="--length: {max(0.002, value / most):.4g}"></i>{value:g}</li>'
+            for name, value in values.items()
+        )
+        rows.append(f"<dt>{escape(group)}</dt><dd><ul>{bars}</ul></dd>")
     legend = "".join(f'<li><i class="series-{i}"></i>{escape(name)}</li>' for i, name in enumerate(series))
-    picture = (
-        f'<svg viewBox="0 0 {label + room + 40} {y - gap}" role="img" aria-label="{escape(unit)} by row">'
-    )
     return (
         f'<figure class="bars"><figcaption>{escape(unit)}</figcaption><ul class="bar-legend">{legend}</ul>'
-        f"{picture}{''.join(parts)}</svg></figure>"
+        f"<dl>{''.join(rows)}</dl></figure>"
     )
 
 

@@ -260,6 +260,13 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=str)
+def test_blocks_of_code_end_where_they_seem_to(page: Path) -> None:
+    """A fence with anything behind it does not close a block, which then takes in the text that follows."""
+    text = "\n".join([prose(page), *(block.text for block in blocks(page))])
+    assert re.findall(r"^ *```.*", text, re.MULTILINE) == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=str)
 def test_files_and_modules_that_a_page_names_exist(page: Path) -> None:
     """`plan/layout.py` and `support.splits.count_splits`, with and without `attnc` in front."""
     packages = "|".join(path.name for path in (ROOT / "attnc").iterdir() if path.is_dir())

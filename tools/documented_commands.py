@@ -71,4 +71,4 @@ def ranks_of_a_window() -> str:
     sizes, remarks = example(visibility.attention, {"M": 65536})
     plan = Planner(visibility, widths_of(visibility), 4).plan(sizes)
     command = "$ attnc explain specs/window.attn --ranks 4 --size M=65536"
-    return f"```text\n{command}\n{as_text(plan, visibility, remarks)}\n```"
+    return f"```text\n{command}\n{as_text(plan, visibility, remarks)}\n```\n"

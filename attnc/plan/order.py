@@ -49,10 +49,6 @@ def check_order(variant: Variant, schedule: Schedule, target: Target) -> Iterato
     if lists_blocks(attention):
         label = "a list has no order of its own"
         yield unsupported("'order = absolute' beside a list of blocks", attention.mask.span, label)
-    if attention.softmax.v_scale is not None and schedule.is_decode:
-        label = "the kernel that joins segments does not know it"
-        message = "a decode kernel has no scale of v under 'order = absolute'"
-        yield unsupported(message, attention.softmax.span, label, "multiply o by it")
     yield from target.check_order(variant, schedule)
     yield from _check_softmax(schedule, target)
     if not target.walks_segments(variant, schedule):

@@ -191,7 +191,7 @@ def plan_softmax(
         sink=None if wanted.sink is None else names.replace(of_row(scale_by(wanted.sink, LOG2E))),
         dropout=plan_dropout(attention, names),
         headroom=headroom_of(choice, attention.element),
-        v_scale=None if wanted.of_rows is None else names.replace(wanted.of_rows),
+        v_scale=None if wanted.of_rows is None else names.replace(of_row(wanted.of_rows)),
         form=wanted.form,
     )
     return softmax, None if isinstance(raw, Dot) else names.replace(raw)

@@ -150,6 +150,19 @@ static void make_until(Fiber& fiber, int end)
         make(fiber.copies[fiber.first % PENDING]);
 }
 
+// Once for all blocks of a launch: `run` never returns, so what it starts from stays as it is.
+static void make_contexts(int threads)
+{
+    for (int i = 0; i < threads; ++i) {
+        ucontext_t& start = fibers[i].start;
+        getcontext(&start);
+        start.uc_stack.ss_sp = stacks + size_t(i) * STACK;
+        start.uc_stack.ss_size = STACK;
+        start.uc_link = nullptr;
+        makecontext(&start, run, 0);
+    }
+}
+
 // Runs a block: warps in random order, each to the next barrier, until all have ended.
 static void run_block(int threads, uint64_t seed)
 {
@@ -161,11 +174,6 @@ static void run_block(int threads, uint64_t seed)
         fiber.started = false;
         fiber.first = fiber.last = fiber.group_count = 0;
         turn[i] = 0;
-        getcontext(&fiber.start);
-        fiber.start.uc_stack.ss_sp = stacks + size_t(i) * STACK;
-        fiber.start.uc_stack.ss_size = STACK;
-        fiber.start.uc_link = nullptr;
-        makecontext(&fiber.start, run, 0);
         fiber.at = At::barrier;
         fiber.place = 0;
     }
@@ -217,6 +225,7 @@ static const char* launch(void (*kernel)(), int blocks, int threads, int shared_
     sigaction(SIGBUS, &faults, &before[1]);
     faults.sa_handler = divided;
     sigaction(SIGFPE, &faults, &before[2]);
+    make_contexts(threads);
     if (_setjmp(escape))
         problem = message;
     else
@@ -224,9 +233,9 @@ static const char* launch(void (*kernel)(), int blocks, int threads, int shared_
             const int from = int(seed * 0x9E3779B97F4A7C15ull >> 33) % blocks, block = (from + i) % blocks;
             blockIdx = {unsigned(seed % 2 ? block : blocks - 1 - block), 0, 0};
             run_block(threads, seed);
-            for (size_t i = shared_bytes; i < sizeof shared; ++i)
-                if (((unsigned char*)shared)[i] != 0xff)
-                    fail("a write past the end of shared memory", 0);
+            const unsigned char* end = (unsigned char*)shared + shared_bytes;
+            if (*end != 0xff || memcmp(end, end + 1, sizeof shared - shared_bytes - 1) != 0)
+                fail("a write past the end of shared memory", 0);
         }
     sigaction(SIGSEGV, &before[0], nullptr);
     sigaction(SIGBUS, &before[1], nullptr);

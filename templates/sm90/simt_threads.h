@@ -10,7 +10,7 @@ static bool copy_something();
 static void settle(Cluster&);
 static void check_end();
 
-static bool over(const Wait& wait)
+SIMT_OPTIMIZED static bool over(const Wait& wait)
 {
     switch (wait.of) {
     case Wait::barrier: return (block->barriers[wait.object].phase & 1) != wait.value;
@@ -23,7 +23,7 @@ static bool over(const Wait& wait)
     }
 }
 
-static bool able(const Lane& lane) { return lane.at == At::ready || (lane.at == At::waiting && over(lane.wait)); }
+SIMT_OPTIMIZED static bool able(const Lane& lane) { return lane.at == At::ready || (lane.at == At::waiting && over(lane.wait)); }
 
 static void (*body)();
 
@@ -251,11 +251,19 @@ static void start_block(Block& of, Dim index, Cluster& cluster, int rank)
         lane.turn = lane.line = lane.kind = 0;
         lane.groups = 0;
         lane.first_chunk = lane.last_chunk = lane.told_chunk = lane.first_arrival = lane.last_arrival = 0;
-        getcontext(&lane.start);
-        lane.start.uc_stack.ss_sp = of.stacks + size_t(i) * STACK;
-        lane.start.uc_stack.ss_size = STACK;
-        lane.start.uc_link = nullptr;
-        makecontext(&lane.start, run, 0);
+    }
+}
+
+// Once for all blocks of a launch that run here: `run` never returns, so what it starts from stays as it is.
+static void make_contexts(Block& of)
+{
+    for (int i = 0; i < threads_of_block; ++i) {
+        ucontext_t& start = of.lanes[i].start;
+        getcontext(&start);
+        start.uc_stack.ss_sp = of.stacks + size_t(i) * STACK;
+        start.uc_stack.ss_size = STACK;
+        start.uc_link = nullptr;
+        makecontext(&start, run, 0);
     }
 }
 
@@ -274,7 +282,7 @@ static int favoured, steps;
 constexpr int MOST_PLACES = 4;
 
 // The next warp of this block to run, or -1: mostly by an order that changes now and then, so that some lag far behind.
-static int next_warp()
+SIMT_OPTIMIZED static int next_warp()
 {
     int able_warps[MOST_WARPS], count = 0;
     for (int warp = 0; warp < threads_of_block / WARP; ++warp)
@@ -308,12 +316,14 @@ static void finish_block()
 {
     check_copies();
     check_cluster();
-    for (size_t i = used_bytes; i < sizeof shared; ++i)
-        if (shared[i] != 0xff) {
-            message[0] = 0;
-            say("block %u: a write past the end of shared memory, at + %zu", block->index.x, i);
-            _longjmp(escape, 1);
-        }
+    const unsigned char* end = shared + used_bytes;
+    if (end[0] != 0xff || memcmp(end, end + 1, sizeof shared - used_bytes - 1) != 0) {
+        while (*end == 0xff)
+            ++end;
+        message[0] = 0;
+        say("block %u: a write past the end of shared memory, at + %zu", block->index.x, size_t(end - shared));
+        _longjmp(escape, 1);
+    }
     for (const Named& named : block->named)
         if (named.arrived) {
             message[0] = 0;
@@ -330,6 +340,8 @@ static void run_blocks(Dim grid, Block* blocks, int places, uint64_t seed)
     const unsigned total = grid.x / cluster_size, from = u32(seed * 0x9E3779B97F4A7C15ull >> 33) % total;
     unsigned started = 0;
     block = there = nullptr;
+    for (int i = 0; i < places; ++i)
+        make_contexts(blocks[i]);
     memset(shared, 0xff, sizeof shared);
     const auto fill = [&](int first) {  // the places of a cluster
         const unsigned turned = (from + started++) % total, n = seed % 2 ? turned : total - 1 - turned;

@@ -316,7 +316,7 @@ static void wgmma_wait(u32 groups, int line)
     });
 }
 
-static void check_products()
+SIMT_OPTIMIZED static void check_products()
 {
     const Warp& warp = warp_now();
     if (warp.open || warp.retired < warp.committed)

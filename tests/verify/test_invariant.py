@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import pytest
 
@@ -157,6 +158,16 @@ def kept(text: str, texts: Mapping[str, tuple[str, str]] | None = None, seeds: i
     return compare(subjects_of(text, texts), range(seeds))
 
 
+SCALED: Mapping[str, Any] = {
+    "extra": "input scale: f32[B, Hkv]",
+    "softmax": "softmax(v_scale = scale[b, h // G])",
+}
+SCALED_BY_KEY: Mapping[str, Any] = {
+    "extra": "input scale: f32[B, N]",
+    "softmax": "softmax(v_scale = scale[b, kv_idx])",
+}
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -190,6 +201,10 @@ def kept(text: str, texts: Mapping[str, tuple[str, str]] | None = None, seeds: i
             id="documents",
         ),
         pytest.param(spec("true", storage="lengths"), id="all keys"),
+        pytest.param(spec(**SCALED), id="a scale of v"),
+        pytest.param(
+            spec(storage="lengths", **SCALED_BY_KEY), id="a scale of each v", marks=pytest.mark.nightly
+        ),
     ],
 )
 def test_rows_keep_their_bits(text: str) -> None:
@@ -328,6 +343,25 @@ def test_rows_keep_their_bits_on_hopper(text: str) -> None:
             marks=pytest.mark.nightly,
         ),
         pytest.param(narrow(hopper(), "e4m3"), id="8 bits", marks=pytest.mark.nightly),
+        pytest.param(narrow(hopper(**SCALED), "e4m3"), id="8 bits with a scale", marks=pytest.mark.nightly),
+        pytest.param(
+            hopper(
+                "window(20, 0)",
+                extra=f"{SCALED['extra']}\n  input sink: f32[H]",
+                softmax="softmax(v_scale = scale[b, h // G], sink = sink[h])",
+                storage="lengths",
+            ),
+            id="a scale of v and sinks",
+            marks=pytest.mark.nightly,
+        ),
+        pytest.param(
+            hopper(storage="lengths", **SCALED_BY_KEY), id="a scale of each v", marks=pytest.mark.nightly
+        ),
+        pytest.param(
+            latents(extra="input scale: f32[B]", softmax="softmax(v_scale = scale[b])"),
+            id="latents with a scale",
+            marks=pytest.mark.nightly,
+        ),
         pytest.param(
             narrow(hopper(page=4, knobs="softmax = online"), "i8"),
             id="8 bits in small pages",

@@ -98,9 +98,8 @@ def decode_kernels(
         return kernels, {}, []
     own = {"shared": f"config.WARPS * {join_bytes}"}  # a tile's would let few blocks fit
     kernels.append(cuda_kernel(split.joined_by, "rows", changes=own, joins=True))
-    has_sinks = split.planned.segment and text.kernel.softmax.sink is not None
-    sinks = " + rows * 2" if has_sinks else ""  # which are joined as segments are
-    size = quote_word(f"SPLIT_ROWS * {width_of_split(text.kernel, split.columns)}{sinks}")
+    more = " + rows * 2" if split.joins_more else ""  # which is joined as segments are
+    size = quote_word(f"SPLIT_ROWS * {width_of_split(text.kernel, split.columns)}{more}")
     fields: dict[str, Value] = {
         "split": split_record(module, text.kernel, split.planned, None),
         "scratch": Table({"splits": size}),

@@ -10,7 +10,8 @@ from attnc.target.sm80.printer import scalar
 
 class Split:
     """Of a kernel whose keys are split. columns: of o of a split; joined_by: the name of the kernel that
-    joins splits; has_fixed_size: whether some config fixes how many keys a split has; row_of_all: the number
+    joins splits; joins_more: a sink or a scale of v of each row beside its segments; has_fixed_size: whether
+    some config fixes how many keys a split has; row_of_all: the number
     of a row among those of all heads; row: where its results begin, among those of all splits; stored: rows
     of a head that are.
     """
@@ -19,6 +20,8 @@ class Split:
         assert kernel.split is not None
         self.planned, self.columns = kernel.split, columns
         self.joined_by = f"{module.variant.attention.name}_combine"
+        own = kernel.softmax.sink is not None or kernel.softmax.v_scale is not None
+        self.joins_more = kernel.split.segment > 0 and own
         self.has_fixed_size = has_fixed_splits(kernel)
         self.row_of_all = f"((long long)(b * H + head) * {stored} + q)"
         self.row = f"{self.row_of_all} * args.SPLITS + split"

@@ -281,7 +281,10 @@ def triton_declaration(
     dv = text.dv
     if isinstance(kernel, Decode) and kernel.split is not None:
         fields["split"] = split_record(module, kernel, kernel.split, _MOST_PROGRAMS)
-        fields["scratch"] = Table({"splits": quote_word(f"SPLIT_ROWS * {width_of_split(kernel, dv)}")})
+        width = width_of_split(kernel, dv)
+        if kernel.split.segment and kernel.softmax.v_scale is not None:
+            width += 1  # a scale of v, which is multiplied where segments have been joined
+        fields["scratch"] = Table({"splits": quote_word(f"SPLIT_ROWS * {width}")})
     elif kernel.grid.over == "head":
         scratch = {"acc": f"(B, H, M, {dv})", "l": "(B, H, M)", "m": "(B, H, M)"}
         fields["scratch"] = Table({name: quote_word(shape) for name, shape in scratch.items()})
