@@ -2,7 +2,9 @@
 `templates/sm90/simt.h` for a Hopper GPU.
 
 The `.cu` text is compiled as it is by g++, and the Python module beside it is used as it is; only its
-launch is replaced."""
+launch is replaced. What stands in for a Hopper GPU is more text than a kernel: it is a library of its own,
+which all kernels share, and is optimised whatever `ATTNC_SIMT_FLAGS` says of kernels.
+"""
 
 from __future__ import annotations
 
@@ -182,21 +184,35 @@ def _kernels(source: str) -> list[dict[str, str]]:
 
 @cache
 def _compile(source: str, defines: tuple[tuple[str, int | str], ...], folder: str) -> ctypes.CDLL:
-    include = resource("templates", folder)
+    found = _kernels(source)
+    if not found:
+        raise ValueError("the source has no kernel")
+    text = "".join([source, _ARGUMENTS, *(_ENTRY % kernel for kernel in found)])
+    flags = [*_own_flags(), *(f"-D{name}={value}" for name, value in defines)]
+    return _load(text, folder, flags, (_machine(),) if folder == "sm90" else ())
+
+
+@cache
+def _machine() -> Path:
+    """Returns the library of what stands in for a Hopper GPU, which stays loaded: kernels find it by name."""
+    flags = [*_own_flags(), "-O3", "-fno-semantic-interposition", "-fno-strict-aliasing"]
+    return Path(_load('#define SIMT_MACHINE\n#include "simt_machine.h"\n', "sm90", flags)._name)
+
+
+def _load(text: str, folder: str, flags: list[str], libraries: Sequence[Path] = ()) -> ctypes.CDLL:
     headers = [
         path.read_text(encoding="utf-8")
         for part in sorted({"cuda", folder})
         for path in sorted(resource("templates", part).glob("*.h"))
     ]
-    found = _kernels(source)
-    if not found:
-        raise ValueError("the source has no kernel")
-    text = "".join([source, _ARGUMENTS, *(_ENTRY % kernel for kernel in found)])
-    flags = [f"-D{name}={value}" for name, value in defines]
-    flags += [*_fill_flags(), *shlex.split(os.environ.get("ATTNC_SIMT_FLAGS", ""))]
-    content = "\0".join([text, *headers, *flags])
+    content = "\0".join([text, *headers, *flags, *(library.name for library in libraries)])
     name = f"{hashlib.sha256(content.encode()).hexdigest()}.so"
-    return ctypes.CDLL(str(kept_entry(name, lambda: _build(text, include, flags)).path))
+    flags = [*flags, f"-Wl,-soname,{name}", *map(str, libraries)]
+    return ctypes.CDLL(str(kept_entry(name, lambda: _build(text, resource("templates", folder), flags)).path))
+
+
+def _own_flags() -> list[str]:
+    return [*_fill_flags(), *shlex.split(os.environ.get("ATTNC_SIMT_FLAGS", ""))]
 
 
 @cache
@@ -217,6 +233,8 @@ def _build(text: str, include: Path, flags: list[str]) -> bytes:
             "-x",
             "c++",
             "-",
+            "-x",
+            "none",  # libraries among the flags
             "-std=c++17",
             "-nostdinc++",  # C++'s headers take as long as a kernel, and C's have all that is used
             "-Og",  # half of -O1's time; small cases take less than that to run

@@ -9,11 +9,7 @@
 // What is not seen: plain loads and stores of shared memory, other than by the functions below; they meet wrong values at most.
 #pragma once
 
-#include "simt_state.h"
-#include "simt_threads.h"
-#include "simt_memory.h"
-#include "simt_copies.h"
-#include "simt_wgmma.h"
+#include "simt_machine.h"
 #include "../cuda/simt_numbers.h"
 
 // Where a function is called: a fault tells.
@@ -31,7 +27,7 @@ private:
 // ---- warps and blocks
 
 static inline void __syncthreads(SIMT_LINE) { simt::named_barrier(0, simt::threads_of_block, true, line); }
-static inline void __syncwarp(SIMT_LINE) { simt::together(simt::SYNC, line, [] {}); }
+static inline void __syncwarp(SIMT_LINE) { simt::together(simt::SYNC, line); }
 static inline void __threadfence() {}
 static inline void __nanosleep(unsigned) { simt::give_turn(); }
 static inline void named_barrier_sync(int barrier, int threads, SIMT_LINE) { simt::named_barrier(barrier, threads, true, line); }
@@ -95,7 +91,7 @@ static inline bool any_lane(bool x, SIMT_LINE)
 
 static inline bool elect_one(SIMT_LINE)
 {
-    simt::together(simt::ELECT, line, [] {});
+    simt::together(simt::ELECT, line);
     return simt::current % simt::WARP == 0;
 }
 
@@ -169,7 +165,7 @@ static void stmatrix_x4(u32 row, u32 x0, u32 x1, u32 x2, u32 x3, int line)
     }
     memcpy(shared + (row - BASE), values, 16);
     wrote(row, 16, line);
-    together(MATRIX, line, [] {});  // all lanes have written when one goes on
+    together(MATRIX, line);  // all lanes have written when one goes on
 }
 
 template <bool TRANSPOSED>
@@ -294,7 +290,7 @@ static inline void copies_arrive(u32 barrier, SIMT_LINE) { simt::copies_arrive(b
 static inline int block_rank() { return simt::block->rank; }
 static inline void cluster_sync(SIMT_LINE)
 {
-    simt::together(simt::SYNC, line, [] {});
+    simt::together(simt::SYNC, line);
     simt::cluster_barrier(line);
 }
 static inline void cluster_arrive_if(u32 barrier, bool arrives, SIMT_LINE)

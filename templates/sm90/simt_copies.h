@@ -3,9 +3,9 @@
 
 namespace simt {
 
-static bool is_load(Kind kind) { return kind == Kind::load || kind == Kind::bulk_load || kind == Kind::word; }
+SIMT bool is_load(Kind kind) { return kind == Kind::load || kind == Kind::bulk_load || kind == Kind::word; }
 
-static u32 bytes_of(const Map& map)
+SIMT u32 bytes_of(const Map& map)
 {
     u32 bytes = map.element_bytes;
     for (u32 i = 0; i < map.rank; ++i)
@@ -15,7 +15,7 @@ static u32 bytes_of(const Map& map)
 
 // The 16 bytes that lie at `place` if rows of `span` bytes are swizzled: the number of a piece in its row is xored with bits
 // of the row's number, all taken from the address.
-static u32 swizzled(u32 place, u32 span) { return place ^ ((place >> 7) & (span / 16 - (span > 0))) << 4; }
+SIMT u32 swizzled(u32 place, u32 span) { return place ^ ((place >> 7) & (span / 16 - (span > 0))) << 4; }
 
 // Calls f(shared, global or null, bytes) for each piece of at most 16 bytes of the box.
 template <class F>
@@ -44,16 +44,16 @@ static void for_pieces(const Copy& copy, F f)
     }
 }
 
-static unsigned char* memory_at(u32 place) { return (there == block ? shared : there->memory) + (place - BASE); }
+SIMT unsigned char* memory_at(u32 place) { return (there == block ? shared : there->memory) + (place - BASE); }
 
 // What a store writes.
-static unsigned char* source(const Copy& copy, u32 place)
+SIMT unsigned char* source(const Copy& copy, u32 place)
 {
     return copy.kept ? copy.kept + (place - copy.place) : memory_at(place);
 }
 
 // The transfer itself.
-static void make(Copy& copy)
+SIMT void make(Copy& copy)
 {
     copy.made = true;
     idle = 0;
@@ -95,7 +95,7 @@ static void make(Copy& copy)
 }
 
 // Makes one of the copies of TMA under way, any one of them. Returns false if there is none.
-static bool copy_by_tma()
+SIMT bool copy_by_tma()
 {
     int under_way[COPIES], count = 0;
     for (int i = 0; i < block->copy_count; ++i)
@@ -107,7 +107,7 @@ static bool copy_by_tma()
     return true;
 }
 
-static Copy& new_copy(Kind kind, int line)
+SIMT Copy& new_copy(Kind kind, int line)
 {
     int i = 0;
     while (i < there->copy_count && there->copies[i].live)
@@ -124,7 +124,7 @@ static Copy& new_copy(Kind kind, int line)
     return copy;
 }
 
-static void begin_load(Copy& copy, u32 bar, int line)
+SIMT void begin_load(Copy& copy, u32 bar, int line)
 {
     Barrier& barrier = barrier_at(bar, line);
     if (!barrier.visible)
@@ -158,7 +158,7 @@ static void begin_load(Copy& copy, u32 bar, int line)
         make(copy);
 }
 
-static void begin_store(Copy& copy, int line)
+SIMT void begin_store(Copy& copy, int line)
 {
     at(copy.place, copy.bytes, 16, line, "a store's source");
     copy.group = lane_now().groups + 1;
@@ -173,7 +173,7 @@ static void begin_store(Copy& copy, int line)
         make(copy);
 }
 
-static Map checked(const Map* map, u32 place, int rank, int line)
+SIMT Map checked(const Map* map, u32 place, int rank, int line)
 {
     if (map->rank != u32(rank))
         fail(line, "%d coordinates for a tensor map of %u", rank, map->rank);
@@ -185,13 +185,11 @@ static Map checked(const Map* map, u32 place, int rank, int line)
     return *map;
 }
 
-template <class... At>
-static void tensor_copy(Kind kind, u32 place, const void* map, u32 bar, int line, At... at)
+SIMT void copy_box(Kind kind, u32 place, const void* map, u32 bar, int line, const int* coordinates, int rank)
 {
-    const int coordinates[] = {at...};
     Copy& copy = new_copy(kind, line);
-    copy.map = checked((const Map*)map, place, sizeof...(at), line);
-    memcpy(copy.at, coordinates, sizeof coordinates);
+    copy.map = checked((const Map*)map, place, rank, line);
+    memcpy(copy.at, coordinates, rank * sizeof(int));
     copy.place = place;
     copy.bytes = bytes_of(copy.map);
     if (kind == Kind::load)
@@ -200,9 +198,16 @@ static void tensor_copy(Kind kind, u32 place, const void* map, u32 bar, int line
         begin_store(copy, line);
 }
 
+template <class... At>
+static void tensor_copy(Kind kind, u32 place, const void* map, u32 bar, int line, At... at)
+{
+    const int coordinates[] = {at...};
+    copy_box(kind, place, map, bar, line, coordinates, sizeof...(at));
+}
+
 // st.async: a word to another block, which counts on a barrier there. What is known by it is what this warp has done itself, and that
 // it has heard what it waited for at its own barrier of that place.
-static void tell(u32 place, u32 bar, int rank, int word, int line)
+SIMT void tell(u32 place, u32 bar, int rank, int word, int line)
 {
     const int own = number_of(barrier_at(bar, line));
     in_block(rank, line, [&] {
@@ -217,7 +222,7 @@ static void tell(u32 place, u32 bar, int rank, int word, int line)
     });
 }
 
-static void bulk_copy(Kind kind, u32 place, void* global, u32 bytes, u32 bar, int line)
+SIMT void bulk_copy(Kind kind, u32 place, void* global, u32 bytes, u32 bar, int line)
 {
     if (bytes % 16 || (uintptr_t)global % 16)
         fail(line, "a bulk copy of %u bytes at address %p: both are multiples of 16", bytes, global);
@@ -233,7 +238,7 @@ static void bulk_copy(Kind kind, u32 place, void* global, u32 bytes, u32 bar, in
 
 // Waits until at most `groups` of this thread's newest groups of stores are under way, or, with `read`, have not read all that they
 // write: when that is there for others is open then.
-static void wait_stores(u32 groups, bool read, int line)
+SIMT void wait_stores(u32 groups, bool read, int line)
 {
     Warp& warp = warp_now();
     const u32 committed = lane_now().groups;
@@ -263,7 +268,7 @@ static void wait_stores(u32 groups, bool read, int line)
 }
 
 // Ends of a thread and of a block.
-static void check_stores()
+SIMT void check_stores()
 {
     for (int i = 0; i < block->copy_count; ++i)
         if (Copy& copy = block->copies[i]; copy.live && copy.read && copy.thread == current) {
@@ -275,7 +280,7 @@ static void check_stores()
                  copy.group > lane_now().groups ? " (and not committed)" : "");
 }
 
-static void check_copies()
+SIMT void check_copies()
 {
     if (block->copying_count > 0) {
         message[0] = 0;
@@ -291,7 +296,7 @@ static void check_copies()
 }
 
 // What other blocks do to this one's shared memory must be known to be done where it ends.
-static void check_cluster()
+SIMT void check_cluster()
 {
     static Clock all;
     memset(&all, 0, sizeof all);
@@ -313,7 +318,7 @@ static void check_cluster()
 // cp.async: 16 bytes each, through the generic proxy, there at a moment between their issue and what the arrival behind them tells of. A
 // thread's land in their order, which nothing can observe: a read before the wait for the arrival is a fault in any case.
 
-static void land(Lane& lane, u32 end)
+SIMT void land(Lane& lane, u32 end)
 {
     for (; lane.first_chunk != end; ++lane.first_chunk) {
         const auto& chunk = lane.chunks[lane.first_chunk % CHUNKS];
@@ -323,7 +328,7 @@ static void land(Lane& lane, u32 end)
 }
 
 // So many bytes, by instructions that each copy `aligned` of them; then zeros.
-static void copy_async(u32 place, const void* from, u32 bytes, u32 aligned, int line)
+SIMT void copy_async(u32 place, const void* from, u32 bytes, u32 aligned, int line)
 {
     Lane& me = lane_now();
     at(place, UNIT, UNIT, line, "a copy");
@@ -348,7 +353,7 @@ static void copy_async(u32 place, const void* from, u32 bytes, u32 aligned, int 
 }
 
 // The oldest arrival of a thread, with all that it tells of.
-static void arrive_behind_copies(int which)
+SIMT void arrive_behind_copies(int which)
 {
     const int thread = block->copying[which];
     Lane& lane = block->lanes[thread];
@@ -367,7 +372,7 @@ static void arrive_behind_copies(int which)
 }
 
 // cp.async.mbarrier.arrive.noinc: tells of all copies of this thread so far, and of no ordinary write of its.
-static void copies_arrive(u32 bar, int line)
+SIMT void copies_arrive(u32 bar, int line)
 {
     Lane& me = lane_now();
     Barrier& barrier = barrier_at(bar, line);
@@ -396,7 +401,7 @@ static void copies_arrive(u32 bar, int line)
 }
 
 // cp.async.wait_all: what no arrival tells of has landed, and is as what this thread writes.
-static void wait_copies(int line)
+SIMT void wait_copies(int line)
 {
     Lane& me = lane_now();
     land(me, me.last_chunk);
@@ -410,7 +415,7 @@ static void wait_copies(int line)
 }
 
 // Makes one of the copies under way, or what threads of a warp wait for, any one of them. Returns false if there is none.
-static bool copy_something()
+SIMT bool copy_something()
 {
     if (block->copying_count == 0 || (block->copy_count > 0 && chance(2)))
         if (copy_by_tma())
@@ -428,7 +433,7 @@ static bool copy_something()
     return true;
 }
 
-static void check_chunks()
+SIMT void check_chunks()
 {
     if (const Lane& me = lane_now(); me.told_chunk != me.last_chunk)
         fail(0, "the thread ends while a copy of its is under way, of which no mbarrier tells");

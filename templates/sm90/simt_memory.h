@@ -6,7 +6,7 @@
 
 namespace simt {
 
-static unsigned char* at(u32 place, u32 bytes, u32 aligned, int line, const char* what)
+SIMT unsigned char* at(u32 place, u32 bytes, u32 aligned, int line, const char* what)
 {
     if (place < BASE || place + bytes > BASE + u32(used_bytes))
         fail(line, "%s outside of shared memory: shared + %d, %u bytes", what, int(place) - BASE, bytes);
@@ -15,16 +15,16 @@ static unsigned char* at(u32 place, u32 bytes, u32 aligned, int line, const char
     return shared + (place - BASE);
 }
 
-static Unit& unit(u32 place) { return there->units[(place - BASE) / UNIT]; }
+SIMT Unit& unit(u32 place) { return there->units[(place - BASE) / UNIT]; }
 
 // Whether what was copied here has arrived, for all that this warp has waited for.
-static bool arrived(const Unit& one)
+SIMT bool arrived(const Unit& one)
 {
     return !one.barrier || (one.barrier != UNTOLD && known_there().phases[one.barrier - 1] > one.phase);
 }
 
 // All that may still read these 16 bytes must be known to be done.
-static void check_readers(const Unit& one, u32 place, int line, const char* what)
+SIMT void check_readers(const Unit& one, u32 place, int line, const char* what)
 {
     const Known& known = known_there();
     for (int warp = 0; warp < threads_of_block / WARP; ++warp)
@@ -38,7 +38,7 @@ static void check_readers(const Unit& one, u32 place, int line, const char* what
 }
 
 // An ordinary write of `bytes`, by an instruction that has a name.
-static void wrote(u32 place, u32 bytes, int line)
+SIMT void wrote(u32 place, u32 bytes, int line)
 {
     Warp& warp = warp_now();
     for (u32 p = place / UNIT * UNIT; p < place + bytes; p += UNIT) {
@@ -57,7 +57,7 @@ static void wrote(u32 place, u32 bytes, int line)
 }
 
 // fence.proxy.async: of all writes that this warp knows of, its own and others'.
-static void fence_proxy()
+SIMT void fence_proxy()
 {
     Known& known = known_here();
     memcpy(known.fenced, known.phases, sizeof known.fenced);  // what it knows to be fenced it knows to be there
@@ -83,7 +83,7 @@ static void fence_proxy()
 }
 
 // A read of 16 bytes by the asynchronous proxy: of wgmma or of a store.
-static void check_async_read(const Unit& one, u32 place, int line, const char* what)
+SIMT void check_async_read(const Unit& one, u32 place, int line, const char* what)
 {
     if (one.barrier == UNTOLD)
         fail(line, "%s reads shared + %u, where a copy of thread %d has not arrived yet, of which no mbarrier tells", what, place - BASE,
@@ -106,7 +106,7 @@ static void check_async_read(const Unit& one, u32 place, int line, const char* w
 }
 
 // A read by a load that has a name.
-static void check_read(u32 place, u32 bytes, int line)
+SIMT void check_read(u32 place, u32 bytes, int line)
 {
     for (u32 p = place / UNIT * UNIT; p < place + bytes; p += UNIT) {
         Unit& one = unit(p);
@@ -123,7 +123,7 @@ static void check_read(u32 place, u32 bytes, int line)
 }
 
 // What this warp knows goes into `to`; what it does from here on is later.
-static void release(Clock& to)
+SIMT void release(Clock& to)
 {
     Warp& warp = warp_now();
     known_here().ticks[current / WARP] = warp.tick++;
@@ -131,7 +131,7 @@ static void release(Clock& to)
     to.join(warp.clock);
 }
 
-static Barrier& barrier_at(u32 place, int line)
+SIMT Barrier& barrier_at(u32 place, int line)
 {
     const char* whose = there == block ? "" : " of another block";
     for (int i = 0; i < there->barrier_count; ++i)
@@ -143,7 +143,7 @@ static Barrier& barrier_at(u32 place, int line)
     fail(line, "no mbarrier%s has been initialised at shared + %d", whose, int(place) - int(BASE));
 }
 
-static int number_of(const Barrier& barrier) { return int(&barrier - there->barriers); }
+SIMT int number_of(const Barrier& barrier) { return int(&barrier - there->barriers); }
 
 // Does something with the shared memory of a block of the cluster, which is there until its last thread has ended.
 template <class Act>
@@ -158,7 +158,7 @@ static void in_block(int rank, int line, Act act)
     there = block;
 }
 
-static void settle(Barrier& barrier, int line)
+SIMT void settle(Barrier& barrier, int line)
 {
     if (barrier.pending || barrier.bytes)
         return;
@@ -170,7 +170,7 @@ static void settle(Barrier& barrier, int line)
     barrier.done.take(barrier.clock);
 }
 
-static void barrier_init(u32 place, u32 count, int line)
+SIMT void barrier_init(u32 place, u32 count, int line)
 {
     at(place, 8, 8, line, "an mbarrier");
     if (count == 0 || count >= 1u << 20)
@@ -192,7 +192,7 @@ static void barrier_init(u32 place, u32 count, int line)
     barrier.tick = warp_now().tick;
 }
 
-static void arrive_at(u32 place, u32 bytes, int line)
+SIMT void arrive_at(u32 place, u32 bytes, int line)
 {
     Barrier& barrier = barrier_at(place, line);
     if (bytes && !barrier.visible)
@@ -208,7 +208,7 @@ static void arrive_at(u32 place, u32 bytes, int line)
     settle(barrier, line);
 }
 
-static void barrier_arrive(u32 place, u32 bytes, int line)
+SIMT void barrier_arrive(u32 place, u32 bytes, int line)
 {
     arrive_at(place, bytes, line);
     if (chance(8))
@@ -216,7 +216,7 @@ static void barrier_arrive(u32 place, u32 bytes, int line)
 }
 
 // At the barrier of another block of the cluster.
-static void remote_arrive(u32 place, int rank, int line)
+SIMT void remote_arrive(u32 place, int rank, int line)
 {
     in_block(rank, line, [&] {
         there->touched[block->rank][current / WARP] = warp_now().tick;
@@ -226,7 +226,7 @@ static void remote_arrive(u32 place, int rank, int line)
         give_turn();
 }
 
-static bool barrier_passed(u32 place, u32 parity, int line)
+SIMT bool barrier_passed(u32 place, u32 parity, int line)
 {
     Barrier& barrier = barrier_at(place, line);
     if (parity > 1)
@@ -239,7 +239,7 @@ static bool barrier_passed(u32 place, u32 parity, int line)
     return true;
 }
 
-static void barrier_wait(u32 place, u32 parity, int line)
+SIMT void barrier_wait(u32 place, u32 parity, int line)
 {
     if (chance(8))
         give_turn();
@@ -247,7 +247,7 @@ static void barrier_wait(u32 place, u32 parity, int line)
         wait_for({Wait::barrier, number_of(barrier_at(place, line)), parity, nullptr, line});
 }
 
-static void named_barrier(int id, int threads, bool waits, int line)
+SIMT void named_barrier(int id, int threads, bool waits, int line)
 {
     if (id < 0 || id > 15 || threads <= 0 || threads % WARP || threads > threads_of_block)
         fail(line, "barrier %d for %d threads", id, threads);
@@ -278,7 +278,7 @@ static void named_barrier(int id, int threads, bool waits, int line)
 }
 
 // A phase of barrier.cluster ends when all threads have arrived that have not ended.
-static void settle(Cluster& cluster)
+SIMT void settle(Cluster& cluster)
 {
     int ended = 0;
     for (int rank = 0; rank < cluster_size; ++rank)
@@ -290,7 +290,7 @@ static void settle(Cluster& cluster)
     cluster.done.take(cluster.clock);
 }
 
-static void cluster_barrier(int line)
+SIMT void cluster_barrier(int line)
 {
     Cluster& cluster = *block->cluster;
     together(NAMED, line, [&] {
@@ -304,7 +304,7 @@ static void cluster_barrier(int line)
     warp_now().clock.join(cluster.done);
 }
 
-static void set_registers(int wanted, bool more, int line)
+SIMT void set_registers(int wanted, bool more, int line)
 {
     together(REGISTERS, line, [&] {
         const int had = warp_now().registers;
@@ -325,7 +325,7 @@ static void set_registers(int wanted, bool more, int line)
     warp_now().registers = wanted;
 }
 
-static void wait_for_memory(const volatile int* place, int value, int line)
+SIMT void wait_for_memory(const volatile int* place, int value, int line)
 {
     wait_for({Wait::memory, 0, u32(value), place, line});
 }

@@ -21,13 +21,20 @@
 #define __cluster_dims__(...)
 #define __maxnreg__(...)
 #define __restrict__
-// Of what runs most often: worth optimising where the rest is compiled without (-O0), which takes half the time.
-#define SIMT_OPTIMIZED __attribute__((optimize("O3")))
+
+// The machine is a library of its own (`attnc.verify.simt`), compiled once and with optimisation, whatever a kernel is compiled with.
+// A kernel reads the same text for its declarations: of a function that is `gnu_inline` but not to be inlined, g++ makes no code.
+#ifdef SIMT_MACHINE
+#define SIMT __attribute__((visibility("default")))
+#define SIMT_STATE __attribute__((visibility("default")))
+#else
+#define SIMT inline __attribute__((visibility("default"), gnu_inline, noinline))
+#define SIMT_STATE extern __attribute__((visibility("default")))
+#endif
 
 struct Dim { unsigned x, y, z; };
-static Dim threadIdx, blockIdx, blockDim, gridDim;
-
-alignas(1024) unsigned char shared[232448 + 1024];  // more than a block can have, to see what it writes past its own
+SIMT_STATE Dim threadIdx, blockIdx, blockDim, gridDim;
+SIMT_STATE unsigned char shared[232448 + 1024] __attribute__((aligned(1024)));  // more than a block can have, to see what it writes past its own
 
 namespace simt {
 
@@ -40,7 +47,7 @@ constexpr int CHUNKS = 1024, ARRIVALS = 64, UNTOLD = -1;  // of cp.async: copies
 constexpr int MOST_CLUSTER = 2;  // blocks that share tiles
 constexpr u32 BASE = 1024;  // of dynamic shared memory in its window: what lies before it is the system's
 
-static int cluster_size;  // blocks of a cluster
+SIMT_STATE int cluster_size;  // blocks of a cluster
 
 // What is known to have happened in a block. Of every warp: its generic writes of shared memory up to an arrival, its generic reads, the
 // groups of wgmma and of bulk stores that it has waited for; of every mbarrier: the phases completed, and those followed by a
@@ -53,7 +60,7 @@ struct Known {
 struct Clock {
     Known of[MOST_CLUSTER];
 
-    SIMT_OPTIMIZED void join(const Clock& other)
+    void join(const Clock& other)
     {
         u32* mine = of[0].ticks;
         const u32* theirs = other.of[0].ticks;
@@ -223,16 +230,16 @@ struct Block {
     Show shown[2][THREADS];
 };
 
-static Block* block;
-static Block* there;  // whose shared memory and mbarriers are meant: that block, or another one of its cluster
-static int current, threads_of_block, used_bytes;  // thread; of shared memory
-static int resident_blocks;  // on a multiprocessor: they share its registers
-static u32 idle;                                   // turns in which nothing happened
-static jmp_buf scheduler, escape;
-static uint64_t random_state;
-static char message[4096];
+SIMT_STATE Block* block;
+SIMT_STATE Block* there;  // whose shared memory and mbarriers are meant: that block, or another one of its cluster
+SIMT_STATE int current, threads_of_block, used_bytes;  // thread; of shared memory
+SIMT_STATE int resident_blocks;  // on a multiprocessor: they share its registers
+SIMT_STATE u32 idle;                                   // turns in which nothing happened
+SIMT_STATE jmp_buf scheduler, escape;
+SIMT_STATE uint64_t random_state;
+SIMT_STATE char message[4096];
 
-static u32 random_word()
+SIMT u32 random_word()
 {
     random_state ^= random_state << 13;
     random_state ^= random_state >> 7;
@@ -240,29 +247,36 @@ static u32 random_word()
     return u32(random_state >> 16);
 }
 
-static bool chance(u32 of) { return random_word() % of == 0; }
+SIMT bool chance(u32 of) { return random_word() % of == 0; }
 
-static void say(const char* format, ...)
+SIMT void say_all(const char* format, va_list values)
 {
     const size_t length = strlen(message);
+    vsnprintf(message + length, sizeof message - length, format, values);
+}
+
+SIMT void say(const char* format, ...)
+{
     va_list values;
     va_start(values, format);
-    vsnprintf(message + length, sizeof message - length, format, values);
+    say_all(format, values);
     va_end(values);
 }
 
-template <class... T>
-[[noreturn]] static void fail(int line, const char* format, T... values)
+[[noreturn]] SIMT void fail(int line, const char* format, ...)
 {
     message[0] = 0;
     say("block %u, thread %d (warp %d), line %d: ", blockIdx.x, current, current / WARP, line);
-    say(format, values...);
+    va_list values;
+    va_start(values, format);
+    say_all(format, values);
+    va_end(values);
     _longjmp(escape, 1);
 }
 
-static Lane& lane_now() { return block->lanes[current]; }
-static Warp& warp_now() { return block->warps[current / WARP]; }
-static Known& known_here() { return warp_now().clock.of[block->rank]; }
-static Known& known_there() { return warp_now().clock.of[there->rank]; }
+SIMT Lane& lane_now() { return block->lanes[current]; }
+SIMT Warp& warp_now() { return block->warps[current / WARP]; }
+SIMT Known& known_here() { return warp_now().clock.of[block->rank]; }
+SIMT Known& known_there() { return warp_now().clock.of[there->rank]; }
 
 }  // namespace simt

@@ -6,11 +6,11 @@
 
 namespace simt {
 
-static bool copy_something();
-static void settle(Cluster&);
-static void check_end();
+SIMT bool copy_something();
+SIMT void settle(Cluster&);
+SIMT void check_end();
 
-SIMT_OPTIMIZED static bool over(const Wait& wait)
+SIMT bool over(const Wait& wait)
 {
     switch (wait.of) {
     case Wait::barrier: return (block->barriers[wait.object].phase & 1) != wait.value;
@@ -23,11 +23,11 @@ SIMT_OPTIMIZED static bool over(const Wait& wait)
     }
 }
 
-SIMT_OPTIMIZED static bool able(const Lane& lane) { return lane.at == At::ready || (lane.at == At::waiting && over(lane.wait)); }
+SIMT bool able(const Lane& lane) { return lane.at == At::ready || (lane.at == At::waiting && over(lane.wait)); }
 
-static void (*body)();
+SIMT_STATE void (*body)();
 
-static void run()
+SIMT void run()
 {
     body();
     check_end();
@@ -39,7 +39,7 @@ static void run()
     _longjmp(scheduler, 1);
 }
 
-static void enter(int thread)
+SIMT void enter(int thread)
 {
     current = thread;
     threadIdx.x = thread;
@@ -52,7 +52,7 @@ static void enter(int thread)
 }
 
 // This thread stops; another lane of its warp goes on, or the scheduler.
-static void leave()
+SIMT void leave()
 {
     Lane& me = lane_now();
     if (_setjmp(me.resume))
@@ -66,14 +66,14 @@ static void leave()
     _longjmp(scheduler, 1);
 }
 
-static void give_turn()
+SIMT void give_turn()
 {
     if (_setjmp(lane_now().resume))
         return;
     _longjmp(scheduler, 1);
 }
 
-static void wait_for(const Wait& wait)
+SIMT void wait_for(const Wait& wait)
 {
     while (!over(wait)) {
         lane_now().at = At::waiting;
@@ -85,9 +85,8 @@ static void wait_for(const Wait& wait)
 // Instructions that a warp executes together.
 enum { SHUFFLE = 1, VOTE, SYNC, NAMED, MATRIX, FENCE, COMMIT, RETIRE, MULTIPLY, REGISTERS, ELECT };
 
-// Executes `act` once for the warp when all its lanes are here. Returns whether this lane did.
-template <class Act>
-static bool together(int kind, int line, Act act)
+// Waits until all lanes of the warp are here. Returns true in the last one to come: what it does before `go_on` is done for all.
+SIMT bool is_last(int kind, int line)
 {
     Lane& me = lane_now();
     Warp& warp = warp_now();
@@ -109,12 +108,32 @@ static bool together(int kind, int line, Act act)
         warp.reads += warp.fenced;
         warp.fenced = false;
     }
-    act();
+    return true;
+}
+
+SIMT void go_on()
+{
+    Lane* lanes = block->lanes + current / WARP * WARP;
     for (int i = 0; i < WARP; ++i)
         lanes[i].at = At::ready;
     if (chance(8))
         give_turn();
+}
+
+// Executes `act` once for the warp when all its lanes are here. Returns whether this lane did.
+template <class Act>
+static bool together(int kind, int line, Act act)
+{
+    if (!is_last(kind, line))
+        return false;
+    act();
+    go_on();
     return true;
+}
+
+SIMT bool together(int kind, int line)
+{
+    return together(kind, line, [] {});
 }
 
 // Every lane shows something to all lanes.
@@ -124,11 +143,11 @@ static const Show* exchange(int kind, int line, Fill fill)
     Show* shown = block->shown[lane_now().turn++ & 1];
     fill(shown[current]);
     const int first = current / WARP * WARP;
-    together(kind, line, [] {});
+    together(kind, line);
     return shown + first;
 }
 
-static void describe(const Named& named)
+SIMT void describe(const Named& named)
 {
     say("where %d of %d threads are", named.arrived, named.expected);
     for (int first = 0, told = 0; first < MOST_WARPS; ++first) {
@@ -142,7 +161,7 @@ static void describe(const Named& named)
         say(")");
 }
 
-static void describe(const Wait& wait)
+SIMT void describe(const Wait& wait)
 {
     const Barrier& barrier = block->barriers[wait.object];
     const Named& named = block->named[wait.object];
@@ -168,7 +187,7 @@ static void describe(const Wait& wait)
 }
 
 // What the lanes of a warp wait for, one clause for all that wait for the same.
-static void describe(int warp)
+SIMT void describe(int warp)
 {
     const Lane* lanes = block->lanes + warp * WARP;
     for (int i = 0; i < WARP; ++i) {
@@ -193,7 +212,7 @@ static void describe(int warp)
 }
 
 // Says which warps wait for what, where no warp can go on.
-[[noreturn]] static void deadlock()
+[[noreturn]] SIMT void deadlock()
 {
     static char all[sizeof message], before[sizeof message];
     char* end = all + snprintf(all, sizeof all, "block %u: a deadlock", block->index.x);
@@ -218,7 +237,7 @@ static void describe(int warp)
     _longjmp(escape, 1);
 }
 
-static void start_block(Block& of, Dim index, Cluster& cluster, int rank)
+SIMT void start_block(Block& of, Dim index, Cluster& cluster, int rank)
 {
     const int warps = threads_of_block / WARP;
     of.index = index;
@@ -255,7 +274,7 @@ static void start_block(Block& of, Dim index, Cluster& cluster, int rank)
 }
 
 // Once for all blocks of a launch that run here: `run` never returns, so what it starts from stays as it is.
-static void make_contexts(Block& of)
+SIMT void make_contexts(Block& of)
 {
     for (int i = 0; i < threads_of_block; ++i) {
         ucontext_t& start = of.lanes[i].start;
@@ -267,7 +286,7 @@ static void make_contexts(Block& of)
     }
 }
 
-static void activate(Block& next)
+SIMT void activate(Block& next)
 {
     if (block != &next) {
         if (block && block->live)
@@ -278,11 +297,11 @@ static void activate(Block& next)
     blockIdx = next.index;
 }
 
-static int favoured, steps;
+SIMT_STATE int favoured, steps;
 constexpr int MOST_PLACES = 4;
 
 // The next warp of this block to run, or -1: mostly by an order that changes now and then, so that some lag far behind.
-SIMT_OPTIMIZED static int next_warp()
+SIMT int next_warp()
 {
     int able_warps[MOST_WARPS], count = 0;
     for (int warp = 0; warp < threads_of_block / WARP; ++warp)
@@ -298,7 +317,7 @@ SIMT_OPTIMIZED static int next_warp()
     return able_warps[chance(4) ? random_word() % count : favoured % count];
 }
 
-static void run_warp(int warp)
+SIMT void run_warp(int warp)
 {
     if (_setjmp(scheduler))
         return;
@@ -309,10 +328,10 @@ static void run_warp(int warp)
             enter(first + (start + i) % WARP);
 }
 
-static void check_copies();
-static void check_cluster();
+SIMT void check_copies();
+SIMT void check_cluster();
 
-static void finish_block()
+SIMT void finish_block()
 {
     check_copies();
     check_cluster();
@@ -334,7 +353,7 @@ static void finish_block()
     block->live = false;
 }
 
-static void run_blocks(Dim grid, Block* blocks, int places, uint64_t seed)
+SIMT void run_blocks(Dim grid, Block* blocks, int places, uint64_t seed)
 {
     static Cluster clusters[MOST_PLACES];
     const unsigned total = grid.x / cluster_size, from = u32(seed * 0x9E3779B97F4A7C15ull >> 33) % total;
@@ -399,12 +418,12 @@ static void run_blocks(Dim grid, Block* blocks, int places, uint64_t seed)
 }
 
 // An access to memory that the process has not is a fault of the kernel's. The signal may come again: nothing returns from here.
-static void stray(int) { fail(0, "an access outside of all memory"); }
-static void divided(int) { fail(0, "a division by zero"); }
+SIMT void stray(int) { fail(0, "an access outside of all memory"); }
+SIMT void divided(int) { fail(0, "a division by zero"); }
 
 // Runs a kernel over a grid. Returns what went wrong, or null. memory: for stacks and state of blocks; resident: blocks of a
 // multiprocessor; cluster: blocks of a cluster.
-static const char* launch(void (*kernel)(), int grid_size, int threads, int bytes, uint64_t seed, char* memory, int resident, int cluster = 1)
+SIMT const char* launch(void (*kernel)(), int grid_size, int threads, int bytes, uint64_t seed, char* memory, int resident, int cluster = 1)
 {
     const Dim grid = {unsigned(grid_size), 1, 1};
     const int most = cluster > 1 ? MOST_PLACES : 3, places = grid_size < most ? grid_size : most;

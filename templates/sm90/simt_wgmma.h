@@ -8,7 +8,7 @@ namespace simt {
 
 static const float POISON = __builtin_bit_cast(float, 0x7fa0dead);
 
-static float widened(u32 bits, bool is_f16)
+SIMT float widened(u32 bits, bool is_f16)
 {
     if (is_f16)
         return float(__builtin_bit_cast(_Float16, uint16_t(bits)));
@@ -60,7 +60,7 @@ static void for_units(const Operands& from, bool transposed, int first, int rows
                 f(from.along_k(row, piece), row - first, piece * 8);
 }
 
-static void mark_reads(u64 descriptor, bool transposed, int first, int rows, u32 group, int line)
+SIMT void mark_reads(u64 descriptor, bool transposed, int first, int rows, u32 group, int line)
 {
     for_units(Operands(descriptor, line), transposed, first, rows, [&](u32 place, int, int) {
         at(place, 16, 16, line, "an operand of wgmma");
@@ -101,7 +101,7 @@ multiply(float (*sums)[256], const float (*a)[16], const float (*b)[256], int n)
         }
 }
 
-static void make(Warp& warp, Product& product, int number)
+SIMT void make(Warp& warp, Product& product, int number)
 {
     static float a[16][16], b[16][256];
     if (product.done)
@@ -123,19 +123,19 @@ static void make(Warp& warp, Product& product, int number)
     multiply(sum.rows, a, b, product.n);
 }
 
-static void make_all(Warp& warp, int number)
+SIMT void make_all(Warp& warp, int number)
 {
     for (int i = warp.first; i < warp.last; ++i)
         make(warp, warp.products[i % PRODUCTS], number);
 }
 
 // Element e of a lane's n / 2 accumulators: row lane / 4 + 8 (e / 2 % 2), column 8 (e / 4) + 2 (lane % 4) + e % 2.
-static float& element_of(Sum& sum, int lane, int e)
+SIMT float& element_of(Sum& sum, int lane, int e)
 {
     return sum.rows[lane / 4 + 8 * (e / 2 % 2)][8 * (e / 4) + 2 * (lane % 4) + e % 2];
 }
 
-static int find_sum(Warp& warp, const Show* all, int n, int line)
+SIMT int find_sum(Warp& warp, const Show* all, int n, int line)
 {
     int found = -1;
     for (int i = 0; i < SUMS; ++i) {
@@ -168,7 +168,7 @@ static int find_sum(Warp& warp, const Show* all, int n, int line)
     return found;
 }
 
-static void check_operand(Warp& warp, const Show* all, int line)
+SIMT void check_operand(Warp& warp, const Show* all, int line)
 {
     Operand* found = nullptr;
     for (int i = 0; i < warp.operand_count; ++i)
@@ -187,7 +187,7 @@ static void check_operand(Warp& warp, const Show* all, int line)
     }
 }
 
-static void wgmma_fence(int line)
+SIMT void wgmma_fence(int line)
 {
     together(FENCE, line, [] {
         Warp& warp = warp_now();
@@ -201,12 +201,13 @@ static void wgmma_fence(int line)
     });
 }
 
-static void mix(Warp& warp, u64 word) { warp.issued = (warp.issued ^ u32(word ^ word >> 32)) * 0x9E3779B1u; }
+SIMT void mix(Warp& warp, u64 word) { warp.issued = (warp.issued ^ u32(word ^ word >> 32)) * 0x9E3779B1u; }
 
-template <int N, bool FROM_REGISTERS, bool TA, bool TB, bool F16>
-static void wgmma(float* sum, const u32* a, u64 left, u64 right, bool accumulate, int line)
+// What the name of a wgmma says: its columns, whether a comes from registers, which operands are transposed, the type.
+struct Form { int n; bool from_registers, transposed_a, transposed_b, is_f16; };
+
+SIMT void multiply(Form form, float* sum, const u32* a, u64 left, u64 right, bool accumulate, int line)
 {
-    static_assert(N % 8 == 0 && 8 <= N && N <= 256, "wgmma has N = 8, 16, ..., 256");
     Show* const shown = block->shown[lane_now().turn++ & 1];  // the block's own: others run while lanes wait for each other
     shown[current].product = {sum, a, left, right};
     together(MULTIPLY, line, [&] {
@@ -214,12 +215,12 @@ static void wgmma(float* sum, const u32* a, u64 left, u64 right, bool accumulate
         const int number = current / WARP;
         const Show* const all = shown + number * WARP;
         for (int lane = 0; lane < WARP; ++lane)
-            if (all[lane].product.right != right || (!FROM_REGISTERS && all[lane].product.left != left))
+            if (all[lane].product.right != right || (!form.from_registers && all[lane].product.left != left))
                 fail(line, "lanes of a warp give wgmma different descriptors");
         if (warp.fences == 0)
             fail(line, "the first wgmma without a wgmma.fence before it");
         const u32 group = warp.committed + 1;
-        const int which = find_sum(warp, all, N, line);
+        const int which = find_sum(warp, all, form.n, line);
         Sum& to = warp.sums[which];
         if (!to.flying && to.fences == warp.fences)
             fail(line, "accumulators in a wgmma again, without a wgmma.fence since they were waited for");
@@ -228,31 +229,31 @@ static void wgmma(float* sum, const u32* a, u64 left, u64 right, bool accumulate
         Product& product = warp.products[warp.last % PRODUCTS];
         product = {};
         product.sum = which;
-        product.n = N;
-        product.from_registers = FROM_REGISTERS;
-        product.transposed_a = TA;
-        product.transposed_b = TB;
+        product.n = form.n;
+        product.from_registers = form.from_registers;
+        product.transposed_a = form.transposed_a;
+        product.transposed_b = form.transposed_b;
         product.accumulate = accumulate;
-        product.is_f16 = F16;
+        product.is_f16 = form.is_f16;
         product.left = left;
         product.right = right;
         product.group = group;
-        if (FROM_REGISTERS) {
+        if (form.from_registers) {
             check_operand(warp, all, line);
             for (int lane = 0; lane < WARP; ++lane) {
                 product.registers[lane] = all[lane].product.a;
                 memcpy(product.a[lane], all[lane].product.a, 16);
             }
         } else
-            mark_reads(left, TA, number % 4 * 16, 16, group, line);
-        mark_reads(right, TB, 0, N, group, line);
-        mix(warp, N + 512 * FROM_REGISTERS + 1024 * TB + 2048 * accumulate);
+            mark_reads(left, form.transposed_a, number % 4 * 16, 16, group, line);
+        mark_reads(right, form.transposed_b, 0, form.n, group, line);
+        mix(warp, form.n + 512 * form.from_registers + 1024 * form.transposed_b + 2048 * accumulate);
         mix(warp, right);
-        if (!FROM_REGISTERS)
+        if (!form.from_registers)
             mix(warp, left);
         if (!to.flying) {
             for (int lane = 0; lane < WARP; ++lane)
-                for (int e = 0; e < N / 2; ++e) {
+                for (int e = 0; e < form.n / 2; ++e) {
                     if (accumulate)
                         element_of(to, lane, e) = all[lane].product.sum[e];
                     all[lane].product.sum[e] = POISON;
@@ -267,7 +268,14 @@ static void wgmma(float* sum, const u32* a, u64 left, u64 right, bool accumulate
     });
 }
 
-static void wgmma_commit(int line)
+template <int N, bool FROM_REGISTERS, bool TA, bool TB, bool F16>
+static void wgmma(float* sum, const u32* a, u64 left, u64 right, bool accumulate, int line)
+{
+    static_assert(N % 8 == 0 && 8 <= N && N <= 256, "wgmma has N = 8, 16, ..., 256");
+    multiply({N, FROM_REGISTERS, TA, TB, F16}, sum, a, left, right, accumulate, line);
+}
+
+SIMT void wgmma_commit(int line)
 {
     together(COMMIT, line, [&] {
         Warp& warp = warp_now();
@@ -284,7 +292,7 @@ static void wgmma_commit(int line)
     });
 }
 
-static void wgmma_wait(u32 groups, int line)
+SIMT void wgmma_wait(u32 groups, int line)
 {
     together(RETIRE, line, [&] {
         Warp& warp = warp_now();
@@ -316,7 +324,7 @@ static void wgmma_wait(u32 groups, int line)
     });
 }
 
-SIMT_OPTIMIZED static void check_products()
+SIMT void check_products()
 {
     const Warp& warp = warp_now();
     if (warp.open || warp.retired < warp.committed)
@@ -332,7 +340,7 @@ SIMT_OPTIMIZED static void check_products()
     }
 }
 
-static void check_end()
+SIMT void check_end()
 {
     check_chunks();
     check_stores();
