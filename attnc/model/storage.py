@@ -23,6 +23,13 @@ _USAGE = {
     "ragged": "ragged(cu_seqlens)",
     "prefix": "prefix(k)",
 }
+#: What to write instead of storages that others have.
+_INSTEAD = {
+    "packed": (
+        "sequences that follow each other are written 'via ragged(cu_seqlens)'",
+        "rows of several types are converted before a call, as 'attnc.adapters.flash_mla' does DeepSeek's",
+    ),
+}
 
 
 @dataclass(slots=True)
@@ -61,7 +68,7 @@ class Storages:
                 f"unknown storage '{kind}'",
                 call.function.span,
                 f"the storages are {', '.join(make)}",
-                hints=did_you_mean(kind, make),
+                hints=_INSTEAD.get(kind, did_you_mean(kind, make)),
             )
             return None
         wanted = {"page"} if kind == "paged" else set()
