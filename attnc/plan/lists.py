@@ -415,11 +415,13 @@ def _refuse_gradients(
     wide = max(feature(attention.q), feature(attention.v)) > _WIDEST
     others = [name for name in attention.grads if name not in ("q", "k", "v")]
     phases: tuple[Phase, ...] = ("backward", "dq", "dkdv")
-    ways = [knob for phase in phases if (knob := schedule.phases[phase].get("accumulate.dq")) is not None]
-    ways = [
-        knob for knob in ways if knob.choices not in (("two_pass",), ("ordered",))
-    ]  # turns are refused apart
-    of_one = [x for x in ways if not all(target.adds_packed_dq(variant, str(way)) for way in x.choices)]
+    knobs = [knob for phase in phases if (knob := schedule.phases[phase].get("accumulate.dq")) is not None]
+    of_one = [
+        knob
+        for knob in knobs  # turns are refused apart
+        if knob.choices not in (("two_pass",), ("ordered",))
+        and not all(target.adds_packed_dq(variant, str(way)) for way in knob.choices)
+    ]
     reads_head = [index for index in listing.condition.indices if Index("h") in walk(index)]
     message = ""
     if wide:
@@ -446,7 +448,9 @@ def _refuse_gradients(
         message = f"tiles of {schedule.target} have {_WARPGROUP} keys where they make dk and dv, of one block"
         instead = f"use a multiple of {_WARPGROUP} keys, or {instead}"
     if message:
-        yield unsupported(message, span, "here" if ways else "the list", instead)
+        yield unsupported(
+            message, span, "here" if span is not listing.condition.span else "the list", instead
+        )
 
 
 def shares_ds(attention: Attention) -> bool:
