@@ -91,7 +91,7 @@ def plan_decode(
         split = Split(
             lo=loops.loops[0].start,
             hi=loops.loops[-1].stop,
-            in_turn=target.splits_in_turn,
+            in_turn=target.splits_in_turn and attention.softmax.form != "stick_breaking",
             max_visible_keys=max_visible_keys(attention.mask),
             staged=staged,
             staging=_STAGING if any(staged) else (),

@@ -47,6 +47,7 @@ TOLD = (
     ("softpick", "d64", "triton"),  # a rectified softmax
     ("stick_breaking", "d64", "triton"),  # sums of keys behind and before a tile, from kernel to kernel
     ("stick_breaking_decode", "d64", "triton"),  # an ordered scan over split keys
+    ("stick_breaking_decode", "d64", "cuda.sm_90a"),  # splits that are runs of keys, not tiles in turn
     ("mla_training", "d576_dv512", "triton"),  # one gradient of keys and of values that are columns of them
     ("listed_blocks", "d128", "triton"),  # a walk over lists, and over inverted ones
     ("selected_training", "default", "triton"),  # queries with lists of their own, and the keys of one

@@ -230,4 +230,32 @@ BUGS: tuple[Bug, ...] = (
         anchor="(t % 2 == 0 ? beside : 0.0f)",
         patch="(t % 2 == 0 ? 0.0f : beside)",
     ),
+    CudaBug(
+        name="splits of a whole stick each",
+        attention="stick_breaking_decode",
+        story="what splits had was added up, as weights without a softmax are",
+        anchor="acc = acc * exp2_(left[split]) + ",
+        patch="acc = acc + ",
+    ),
+    HopperBug(
+        name="splits joined from the wrong end",
+        attention="stick_breaking_decode",
+        story="each split made its own part less by what it leaves, not the part of those before it",
+        anchor="acc[c] = acc[c] * exp2_(of_row[i]) + ahead[i].values[c];",
+        patch="acc[c] = acc[c] + exp2_(of_row[i]) * ahead[i].values[c];",
+    ),
+    HopperBug(
+        name="earlier tiles of a split that keep what they had",
+        attention="stick_breaking_decode",
+        story="alpha was 1, as under a maximum that does not grow",
+        anchor="alpha[r] = exp2_(-broken[r]);",
+        patch="alpha[r] = 1.0f;",
+    ),
+    HopperBug(
+        name="splits that begin a tile apart",
+        attention="stick_breaking_decode",
+        story="a split began where it does when splits take tiles in turn, and went on to its neighbour's",
+        anchor="split_lo = split * split_size,",
+        patch="split_lo = split * BLOCK_N,",
+    ),
 )

@@ -46,7 +46,7 @@ class Sm80(Target):
     has_backward: ClassVar = True
     breaks_order: ClassVar = "prompts sum all keys in one chain, decode steps those of a split"
     forms_without_gradients: ClassVar = frozenset({"stick_breaking"})
-    decode_forms: ClassVar = frozenset({"softmax", "softpick"})
+    decode_forms: ClassVar = frozenset({"softmax", "softpick", "stick_breaking"})
     has_rows_kernel: ClassVar = True
     sections: ClassVar = HALF
 

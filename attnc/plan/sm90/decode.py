@@ -282,6 +282,15 @@ def check_sm90_decode(variant: Variant, schedule: Schedule) -> Iterator[Diagnost
                 "pad the last axis",
             )
     layout = sm90_decode_layout(variant, schedule)
+    if layout.consumers == 2 and attention.softmax.form == "stick_breaking":
+        yield unsupported(
+            "stick_breaking is not lowered where two warpgroups share the columns of o",
+            attention.softmax.span,
+            "they take turns at tiles of keys, under one maximum",
+            f"remove 'consumers': one warpgroup has up to {WIDEST} columns"
+            if dv <= WIDEST
+            else "write a schedule for the target 'triton'",
+        )
     shares = layout.consumers == 2 and layout.v_in_k
     lazy = attention.segment is not None and layout.consumers == 1
     yield from check_decode_knobs(knobs, schedule, shares=shares, lazy=lazy)

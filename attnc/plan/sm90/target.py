@@ -92,7 +92,7 @@ class Sm90a(Target):
     joins: ClassVar = "from the last to the first"
     keeps_row_maxima: ClassVar = True
     forms_without_gradients: ClassVar = frozenset({"stick_breaking"})
-    decode_forms: ClassVar = frozenset({"softmax", "softpick"})
+    decode_forms: ClassVar = frozenset({"softmax", "softpick", "stick_breaking"})
     has_lazy_maximum: ClassVar = True
     has_rows_kernel: ClassVar = True
     own_tensors: ClassVar = TAKING_TILES

@@ -1,0 +1,55 @@
+"""stick_breaking_decode for cuda.sm_90a: calls the module made for D.
+
+Made from specs/stick_breaking_decode.attn; `attnc compile specs/stick_breaking_decode.attn` makes it again.
+"""
+
+import torch
+
+from . import d128
+from . import d64
+
+#: What the modules' CONFIGS hold.
+Config = d128.Config | d64.Config
+PARAMS = ("D",)
+VARIANTS = {
+    (128,): d128.stick_breaking_decode,
+    (64,): d64.stick_breaking_decode,
+}
+
+
+def stick_breaking_decode(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    out: tuple[torch.Tensor, torch.Tensor] | None = None,
+    config: Config | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention of the spec's score, masked: o = stick_breaking(score) v.
+
+    Shapes and dtypes, for D in {128, 64}:
+        q: bf16[B, M, Hkv * G, D]
+        k: bf16[B, N, Hkv, D]
+        v: bf16[B, N, Hkv, D]
+        o: bf16[B, M, Hkv * G, D]
+        lse: f32[B, Hkv * G, M]
+    The last axis of q, k and v is contiguous; every other stride is free, and nothing is copied.
+    out: (o, lse) to write to.
+    config: one of the module's CONFIGS (default: the measured choice for the device, or the first).
+
+    Returns (o, lse).
+    Raises ValueError or TypeError naming the argument, what was expected and what came.
+    """
+    if isinstance(q, torch.Tensor) and q.dim() == 4 and not q.is_nested:
+        key = (q.shape[3],)
+    else:  # any variant says which argument is no such tensor, and what it expected
+        key = next(iter(VARIANTS))
+    if key not in VARIANTS:
+        raise _unknown(key)
+    return VARIANTS[key](q, k, v, out=out, config=config)
+
+
+def _unknown(values):
+    """The error that says what was asked for, and what there is."""
+    asked, *there_is = (", ".join(map("{} = {}".format, PARAMS, variant)) for variant in (values, *VARIANTS))
+    return ValueError(f"stick_breaking_decode was not compiled for {asked}; there is: {'; '.join(there_is)}")
