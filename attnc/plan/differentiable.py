@@ -48,8 +48,7 @@ def differentiates_selection(attention: Attention, schedule: Schedule) -> bool:
 def can_differentiate(attention: Attention, target: Target) -> bool:
     """Returns whether the target has kernels for gradients of tensors that are stored like these."""
     lacks = attention.v.storage.is_part and target.refuse_latent_gradients(normalise(attention))
-    has_form = attention.softmax.form not in target.forms_without_gradients
-    return has_rows(attention) and target.has_backward and has_form and not lacks
+    return has_rows(attention) and target.has_backward and not lacks
 
 
 def check_differentiable(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
@@ -86,9 +85,6 @@ def _without_backward(attention: Attention, schedule: Schedule) -> tuple[Span | 
     if not target.has_backward:
         label = f"{schedule.target} has no backward kernels yet"
         return schedule.span or attention.span, label, "to train, add a schedule for triton or cuda.sm_80"
-    if attention.softmax.form in target.forms_without_gradients:
-        label = f"{schedule.target} has its forward alone"
-        return attention.softmax.span, label, "to train, add a schedule for triton"
     if schedule.is_decode and lists_blocks(attention):
         return _without_selected_gradients(attention, schedule, target)
     place = next((knob.span for knob in schedule.decode_knobs), None)

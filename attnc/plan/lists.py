@@ -428,6 +428,8 @@ def _refuse_gradients(
         message = (
             f"gradients of more than {_WIDEST} columns beside lists are not lowered to {schedule.target}"
         )
+    elif attention.softmax.form == "stick_breaking":
+        message = f"gradients of stick_breaking beside lists are not lowered to {schedule.target}"
     elif others:
         message = f"a gradient of '{others[0]}' beside lists is not lowered to {schedule.target}"
     elif of_one:

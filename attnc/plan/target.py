@@ -43,7 +43,6 @@ class Target(ABC):
     has_backward: there are kernels for gradients; decodes_prompts: kernels that decode serve all rows of an
     attention whose v is columns of k, so that it has gradients beside them; has_f32_dq: that of q can be f32
     where q is not, as those of k and v can be. has_lazy_maximum: for `online(maximum = lazy(...))`.
-    forms_without_gradients: of `normalize =` that no backward has.
     always_fills: a decode kernel with short loops makes the rows of such keys zero in all of them.
     has_rows_kernel: what a backward needs of its rows is made by a kernel of its own.
     sections: of heads that are worked at beside each other; own_tensors: names of those that all kernels take
@@ -67,7 +66,6 @@ class Target(ABC):
     decodes_prompts: ClassVar[bool] = False
     has_f32_dq: ClassVar[bool] = False
     has_lazy_maximum: ClassVar[bool] = False
-    forms_without_gradients: ClassVar[frozenset[Form]] = frozenset()
     has_rows_kernel: ClassVar[bool]
     sections: ClassVar[Section]
     splits_in_turn: ClassVar[bool] = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -185,6 +186,63 @@ def test_gradients_by_autograd(*, reads_lse: bool) -> None:
     expected = torch.autograd.grad(outputs, exact, (d_o.double(), d_lse.double()))
     for got, want in zip(found, expected, strict=True):
         torch.testing.assert_close(got.double(), want, rtol=2**-5, atol=2**-5)
+
+
+#: Two warps have the keys of a tile of 32.
+BACKWARD_ON_CUDA = """
+  backward {
+    tile.kv = 32
+    dq {
+      tile.q = 32, warps = 2
+    }
+    dkdv {
+      tile.q = 16, warps = 2
+    }
+  }"""
+CAPPED = tuple(line.replace("dot(q, k) / sqrt(D)", "softcap(dot(q, k), 2)") for line in PLAIN)
+F32 = tuple(line.replace("bf16", "f32") for line in PLAIN)
+SHAPES = {"B": 2, "M": 40, "N": 45, "H": 2, "Hkv": 1, "G": 2}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", ON_CUDA)
+@pytest.mark.parametrize(
+    ("lines", "grads"),
+    [
+        (PLAIN, "q, k, v, table"),
+        (CAPPED, "q, k"),
+        (LENGTHS, "q, k, v, gate"),
+        (PACKED, "q, k, v"),
+        (PLAIN, "q"),
+        (PLAIN, "v"),
+        (PLAIN, "table"),
+    ],
+    ids=["table", "softcap", "lengths", "packed", "dq", "dv", "dtable"],
+)
+def test_gradients_on_cuda(lines: tuple[str, ...], grads: str, target: str) -> None:
+    skip_without_compiler(target)
+    made = subject_of_text(spec((*lines, f"grad {grads}"), ON_CUDA[target] + BACKWARD_ON_CUDA, target=target))
+    dims = {**SHAPES, "N": 40} if lines is PACKED else SHAPES
+    assert_within_bound(made, Case(dims=dims))
+
+
+def test_gradients_of_f32_on_cuda() -> None:
+    skip_without_compiler("cuda.sm_80")
+    schedule = small_tiles("cuda.sm_80") + BACKWARD_ON_CUDA
+    made = subject_of_text(spec((*F32, "grad q, k, v, table"), schedule, target="cuda.sm_80"))
+    assert_within_bound(made, Case(dims=SHAPES))
+
+
+@pytest.mark.parametrize(
+    ("width", "target"),
+    [*itertools.product([16, 64, 128, 200, 256], ON_CUDA), (320, "cuda.sm_80")],
+)
+def test_schedules_without_tiles_have_gradients(width: int, target: str) -> None:
+    grads = "q, k, v, table" if width <= 128 else "q, k, v"  # blocks share wider rows, and none has all of ds
+    lines = [line.replace(", 16]", f", {width}]") for line in (*PLAIN, f"grad {grads}")]
+    (module,) = modules_of(spec(lines, "", target=target))
+    kernels = module.backward_kernels.values()
+    assert {config.tile_kv for kernel in kernels for config in kernel.configs} in ({64}, {32}, {16})
 
 
 def test_tiles_of_keys_are_those_of_all_kernels() -> None:

@@ -25,6 +25,7 @@ from attnc.plan.layout import Buffer, Estimate, KernelName
 from attnc.plan.signature import feature
 from attnc.plan.sm80.forward import REMEDIES
 from attnc.plan.sm80.layout import MMA, SHARED_KEYS, CudaBackwardLayout, CudaLayout, over_rows
+from attnc.plan.sticks import BY_PHASE, with_common_keys
 
 #: A warp draws which elements dropout keeps for at most so many columns at a time.
 _DRAWN = 128
@@ -74,14 +75,21 @@ def plan_cuda_backward(variant: Variant, schedule: Schedule, layout: CudaLayout)
     wide = not adds_dq if layout.is_f32 else layout.qk.width + layout.v.width > _NARROW
     said = schedule.phases["dkdv"].get("warp_split")
     orders = (wide, not wide) if said is None else (said.choices[0] == "q",)
+    breaks_sticks = attention.softmax.form == "stick_breaking"  # whose sums over keys are those of warps
     plans = [
         CudaBackwardLayout(
-            layout=layout, exchange=order, adds_dq=adds_dq, sums=sums, reads_rows=attention.normalises
+            layout=layout,
+            exchange=order,
+            adds_dq=adds_dq,
+            sums=sums,
+            reads_rows=attention.normalises,
+            breaks_sticks=breaks_sticks,
         )
-        for order in orders
+        for order in ((False,) if breaks_sticks else orders)
     ]
     kernels: tuple[KernelName, ...] = ("dkdv",)
-    if not (layout.is_f32 or adds_dq or sums) and max(layout.qk.width, layout.v.width) > _WIDEST:
+    widest_of_one = _NARROW if breaks_sticks else _WIDEST
+    if not (layout.is_f32 or adds_dq or sums) and max(layout.qk.width, layout.v.width) > widest_of_one:
         plans.append(replace(plans[0], exchange=False, sliced=True))
         kernels = ("dkdv", "dq")
     return next((x for x in plans if all(_fits(x, variant, schedule, y) for y in kernels)), plans[0])
@@ -101,6 +109,16 @@ def cuda_choices(
     candidates = _candidates(plan, variant, schedule, kernel)
     reasons = [_misfit(config, plan, variant, kernel) for config in candidates]
     kept = tuple(config for config, reason in zip(candidates, reasons, strict=True) if reason is None)
+    if kept and plan.breaks_sticks:
+        fitting = {
+            phase: [
+                x.tile_kv
+                for x in _candidates(plan, variant, schedule, of)
+                if not _misfit(x, plan, variant, of)
+            ]
+            for phase, of in BY_PHASE.items()
+        }
+        kept = with_common_keys(kept, schedule, fitting)
     if not kept:
         hints = remedy(candidates[0], REMEDIES, lambda config: _misfit(config, plan, variant, kernel))
         raise nothing_fits(schedule, kernel, reasons[0] or "", where=schedule.target, hints=hints)
@@ -140,10 +158,43 @@ def _candidates(
     plan: CudaBackwardLayout, variant: Variant, schedule: Schedule, kernel: KernelName
 ) -> tuple[BackwardConfig, ...]:
     found = configs(schedule, backward_phase_of(kernel), variant)
+    if plan.breaks_sticks:
+        return _stick_candidates(plan, variant, schedule, kernel)
     if set(SIZES) & schedule.phases[backward_phase_of(kernel)].keys():
         return found
     group = _sizes(plan, variant, kernel)
     return first_fitting(found, [group], lambda config: _misfit(config, plan, variant, kernel))
+
+
+#: Keys of a tile of stick-breaking's gradients, the most first; rows of one, by whether queries or keys stay.
+_STICK_KEYS, _STICK_ROWS = (64, 32, 16), {True: (64, 32), False: (64, 32, 16)}
+
+
+def _stick_candidates(
+    plan: CudaBackwardLayout, variant: Variant, schedule: Schedule, kernel: KernelName
+) -> tuple[BackwardConfig, ...]:
+    """Returns configs of stick-breaking with the most keys of a tile that both kernels have room for. A warp
+    has 16 rows or keys.
+    """
+
+    def with_keys(keys: int, of: KernelName) -> tuple[BackwardConfig, ...]:
+        phase = backward_phase_of(of)
+        tiles = (
+            Tiles(rows, keys, (rows if over_rows(of) else keys) // MMA, stages).without(
+                schedule.phases[phase]
+            )
+            for rows in _STICK_ROWS[over_rows(of)]
+            for stages in (2, 1)
+        )
+        return tuple(
+            dict.fromkeys(x.of(config) for x in tiles for config in configs(schedule, phase, variant))
+        )
+
+    def fits(keys: int, of: KernelName) -> bool:
+        return any(_misfit(config, plan, variant, of) is None for config in with_keys(keys, of))
+
+    common = (keys for keys in _STICK_KEYS if all(fits(keys, of) for of in BY_PHASE.values()))
+    return with_keys(next(common, _STICK_KEYS[-1]), kernel)
 
 
 def _sizes(plan: CudaBackwardLayout, variant: Variant, kernel: KernelName) -> tuple[Tiles, ...]:

@@ -192,6 +192,7 @@ class CudaBackwardLayout:
     adds to dq; sums: there are gradients besides those of q, k and v; reads_rows: kernels read lse and delta
     of each row, as none does of weights without a softmax. sliced: several blocks make the scores
     of a tile, and each some columns of its gradients, which are too many for the registers of one.
+    breaks_sticks: warps tell each other what keys of stick-breaking leave and give.
     """
 
     layout: CudaLayout
@@ -200,6 +201,7 @@ class CudaBackwardLayout:
     sums: bool
     sliced: bool = False
     reads_rows: bool = True
+    breaks_sticks: bool = False
 
     def slices(self, kernel: KernelName) -> int:
         widest = max(self.layout.qk.width, self.layout.v.width)
@@ -237,6 +239,8 @@ class CudaBackwardLayout:
             buffers["p"] = tile_q * tile_kv * size
         if self.reads_rows:
             buffers["rows"] = stages * 2 * tile_q * 4
+        if self.breaks_sticks:
+            buffers["sticks"] = 2 * warps * tile_q * 4
         if self.sums:
             buffers["sums"] = (warps + self.parts(config) * tile_kv) * 4
         return buffers
@@ -252,7 +256,8 @@ class CudaBackwardLayout:
         acc = tile_q * d if over_rows(kernel) else tile_kv * (d + dv)
         scores = tile_q * tile_kv // threads
         small = {"small": scores} if self.layout.is_f32 else {}  # of operands in two parts, and what they add
-        return {"acc": acc // threads, "s": scores, "ds": scores, **small}
+        sticks = {"p": scores, "shares": scores} if self.breaks_sticks else {}
+        return {"acc": acc // threads, "s": scores, "ds": scores, **small, **sticks}
 
 
 def over_rows(kernel: KernelName) -> bool:

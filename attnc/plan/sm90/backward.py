@@ -372,6 +372,8 @@ def _by_wgmma(variant: Variant, accumulate: str | None) -> Iterator[KernelName]:
     finished = {x.load.tensor for x in loads} - {x.load.tensor for x in loads if x.reader != "epilogue"}
     others = grads - {"q", "k", "v"} - finished  # a kernel in front of all others makes those
     d, dv = feature(attention.q), feature(attention.v)
+    if attention.softmax.form == "stick_breaking":  # whose sums over keys are those of mma.sync's warps
+        return
     if not all(t.storage.is_plain or t.storage.is_packed for t in (attention.q, attention.k, attention.v)):
         return
     if accumulate == "two_pass" and not others and max(d, dv) <= _WIDEST_OF_ALL:

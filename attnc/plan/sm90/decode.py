@@ -498,7 +498,9 @@ def knows_first_tile(kernel: Decode) -> bool:
     split, rows = kernel.split, kernel.rows.get("k")
     first = kernel.regions.loops[0].start if split is None else split.lo
     is_packed = rows is not None and rows.first is not None
-    return first == ZERO and guard_of(kernel.regions) is None and not is_packed and "N" in kernel.dims
+    is_run = split is not None and not split.in_turn  # its beginning follows from how many tiles there are
+    is_known = first == ZERO and not is_run and guard_of(kernel.regions) is None
+    return is_known and not is_packed and "N" in kernel.dims
 
 
 def shows_unseen_values(kernel: Decode, layout: Sm90DecodeLayout) -> bool:

@@ -35,6 +35,7 @@ from attnc.plan.joined import joins_rows
 from attnc.plan.layout import BackwardLayout, Estimate, KernelName, Layout, Which
 from attnc.plan.lists import adds_as_it_comes, fit_blocks, listing_of, selects_keys
 from attnc.plan.signature import feature
+from attnc.plan.sticks import BY_PHASE, with_common_keys
 from attnc.plan.target import Target
 from attnc.plan.triton import resources
 from attnc.plan.triton.resources import Rejection, estimate, misfit
@@ -118,7 +119,7 @@ def triton_backward_configs(
     """
     found = _list_backward_configs(variant, schedule, kernel)
     if variant.attention.softmax.form == "stick_breaking":
-        found = _with_common_keys(found, variant, schedule, kernel)
+        found = _with_common_keys(found, variant, schedule)
     return portable(
         fit_blocks(found, variant, schedule, backward_phase_of(kernel)), variant, schedule, kernel
     )
@@ -141,42 +142,20 @@ def _list_backward_configs(
     return found
 
 
-#: The kernels of a backward, by the phase that its schedule says their tiles in.
-_BY_PHASE: Mapping[Phase, KernelName] = {"dq": "dq", "dkdv": "dkdv"}
-
-
 def _with_common_keys(
-    found: tuple[BackwardConfig, ...], variant: Variant, schedule: Schedule, kernel: KernelName
+    found: tuple[BackwardConfig, ...], variant: Variant, schedule: Schedule
 ) -> tuple[BackwardConfig, ...]:
-    """Selects the configs whose tiles of keys all kernels can have: one leaves the others a sum for each such
-    tile. Raises DiagnosticError (E0602) where a schedule asks for tiles that have none in common.
-    """
     sizes = {
         phase: [
             config.tile_kv
             for config in _list_backward_configs(variant, schedule, of)
             if _misfit(config, variant, of) is None
         ]
-        for phase, of in _BY_PHASE.items()
+        for phase, of in BY_PHASE.items()
     }
-    common = next((size for size in sizes["dq"] if size in sizes["dkdv"]), None)
-    if common is not None:
-        return tuple(config for config in found if config.tile_kv == common)
-    if not all(sizes.values()):
-        return found  # a kernel of which `portable` says why none runs
-    knobs = [schedule.phases[phase].get("tile.kv") for phase in _BY_PHASE]
-    named = next((knob for knob in reversed(knobs) if knob is not None), None)
-    if named is None:
-        return tuple(Tiles(16, 16, stages=1).of(config) for config in found[:1])
-    message = "gradients of stick_breaking need the same tiles of keys in all kernels"
-    label = f"dq has {_list_sizes(sizes['dq'])} keys, dkdv {_list_sizes(sizes['dkdv'])}"
-    raise DiagnosticError(
-        [unsupported(message, named.span, label, "write one 'tile.kv' in 'backward { }', for both")]
+    return with_common_keys(found, schedule, sizes) or tuple(
+        Tiles(16, 16, stages=1).of(config) for config in found[:1]
     )
-
-
-def _list_sizes(sizes: Iterable[int]) -> str:
-    return " or ".join(map(str, sorted(set(sizes)))) or "no"
 
 
 def _selected_tiles(attention: Attention, schedule: Schedule, phase: Phase) -> Iterator[tuple[Tiles, ...]]:

@@ -13,6 +13,7 @@ from attnc.plan.ir.backward import Adjoint
 from attnc.plan.steps import dims_of, sizes
 from attnc.target.kernel_view import Tensors
 from attnc.target.sm80.printer import stored_type
+from attnc.target.sticks import BEFORE, BEHIND, hands_on
 
 
 class ArgumentText:
@@ -28,6 +29,9 @@ class ArgumentText:
         self.tensors = Tensors(module)
         self.has_dlse = module.variant.attention.lse is not None
         self.has_epilogue = self._backward.epilogue is not None
+        is_ordered = module.variant.attention.softmax.form == "stick_breaking"
+        #: Sums at the edges of tiles that one kernel leaves to others (`target.sticks`).
+        self.edges = (BEHIND, *([BEFORE] if hands_on(module) else [])) if is_ordered else ()
         #: Of rows of queries: o, lse and what is computed of them.
         self._reads_rows = self._backward.preprocess is not None
         self.adds_dq = any(planned.chain.adds_dq is not None for planned in self._backward.kernels)
@@ -69,7 +73,8 @@ class ArgumentText:
 
     @property
     def _lse(self) -> list[str]:
-        return ["lse", *(["dlse"] if self.has_dlse else [])] if self._reads_rows else []
+        dlse = ["dlse"] if self.has_dlse else []
+        return ["lse", *dlse] if self._reads_rows else dlse if self.edges else []
 
     @property
     def pointers(self) -> list[tuple[str, str]]:
@@ -85,7 +90,8 @@ class ArgumentText:
         found += [("const float", name) for name in self._lse]
         found += [(element if name in ("dq", *self.as_elements) else "float", name) for name in self.made]
         sums = ["dq_sum"] if self.adds_dq else []
-        found += [("float", name) for name in (*(["lse2", "delta"] if self._reads_rows else []), *sums)]
+        of_rows = ["lse2", "delta"] if self._reads_rows else []
+        found += [("float", name) for name in (*of_rows, *self.edges, *sums)]
         found += [(stored(self.adjoint_dtype(adjoint)), adjoint.name) for adjoint in self.adjoints]
         return found
 
@@ -114,7 +120,7 @@ class ArgumentText:
         if self.adds_dq:  # rounded by a kernel of its own
             dims += sizes(self.module.variant.attention, dims_of(()))
         padded = ["M_padded", *(["ROW_TILE"] if self.tensors.packs(Role.QUERY) else [])]
-        return [*dict.fromkeys(dims), *padded, "SECTION", "KV_SECTION"]
+        return [*dict.fromkeys(dims), *padded, *(["EDGES"] if self.edges else []), "SECTION", "KV_SECTION"]
 
     @property
     def fields(self) -> Iterator[str]:

@@ -19,7 +19,7 @@ class MaskTest:
     def __init__(self, kernel: BackwardKernel, show: Printer, partial: str) -> None:
         self._keep, self._show = kernel.step.keep, show
         known = {"true": "always", "false": "never"}.get(partial)
-        tested = known or ("each" if kernel.chain.adjoints else "after")
+        tested = known or ("each" if kernel.chain.adjoints or kernel.softmax.breaks_sticks else "after")
         self.mode = "never" if self._keep is None else tested
         by_query = "kept[r] >> (2 * j + c) & 1"
         self.bit = by_query if kernel.over_q else "kept[r / 2][j / 8] >> (4 * j % 32 + 2 * c + r % 2) & 1"

@@ -31,6 +31,7 @@ from attnc.target.sm80.arguments import ArgumentText
 from attnc.target.sm80.backward import ROWS_WARPS, finish_name
 from attnc.target.sm80.kernel import CudaDecodeText, CudaText
 from attnc.target.sm80.printer import STORED
+from attnc.target.sticks import count_edges
 
 #: What blocks take tiles from; the support package adds its address to the others.
 COUNTER = "counter"
@@ -259,7 +260,13 @@ class CudaBackward(BackwardDeclaration):
 
     @property
     def sizes(self) -> dict[str, str]:
-        return self._padded
+        edges = {"EDGES": count_edges(self.module, self.configs[0])} if self._arguments.edges else {}
+        return {**self._padded, **edges}
+
+    def list_allocations(self) -> Iterator[CallText]:
+        yield from super().list_allocations()
+        for name in self._arguments.edges:
+            yield declare_allocation(name, f"f32[{self.row_sizes}, EDGES]")
 
     @property
     def _padded(self) -> dict[str, str]:

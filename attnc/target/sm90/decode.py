@@ -22,9 +22,9 @@ class Sm90DecodeText(CudaDecodeText):
     """What `templates/sm90/decode.cu.jinja`, `decode_warps.cu.jinja` and their parts print; scores, masks and
     splits are as for `cuda.sm_80`.
 
-    splits_in_turn: whether splits take tiles in turn, not runs of them; starts_early: whether the first tile
-    of a block is known before any length is; unseen_values: whether rows
-    of v in a partial tile have to be made zero; clears_values: whether consumers do so for all.
+    starts_early: whether the first tile is known before any length is; splits_in_turn: whether splits take
+    tiles in turn; unseen_values: whether rows of v in a partial tile have to be made zero; clears_values:
+    whether consumers do so for all.
     """
 
     kernel: Decode
@@ -40,15 +40,12 @@ class Sm90DecodeText(CudaDecodeText):
         self.frame = "warps_module" if layout.by_warps else "decode_module"
         self.lists = None if module.lists is None else CudaListsText(module, module.lists, self.dtypes)
         self.rows = replace(self.rows, page=layout.page, by_entry=self.lists is not None)
-        self.splits_in_turn = kernel.split is not None and kernel.split.in_turn and not self.segment
-        is_first_known = knows_first_tile(kernel) and self.lists is None and not self.segment
-        self.starts_early = is_first_known and (self.split is None or self.splits_in_turn)
+        self.starts_early = knows_first_tile(kernel) and self.lists is None and not self.segment
+        self.splits_in_turn = bool(kernel.split and kernel.split.in_turn and not self.segment)
         if self.split is not None:
             self.split = Split(module, kernel, columns=layout.dv_multiplied, stored=self.rows.stored)
-        if self.splits_in_turn:
-            self.loop = replace(self.loop, step="split_step")
-        if self.segment:
-            self.loop = self.loop.descend()
+            self.loop = replace(self.loop, step="split_step" if self.splits_in_turn else self.loop.step)
+        self.loop = self.loop.descend() if self.segment else self.loop
         row = "8 * r + g" if layout.by_warps else "16 * warp + 8 * r + g"
         lane = "consumer == 0 && " if layout.shares_columns else ""
         self.thread = replace(self.thread, row=row, lane=lane)

@@ -36,6 +36,7 @@ from attnc.target.declaration import (
 from attnc.target.header import GLOSSARIES, header, module_numbers
 from attnc.target.printer import REVERSED, masked_place
 from attnc.target.quote import without_comments
+from attnc.target.sticks import count_edges
 from attnc.target.support import imports
 from attnc.target.templates import python_environment, tidy
 from attnc.target.triton.backward import BackwardText
@@ -47,7 +48,6 @@ from attnc.target.triton.lists import ListsText
 from attnc.target.triton.parameters import PreprocessText
 from attnc.target.triton.printer import SYNTAX, load, scalar, score, statement, tiled, widening
 from attnc.target.triton.selected import BlockText, OrderText, SelectedText, SumText, TurnText
-from attnc.target.triton.sticks import shape_of_edges
 from attnc.target.triton.tokens import TokenSumText, TokenText
 from attnc.tuned.choices import NOT_TUNED, Tuned
 
@@ -386,7 +386,7 @@ class TritonBackward(BackwardDeclaration):
         for text in self._texts[:1]:
             rows = self.row_sizes
             for name in () if text.sticks is None else text.sticks.edges:
-                shape = shape_of_edges(self.module, rows, text.parameters.config)
+                shape = f"f32[{rows}, {count_edges(self.module, text.parameters.config)}]"
                 yield CallText("Made", [quote_word(name)], {"type": quote_word(shape)})
         for name, size in ({} if self._lists is None else self._lists.memory).items():
             yield CallText("Made", [quote_word(name)], {"type": quote_word(f"f32[{size}]")})

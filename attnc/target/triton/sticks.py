@@ -1,12 +1,5 @@
-"""Text of the gradients of stick-breaking, whose tiles of keys need what those behind and before them sum to.
-
-With r_k = -log2(1 - sigmoid(s_k)), w_j = exp2(s_j - sum_{k >= j} r_k) and dp_j = do . v_j:
-
-    ds_j = w_j dp_j - sigmoid(s_j) (dlse + sum_{k <= j} w_k dp_k)
-
-A kernel over queries walks over the keys from the last to the first and writes the r of the keys behind each
-tile (`behind`), then from the first to the last and writes the sum of w dp of those before it (`before`).
-Both are f32, a number for each query and tile of keys; kernels over keys read them.
+"""Text of the gradients of stick-breaking, whose tiles of keys need what those behind and before them sum to
+(`target.sticks`).
 """
 
 from __future__ import annotations
@@ -14,15 +7,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from attnc.expr.nodes import show
-from attnc.model.tensors import Role
 from attnc.plan.ir import Loop, Module
 from attnc.plan.ir.backward import BackwardKernel
-from attnc.plan.signature import longest
+from attnc.target.sticks import BEFORE, BEHIND, hands_on
 from attnc.target.triton.printer import scalar
-
-#: Sums at the edges of tiles, by query: -log2 of what keys behind a tile leave; w dp of the keys before it.
-BEHIND, BEFORE = "behind", "before"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +30,7 @@ class SticksText:
 
     @property
     def hands_on(self) -> bool:
-        """Whether a kernel over keys reads the sums before tiles."""
-        kernels = self.module.backward_kernels.values()
-        return any(not planned.over_q and planned.makes != ("dv",) for planned in kernels)
+        return hands_on(self.module)
 
     @property
     def has_dlse(self) -> bool:
@@ -118,11 +104,3 @@ class SticksText:
 
 def _enclosed(text: str) -> str:
     return text if text.isidentifier() else f"({text})"
-
-
-def shape_of_edges(module: Module, rows: str, config: str) -> str:
-    """Returns the shape of sums at edges, as text: for each query, of each tile of keys. rows: those of lse;
-    config: of a kernel with such tiles.
-    """
-    keys = show(longest(module.variant.attention, Role.KEY))
-    return f"f32[{rows}, max(cdiv({keys}, {config}.BLOCK_N), 1)]"

@@ -1,6 +1,6 @@
-"""stick_breaking_prefill for cuda.sm_80: calls the module made for D.
+"""stick_breaking for cuda.sm_90a: calls the module made for D.
 
-Made from specs/stick_breaking_prefill.attn; `attnc compile specs/stick_breaking_prefill.attn` makes it again.
+Made from specs/stick_breaking.attn; `attnc compile specs/stick_breaking.attn` makes it again.
 """
 
 import torch
@@ -12,18 +12,19 @@ from . import d64
 Config = d128.Config | d64.Config
 PARAMS = ("D",)
 VARIANTS = {
-    (128,): d128.stick_breaking_prefill,
-    (64,): d64.stick_breaking_prefill,
+    (128,): d128.stick_breaking,
+    (64,): d64.stick_breaking,
 }
 
 
-def stick_breaking_prefill(
+def stick_breaking(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
     *,
     out: tuple[torch.Tensor, torch.Tensor] | None = None,
     config: Config | None = None,
+    backward_config: dict[str, Config] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Attention of the spec's score, masked: o = stick_breaking(score) v.
 
@@ -36,6 +37,7 @@ def stick_breaking_prefill(
     The last axis of q, k and v is contiguous; every other stride is free, and nothing is copied.
     out: (o, lse) to write to.
     config: one of the module's CONFIGS (default: the measured choice for the device, or the first).
+    backward_config: by kernel, one of the module's BACKWARD_CONFIGS; for the gradients of q, k, v.
 
     Returns (o, lse).
     Raises ValueError or TypeError naming the argument, what was expected and what came.
@@ -46,10 +48,10 @@ def stick_breaking_prefill(
         key = next(iter(VARIANTS))
     if key not in VARIANTS:
         raise _unknown(key)
-    return VARIANTS[key](q, k, v, out=out, config=config)
+    return VARIANTS[key](q, k, v, out=out, config=config, backward_config=backward_config)
 
 
 def _unknown(values):
     """The error that says what was asked for, and what there is."""
     asked, *there_is = (", ".join(map("{} = {}".format, PARAMS, variant)) for variant in (values, *VARIANTS))
-    return ValueError(f"stick_breaking_prefill was not compiled for {asked}; there is: {'; '.join(there_is)}")
+    return ValueError(f"stick_breaking was not compiled for {asked}; there is: {'; '.join(there_is)}")
