@@ -104,6 +104,14 @@ def test_tiles_that_cannot_be_converted_are_refused() -> None:
     planned("tile.kv = 48", k="bf16", v="bf16")
 
 
+@pytest.mark.parametrize(("k", "v", "what"), [("e4m3", "bf16", "keys"), ("bf16", "i8", "values")])
+def test_two_warpgroups_share_columns_of_16_bits_or_of_latents(k: str, v: str, what: str) -> None:
+    said = refusal(planned, "tile.kv = 32, stages = 2", k=k, v=v, d=384)
+    assert f"384 columns of o beside {what} of" in said
+    planned("tile.kv = 32, stages = 2", k="bf16", v="bf16", d=384)
+    planned("tile.kv = 32, stages = 2", d=384, prefix=384)
+
+
 def test_what_multiplies_gives_registers_to_what_converts() -> None:
     wide, narrow = (planned("tile.kv = 64", k=k, v=k).kernel for k in ("bf16", "e4m3"))
     found = [decode_layout_of(kernel).registers_of(1) for kernel in (wide, narrow)]

@@ -266,11 +266,14 @@ def check_sm90_decode(variant: Variant, schedule: Schedule) -> Iterator[Diagnost
             f"two warpgroups share them where they are a multiple of {2 * PIECE} up to {2 * WIDEST}",
             "a schedule for 'cuda.sm_80' runs on this architecture too",
         )
-    if dv > WIDEST and not in_k and DType(attention.v.dtype).is_narrow:
+    stored = (attention.v, attention.k)
+    narrow = next((tensor for tensor in stored if DType(tensor.dtype).is_narrow), None)
+    if dv > WIDEST and not in_k and narrow is not None:
+        what = "values" if narrow is attention.v else "keys"
         yield unsupported(
-            f"{dv} columns of o of values of {attention.v.dtype} are not lowered to {schedule.target}",
-            attention.v.span,
-            "two warpgroups share them where values have 16 bits, or are in the keys",
+            f"{dv} columns of o beside {what} of {narrow.dtype} are not lowered to {schedule.target}",
+            narrow.span,
+            "two warpgroups share them where both have 16 bits, or values are in the keys",
             "write a schedule for the target 'triton'",
         )
     for size, tensor in {dv: attention.v, d: attention.q}.items():
