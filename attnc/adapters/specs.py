@@ -41,7 +41,7 @@ _PREFILL = {
 }
 _DECODE_TILES = {2: (128, 64, 32, 16), 4: (64, 32, 16)}
 # Beyond 256 columns, as latent attention has, shared memory holds a few tiles.
-_WIDE = 256
+WIDE = 256
 _WIDE_PREFILL = (
     "config tile.q = 64, warps = 8\n  config tile.q = 32, warps = 4\n  tile.kv in {32, 16}, stages in {2, 1}"
 )
@@ -144,12 +144,14 @@ class Wanted:
     def keeps_order_on_hopper(self) -> bool:
         """Whether Hopper's kernels keep an order of sums for such heads, in prompts as in decode steps."""
         columns, most = self.value_dim or self.head_dim, _MOST_ON_HOPPER
-        fits = self.head_dim <= _WIDE and not self.head_dim % 8 and not columns % 8
-        if columns > _WIDE:  # two warpgroups share them
+        fits = self.head_dim <= WIDE and not self.head_dim % 8 and not columns % 8
+        if columns > WIDE:  # two warpgroups share them
             is_part = "prefix(" in self.value
             widest = most[1] if is_part else most[0]
             fits = columns % 128 == 0 and columns <= most[0] and self.head_dim <= widest
-            fits = fits and not self.head_dim % 8 and (is_part or self.cache is None)
+            fits = (
+                fits and not self.head_dim % 8 and (is_part or self.cache is None) and "ragged(" not in self.q
+            )
         return fits and self.dtype.itemsize == 2
 
     @property
@@ -213,7 +215,7 @@ class Wanted:
     def _hopper_knobs(self) -> str:
         """Of a kernel for Hopper under an order."""
         split, structure = f", split.kv = fixed({self.order})", "loops = [kv], pack = gqa"
-        if (self.value_dim or self.head_dim) > _WIDE:  # prompts have the kernel that decodes
+        if (self.value_dim or self.head_dim) > WIDE:  # prompts have the kernel that decodes
             return structure + (split if self.decode and not self.walks else "")
         if self.decode:
             return f"{structure}{split}\n  {_ORDERED_ON_HOPPER}"
@@ -223,7 +225,7 @@ class Wanted:
     def _ordered_knobs(self) -> str:
         wide = self.head_dim > _ORDERED_COLUMNS
         tiles = f"tile.q = 64, {_ORDERED_WIDE if wide else _ORDERED[self.dtype.itemsize]}, warps = 4"
-        if (self.value_dim or self.head_dim) > _WIDE:
+        if (self.value_dim or self.head_dim) > WIDE:
             tiles = _ORDERED_LATENT
         if self.decode:
             return f"loops = [kv], pack = gqa, split.kv = fixed({self.order})\n  {tiles}"
@@ -231,12 +233,12 @@ class Wanted:
 
     @property
     def _prefill_knobs(self) -> str:
-        tiles = _WIDE_PREFILL if self.head_dim > _WIDE else _PREFILL[self.dtype.itemsize]
+        tiles = _WIDE_PREFILL if self.head_dim > WIDE else _PREFILL[self.dtype.itemsize]
         return f"loops = [q, kv], order = longest_first\n  {tiles}"
 
     @property
     def _decode_knobs(self) -> str:
-        wide = self.head_dim > _WIDE
+        wide = self.head_dim > WIDE
         split = f"fixed({self.split_size})" if self.split_size else "auto" if self.split else "1"
         widths = (_WIDE_DECODE_TILES if wide else _DECODE_TILES)[self.dtype.itemsize]
         largest = 128 if self.rows == 16 else 64
@@ -268,7 +270,7 @@ def suits_conversion(
     """
     rows = queries * heads[0] // max(heads[1] * sequences, 1)
     size = keys * heads[1] * sum(columns) * 2
-    return rows >= ROWS_TO_CONVERT and size <= MOST_CONVERTED and max(columns) <= _WIDE
+    return rows >= ROWS_TO_CONVERT and size <= MOST_CONVERTED and max(columns) <= WIDE
 
 
 def kernel(wanted: Wanted) -> Kernel:

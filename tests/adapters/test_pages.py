@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -281,6 +282,72 @@ def test_under_an_order_a_token_has_the_same_bits_in_every_call() -> None:
     assert torch.equal(run(4, 8, 0), expected)
     assert torch.equal(run(1, 8, 1, packed=True), expected)
     assert torch.equal(run(chunk, 16, 1, packed=True), expected)
+
+
+@pytest.mark.parametrize("at_once", [3, *(pytest.param(x, marks=pytest.mark.nightly) for x in (1, 1 << 20))])
+def test_under_an_order_packed_latents_have_the_bits_of_decoding(
+    at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prompts and chunks of several lengths, with tokens behind them that belong to none, some groups at a
+    time.
+    """
+    monkeypatch.setattr(pages_module, "_MOST_OF_TABLE", at_once)
+    monkeypatch.setattr(pages_module, "_FEWEST_GROUPS", 1)
+    torch.manual_seed(0)
+    lengths, heads, page, rank = (81, 20, 33), 16, 16, 264
+    keys = [torch.randn(n, 1, rank + 8).bfloat16() for n in lengths]
+    queries = [torch.randn(n, heads, rank + 8).bfloat16() for n in lengths]
+
+    def run(parts: Sequence[tuple[int, int, int]], *, tokens: int = 0, behind: int = 0) -> torch.Tensor:
+        """Returns what rows first .. last - 1 of sequences are given, each with its first `last` keys."""
+        table = torch.full((len(parts), 6), 1 << 20, dtype=torch.int32)
+        pools: list[torch.Tensor] = []
+        for b, (sequence, _, last) in enumerate(parts):
+            for at in range(0, last, page):
+                own = keys[sequence][at : min(at + page, last)]
+                table[b, at // page] = len(pools)
+                pools.append(
+                    torch.cat([own, torch.full((page - len(own), 1, rank + 8), torch.nan).bfloat16()])
+                )
+        q = torch.cat([queries[i][first:last] for i, first, last in parts])
+        q = torch.cat([q, torch.full((behind, heads, rank + 8), torch.nan).bfloat16()])
+        out = torch.full((len(q), heads, rank), torch.nan).bfloat16()
+        counts = torch.tensor([0, *(last - first for _, first, last in parts)])
+        attend(
+            q,
+            torch.stack(pools),
+            None,
+            out,
+            cu_seqlens_q=counts.cumsum(0).int(),
+            seqused_k=torch.tensor([last for *_, last in parts], dtype=torch.int32),
+            block_table=table,
+            scale=0.06,
+            left=-1,
+            softcap=0.0,
+            by_head={},
+            tokens=tokens,
+            order=64,
+        )
+        return out[: len(q) - behind]
+
+    whole = run([(0, 72, 81), (1, 19, 20), (2, 0, 33)], behind=3)
+    expected, _ = oracle.attend(queries[0][72:81], keys[0], keys[0][..., :rank], scale=0.06, causal=True)
+    torch.testing.assert_close(whole[:9].double(), expected, rtol=2e-2, atol=2e-2)
+    assert torch.equal(run([(0, 80, 81)], tokens=1)[0], whole[8])
+    assert torch.equal(run([(0, 77, 81)], tokens=4), whole[5:9])
+    other = run([(2, 0, 30), (0, 50, 79)])
+    assert torch.equal(other[:30], whole[10:40])
+    assert torch.equal(other[52:], whole[:7])
+
+
+def test_packed_tokens_are_grouped_at_the_ends_of_sequences() -> None:
+    """Of 16 heads, 4 at a time; two tokens are behind the last sequence."""
+    ends, keys = (torch.tensor(x, dtype=torch.int32) for x in ([0, 6, 6, 7], [10, 3, 1]))
+    groups = pages_module._Groups.of(ends, keys, tokens=9, heads=16)
+    assert groups.size == 4
+    assert groups.place.tolist() == [0, 1, 2, 3, 6, 7, 11, 20, 20]
+    assert groups.sequence[:3].tolist() == [0, 0, 2]
+    assert groups.keys.tolist() == [8, 10, 1, 0, 0, 0]
 
 
 @pytest.mark.parametrize(
