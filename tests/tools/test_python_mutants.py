@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.processes import run_program
-from tools.mutants import python, python_host
+from tools.mutants import python, python_host, python_judge
 from tools.mutants.lines import Lines, keep_sources, move_lines, read_lines
 from tools.mutants.operators import Mutant
 from tools.mutants.python_host import COLLECTION, answer
@@ -58,6 +58,17 @@ def lines_of(**tests: tuple[float, Sequence[int]]) -> Lines:
 
 def names(groups: Sequence[Mapping[str, float]]) -> list[str]:
     return [test.partition("::")[2] for group in groups for test in group]
+
+
+def test_a_copy_of_the_tree_has_all_that_belongs_to_it() -> None:
+    """The list of generated files too, without which tests of them fail."""
+    names = {
+        path.name
+        for folder in ("generated", "templates", "specs", "tests")
+        for path in (ROOT / folder).iterdir()
+    }
+    assert ".attnc-manifest" in names
+    assert not python_judge._LEFT_OUT(str(ROOT), sorted(names - {"__pycache__"}))
 
 
 def test_tests_that_run_a_line_judge_it_those_of_the_module_and_others_in_turn() -> None:

@@ -38,8 +38,10 @@ _FILES = (2, 8, 1000)
 _FEW = 12
 #: With this variable Python keeps no compiled form of what it imports.
 _NOTHING_KEPT = "PYTHONDONTWRITEBYTECODE"
-#: What a copy of the tree leaves out.
-_LEFT_OUT = shutil.ignore_patterns(".*", "__pycache__", "*.egg-info", "build", "_site")
+#: What a copy of the tree leaves out: nothing that belongs to it, such as lists of files that are generated.
+_LEFT_OUT = shutil.ignore_patterns(
+    ".git", ".venv", ".hypothesis", ".*_cache", ".gpu*", "__pycache__", "*.egg-info", "build", "_site"
+)
 
 
 def record_lines(packages: Sequence[str], folder: Path, workers: int) -> Lines:
@@ -204,7 +206,8 @@ class Judges:
             text = mutant.apply((ROOT / mutant.file).read_text(encoding="utf-8"))
             seconds = 0.0
             while True:
-                groups = choose_tests(mutant, self.lines)
+                with self.lock:  # others may forget tests meanwhile
+                    groups = choose_tests(mutant, self.lines)
                 answer = host.ask(mutant.file, text, groups)
                 seconds += answer["seconds"]
                 asked = groups[answer["cases"] - 1] if groups else {}
