@@ -248,8 +248,8 @@ class Judges:
 def start_hosts(lines: Lines, folder: Path, workers: int) -> list[Host]:
     """Starts so many processes, each in a copy of the tree below a folder."""
     _prepare_copy(folder / "0", sorted(lines.files), workers)
-    for number in range(1, workers):
-        shutil.copytree(folder / "0", folder / str(number))
+    with ThreadPoolExecutor(workers) as pool:
+        list(pool.map(lambda number: shutil.copytree(folder / "0", folder / str(number)), range(1, workers)))
     return [Host(folder / str(number), number) for number in range(workers)]
 
 
