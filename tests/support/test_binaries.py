@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import os
+import stat
 import sys
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +17,7 @@ from attnc.runtime.nvrtc import compile_ptx
 from attnc.support.binaries import (
     Compiled,
     Program,
+    _is_as_safe,
     flags_of,
     inline_headers,
     list_defines,
@@ -87,3 +91,28 @@ def test_code_is_loaded_outside_of_a_graph_that_is_captured(monkeypatch: pytest.
     with suspend_capture():
         assert modes[-1] == 2
     assert modes == [0, 2, 0]
+
+
+def _status(mode: int, uid: int, gid: int) -> os.stat_result:
+    return os.stat_result((mode, 0, 0, 1, uid, gid, 0, 0, 0, 0))
+
+
+def _writers(one: os.stat_result, *, sticky: bool) -> set[str]:
+    """Who can write to a file, or put another one in its place: in a sticky folder the owner alone."""
+    found = {f"user {one.st_uid}"}
+    if not (sticky and one.st_mode & stat.S_ISVTX):
+        found |= {f"group {one.st_gid}"} if one.st_mode & stat.S_IWGRP else set()
+        found |= {"others"} if one.st_mode & stat.S_IWOTH else set()
+    return found
+
+
+def test_code_is_trusted_that_nobody_else_could_write() -> None:
+    """By the names of all who could, for every kind of a file beside every kind of two that are known."""
+    kinds = [
+        _status(mode, uid, gid)
+        for mode, uid, gid in product((0o600, 0o655, 0o660, 0o602, 0o1777), (0, 1, 2), (1, 2))
+    ]
+    for found, one, other in product(kinds, kinds, kinds[::7]):
+        known = [one, other]
+        trusted = {"user 0"}.union(*(_writers(each, sticky=True) for each in known))
+        assert _is_as_safe(found, known) == (_writers(found, sticky=False) <= trusted), (found, known)

@@ -4,6 +4,7 @@ packed keys and single requests.
 
 from __future__ import annotations
 
+import math
 from itertools import pairwise
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 import torch
 
 from attnc.adapters import flashinfer
+from attnc.adapters.flashinfer.arguments import compute_alibi_slopes
 from tests.adapters.engines import LARGEST, coded, meant
 from tests.adapters.flashinfer.batches import GROUP, HEADS, PAGE, SIZE, csr, workspace
 from tests.adapters.oracle import attend, pages
@@ -247,3 +249,16 @@ def test_graphs_take_what_their_buffers_hold() -> None:
     ragged = fi.BatchPrefillWithRaggedKVCacheWrapper(workspace(), "NHD", True, torch.empty(3), torch.empty(3))
     with pytest.raises(ValueError, match="qo_indptr: expected 2 requests, as in the buffers, got 1"):
         ragged.plan(torch.tensor([0, 1]), torch.tensor([0, 1]), *sizes[:3])
+
+
+@pytest.mark.parametrize("heads", [1, 2, 3, 5, 6, 8, 12, 17, 40])
+def test_slopes_of_any_number_of_heads(heads: int) -> None:
+    """Those of a power of two are powers of one number; the others are every other one of twice as many."""
+
+    def of_power(count: int) -> list[float]:
+        return [2.0 ** (-8.0 * (head + 1) / count) for head in range(count)]
+
+    whole = 2 ** int(math.log2(heads))
+    expected = of_power(whole) + of_power(2 * whole)[::2][: heads - whole]
+    found = compute_alibi_slopes(heads, torch.device("cpu"))
+    torch.testing.assert_close(found, torch.tensor(expected), rtol=1e-6, atol=0)
