@@ -69,9 +69,7 @@ from attnc.plan.sm90.order import ordered_tiles
 #: all that the launch holds, exactly, with as many blocks on a multiprocessor as `_BLOCKS` says.
 REGISTERS: Mapping[int, tuple[int, int]] = {1: (40, 216), 2: (40, 232)}
 #: The same where those that copy convert, too.
-CONVERTING_REGISTERS: Mapping[int, tuple[int, int]] = {1: (48, 208), 2: (72, 216)}
-#: Registers besides accumulators of a thread that multiplies beside those that keep rows in registers.
-_FREE_BESIDE_ROWS = 24
+CONVERTING_REGISTERS: Mapping[int, tuple[int, int]] = {1: (48, 208), 2: (56, 224)}
 BLOCKS: Mapping[int, int] = {1: 2, 2: 1}
 #: Tiles of keys for each multiprocessor below which two blocks share the columns of o; measured on an H200.
 FEW_TILES = 1
@@ -516,7 +514,7 @@ def shows_unseen_values(kernel: Decode, layout: Sm90DecodeLayout) -> bool:
 
 def sm90_decode_registers(layout: Sm90DecodeLayout, config: TileConfig) -> dict[str, int]:
     """Registers of a thread that multiplies by value, and an allowance for the rest."""
-    return {**layout.registers(config), "other": _FREE_BESIDE_ROWS if layout.gathers else FREE_REGISTERS}
+    return {**layout.registers(config), "other": FREE_REGISTERS}
 
 
 def sm90_decode_estimate(layout: Sm90DecodeLayout, config: TileConfig) -> Estimate:

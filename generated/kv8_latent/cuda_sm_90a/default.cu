@@ -68,7 +68,7 @@ constexpr int PARTS = 2;
 constexpr int FULL = 0, EMPTY = FULL + STAGES * PARTS, P_FULL = EMPTY + STAGES * PARTS;
 
 // setmaxnreg would wait forever for registers that the launch does not have.
-constexpr int PRODUCER_REGISTERS = 72, CONSUMER_REGISTERS = 216, BLOCKS = 1;  // on a multiprocessor
+constexpr int PRODUCER_REGISTERS = 56, CONSUMER_REGISTERS = 224, BLOCKS = 1;  // on a multiprocessor
 static_assert((PRODUCER_REGISTERS + CONSUMERS * CONSUMER_REGISTERS) * 128 * BLOCKS <= 65536, "registers");
 static_assert(BLOCK_M == 64 && BLOCK_N % 32 == 0 && STAGES >= 1, "tiles");
 
