@@ -89,7 +89,8 @@ def _convert(tape: Tape, x: Scalar, dtype: torch.dtype | None) -> Scalar:
                 "E0901",
                 "a float cannot become an integer",
                 "specs have no such conversion",
-                "divide integers by '//', or torch.div(a, b, rounding_mode='floor')",
+                "divide integers by '//', or torch.div(a, b, rounding_mode='floor'); what follows from"
+                " integers alone, such as the bucket of a distance, can be looked up in a tensor",
             )
         x = _truncate(tape, *x.quotient)
     found = number(tape, x)

@@ -15,6 +15,7 @@ from attnc.api.family import Family
 from attnc.api.fastest import HOPPER, TRITON, targets_of_call, warn_of_loss
 from attnc.flex.spec import CONVERTED, CallLayout, write_spec
 from attnc.flex.trace import Trace
+from attnc.model.knobs import what_is_allowed
 
 _KEYS = {"BLOCK_M": "tile.q", "BLOCK_N": "tile.kv", "num_warps": "warps", "num_stages": "stages"}
 #: Options of torch's kernels that change no result and mean nothing here: how masks and scales are computed,
@@ -45,6 +46,8 @@ def read_options(options: Mapping[str, Any] | None) -> tuple[tuple[str, int], ..
         if plain in _KEYS:
             if not isinstance(value, int) or isinstance(value, bool):
                 raise ValueError(f"kernel_options: {name}: expected an integer, got {value!r}")
+            if allowed := what_is_allowed(_KEYS[plain], value):
+                raise ValueError(f"kernel_options: {name}: expected {allowed}, got {value}")
             wanted[_KEYS[plain]] = value
         elif plain.removeprefix("bwd_") not in (*_WITHOUT_EFFECT, *_KEYS):
             raise ValueError(f"kernel_options: {name}: expected one of {', '.join(_KEYS)}, got {name}")
@@ -170,7 +173,7 @@ def kernel_of(traced: Trace, layout: CallLayout, mods: Mods = ()) -> FlexKernel:
     try:
         return program.kernel(traced, layout, mods)
     except SpecError as failure:
-        if not any(mods):  # known by what they did alone
+        if not mods:  # known by what they did alone
             raise
         from attnc.flex.places import place_error
 

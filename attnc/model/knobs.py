@@ -12,6 +12,7 @@ from typing import Literal, TypeAlias
 
 from attnc.model.program import IMPLS
 from attnc.model.schedule import PHASES, PROJECTION_PHASES, Choice, Phase, Value
+from attnc.source import Source, Span
 from attnc.syntax import ast
 
 Kind: TypeAlias = Literal["number", "bool", "word", "list", "any"]
@@ -282,3 +283,10 @@ def keys_of(phase: Phase, grads: tuple[str, ...] = ()) -> dict[str, Key]:
         keys["loops"] = replace(keys["loops"], default=("kv", "q"))
         keys |= {f"accumulate.d{name}": ACCUMULATE_DQ if name == "q" else ACCUMULATE for name in grads}
     return keys
+
+
+def what_is_allowed(key: str, value: int) -> str:
+    """Returns what a key may be, where this number is none of it; else ""."""
+    text = str(value)
+    read = KEYS[key].read(ast.Number(text=text, value=value, span=Span(Source("", text), 0, len(text))))
+    return KEYS[key].allowed if read is None else ""

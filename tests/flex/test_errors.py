@@ -154,14 +154,15 @@ def test_a_spec_that_is_asked_for_has_the_line_too() -> None:
     assert span.source.text[span.start : span.end] == "score * torch.where(q_idx < kv_idx, 1.0, -torch.inf)"
 
 
-def test_an_error_of_no_mod_points_to_the_call() -> None:
+def chained_window(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+    return (q_idx >= kv_idx) & (q_idx - kv_idx < 4)
+
+
+@pytest.mark.parametrize("mod", [None, chained_window])
+def test_an_error_of_no_mod_points_to_the_call(mod: Any) -> None:
     q = torch.ones(1, 1, 8, 16)
     with pytest.raises(FlexError, match="E0") as caught:
-        flex_attention(q, q, q, mask_mod=chained_window, kernel_options={"BLOCK_M": 7})
+        flex_attention(q, q, q, mask_mod=mod, kernel_options={"BLOCK_N": 8})
     span = caught.value.diagnostics[0].primary.span
     assert span.source.path.endswith("test_errors.py")
     assert span.source.text[span.start :].startswith("flex_attention(q, q, q")
-
-
-def chained_window(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
-    return (q_idx >= kv_idx) & (q_idx - kv_idx < 4)

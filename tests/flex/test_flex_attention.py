@@ -345,6 +345,13 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"kernel_options": 3}, TypeError, "kernel_options: expected a dict, got int"),
     ({"kernel_options": {"BLOCK": 1}}, ValueError, "kernel_options: BLOCK: expected one of BLOCK_M"),
     (
+        {"kernel_options": {"BLOCK_M": 33}},
+        ValueError,
+        "kernel_options: BLOCK_M: expected a power of two or a multiple of 16, at most 1024, got 33",
+    ),
+    ({"kernel_options": {"fwd_num_warps": 3}}, ValueError, "expected 1, 2, 4, 8, 12 or 16, got 3"),
+    ({"kernel_options": {"num_stages": -1}}, ValueError, "num_stages: expected 1 to 8, got -1"),
+    (
         {"kernel_options": {"BLOCK_M": "1"}},
         ValueError,
         "kernel_options: BLOCK_M: expected an integer, got '1'",
