@@ -188,8 +188,14 @@ def test_a_doubtful_spec_warns_every_time() -> None:
         (SPEC, {"target": "cuda"}, ValueError, "target: expected one of cuda.sm_100, .*, got 'cuda'"),
         (3, {}, TypeError, "source: expected the text of a spec or a path, got int"),
         ("", {}, ValueError, "source: expected the text of a spec or a path, got an empty string"),
+        (SPEC, {"deterministic": "no"}, TypeError, "deterministic: expected True or False, got 'no'"),
         (SPEC, {"cache": 3}, TypeError, "cache: expected True, False or a path, got int"),
-        ("nowhere.attn", {}, FileNotFoundError, "nowhere.attn"),
+        (
+            "nowhere.attn",
+            {},
+            FileNotFoundError,
+            "no such file; the text of a spec has a brace .*nowhere.attn",
+        ),
     ],
 )
 def test_wrong_arguments(source: str, choice: dict[str, Any], error: type[Exception], message: str) -> None:

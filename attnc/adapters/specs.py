@@ -22,6 +22,8 @@ from attnc.api.fastest import (
     warn_of_loss,
 )
 from attnc.api.repeats import Plan
+from attnc.api.tensors import to_float
+from attnc.diagnostics.shown import show_value
 from attnc.model.dtypes import DType
 from attnc.support.memory import make_picker
 
@@ -444,10 +446,8 @@ def number_of(name: str, value: Any, otherwise: float | None = None) -> float:
     """
     if value is None and otherwise is not None:
         return otherwise
-    if not isinstance(value, int | float) and not hasattr(value, "__float__"):
-        raise TypeError(f"{name}: expected a number, got {value!r}")
-    if not isfinite(found := float(value)):
-        raise ValueError(f"{name}: expected a finite number, got {value!r}")
+    if not isfinite(found := to_float(name, value)):
+        raise ValueError(f"{name}: expected a finite number, got {show_value(value)}")
     return found
 
 
@@ -458,8 +458,8 @@ def refuse(function: str, **unsupported: object) -> None:
     for name, value in unsupported.items():
         asks = value is not None and (isinstance(value, torch.Tensor) or bool(value))
         if asks:
-            shown = f"a tensor {list(value.shape)}" if isinstance(value, torch.Tensor) else repr(value)
-            raise ValueError(f"{function}: {name}: expected None, as it is not supported, got {shown}")
+            came = show_value(value)
+            raise ValueError(f"{function}: {name}: expected None, as it is not supported, got {came}")
 
 
 def expand_scales(

@@ -36,6 +36,7 @@ from attnc.api.fastest import (
     warn_of_loss,
 )
 from attnc.diagnostics import DiagnosticError, render
+from attnc.diagnostics.shown import show_value
 from attnc.resources import resource
 from attnc.runtime.packages import Package, find_package, keep_package, load_package
 from attnc.source import Source
@@ -113,6 +114,8 @@ def family_of(
     cache: Cache = True,
 ) -> Family:
     """Compiles a spec that is read already, with what was measured for it, as `compile_family` does."""
+    if not isinstance(deterministic, bool):
+        raise TypeError(f"deterministic: expected True or False, got {show_value(deterministic)}")
     ranked = _rank_targets(target)
     key = _key(text.path, text.text, *(measured.text if measured else "" for measured in (tuned, dispatch)))
     key = _key(key, json.dumps(ranked), str(deterministic), attention or "", _compiler())
@@ -204,6 +207,9 @@ def _read_spec(source: Spec) -> tuple[Source, Source | None, Source | None]:
     path = Path(source)
     try:
         text = load(path)
+    except FileNotFoundError as failure:
+        what = "no such file; the text of a spec has a brace or a line break"
+        raise FileNotFoundError(failure.errno, what, str(source)) from None
     except DiagnosticError as failure:
         raise SpecError(failure.diagnostics) from None
     return text, tuned_source(path), dispatch_source(path)

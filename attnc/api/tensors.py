@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from attnc.diagnostics.shown import show_value
 from attnc.support.arguments import check_data, check_dense
 
 #: Types of the elements that kernels have queries of, of lengths and indices, and of what is converted.
@@ -123,6 +124,16 @@ class GivenTensors:
         names = ("any" if word == "_" else str(word).replace("+", " + ") for word in wanted)
         sizes = (name if size is None else str(size) for name, size in zip(names, shown, strict=True))
         return f"[{', '.join(sizes)}]"
+
+
+def to_float(name: str, value: Any) -> float:
+    """Returns a number of Python's, NumPy's or torch's as Python's own. TypeError for what is none."""
+    if isinstance(value, int | float) or hasattr(value, "__float__"):
+        try:
+            return float(value)
+        except (TypeError, ValueError, RuntimeError, OverflowError):  # arrays, integers of 400 digits
+            pass
+    raise TypeError(f"{name}: expected a number, got {show_value(value)}")
 
 
 def refuse_gradients(function: str, **tensors: Any) -> None:

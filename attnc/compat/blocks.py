@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+from attnc.diagnostics.shown import show_value
+
 #: Queries and keys of a block where nothing is said: tiles of flash-attention's kernel for Hopper.
 _USUAL = (128, 128)
 #: What sizes of blocks have as a factor: tiles of kernels divide them.
@@ -39,10 +41,12 @@ def list_of_blocks(
 
 
 def _size_of(name: str, given: Any) -> tuple[int, int]:
-    rows, keys = _USUAL if given is None else given
-    if any(type(size) is not int or size < _LEAST or size % _LEAST for size in (rows, keys)):
-        raise ValueError(f"{name}: block_size: expected two multiples of {_LEAST}, got {given!r}")
-    return rows, keys
+    sizes = _USUAL if given is None else given
+    is_pair = isinstance(sizes, tuple | list) and len(sizes) == 2
+    if not is_pair or any(type(size) is not int or size < _LEAST or size % _LEAST for size in sizes):
+        came = show_value(given)
+        raise ValueError(f"{name}: block_size: expected two multiples of {_LEAST}, got {came}")
+    return sizes[0], sizes[1]
 
 
 def _check(name: str, counts: Any, indices: Any, q: torch.Tensor, blocks: int) -> None:

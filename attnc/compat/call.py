@@ -15,10 +15,11 @@ import torch
 
 from attnc.api.fastest import HOPPER, NARROW_ROWS, TILE_ROWS, targets_of_call, targets_of_one_row
 from attnc.api.repeats import Arrange, Plan, keep
-from attnc.api.tensors import FLOATS, NUMBERS, GivenTensors, refuse_gradients
+from attnc.api.tensors import FLOATS, NUMBERS, GivenTensors, refuse_gradients, to_float
 from attnc.compat.blocks import list_of_blocks
 from attnc.compat.compiled import builds_in, load_form, making
 from attnc.compat.form import Facts, Form, Layout
+from attnc.diagnostics.shown import show_value
 from attnc.support.memory import made_apart, make_picker
 
 #: No row is further from another; q_pos - left stays inside of 32 bits.
@@ -76,11 +77,9 @@ def real(function: str, name: str, value: Any) -> float:
     """Returns a number that was given. TypeError for what is none, ValueError for what float32 does not
     hold.
     """
-    if not isinstance(value, int | float) and not hasattr(value, "__float__"):
-        raise TypeError(f"{function}: {name}: expected a number, got {value!r}")
-    found = float(value)
+    found = to_float(f"{function}: {name}", value)
     if not abs(found) <= _LARGEST:  # NaN neither
-        raise ValueError(f"{function}: {name}: expected a finite number of float32, got {value!r}")
+        raise ValueError(f"{function}: {name}: expected a finite number of float32, got {show_value(value)}")
     return found
 
 
@@ -125,7 +124,7 @@ def window(function: str, causal: bool, window_size: Any) -> tuple[bool, int | N
         left, right = (-1 if bound is None else int(bound) for bound in window_size)
     except (TypeError, ValueError):
         raise ValueError(
-            f"{function}: window_size: expected (left, right), -1 for no bound, got {window_size!r}"
+            f"{function}: window_size: expected (left, right), -1 for no bound, got {show_value(window_size)}"
         ) from None
     causal = bool(causal) or right == 0
     return (

@@ -13,6 +13,7 @@ import torch
 from attnc.api.compile import SpecError, compile_family, first_made, making, need_of, warn_of_dense_mask
 from attnc.api.family import Family
 from attnc.api.fastest import HOPPER, TRITON, targets_of_call, warn_of_loss
+from attnc.diagnostics.shown import show_value
 from attnc.flex.spec import CONVERTED, CallLayout, write_spec
 from attnc.flex.trace import Trace
 from attnc.model.knobs import what_is_allowed
@@ -45,7 +46,7 @@ def read_options(options: Mapping[str, Any] | None) -> tuple[tuple[str, int], ..
         plain = name.removeprefix("fwd_")
         if plain in _KEYS:
             if not isinstance(value, int) or isinstance(value, bool):
-                raise ValueError(f"kernel_options: {name}: expected an integer, got {value!r}")
+                raise ValueError(f"kernel_options: {name}: expected an integer, got {show_value(value)}")
             if allowed := what_is_allowed(_KEYS[plain], value):
                 raise ValueError(f"kernel_options: {name}: expected {allowed}, got {value}")
             wanted[_KEYS[plain]] = value

@@ -14,6 +14,8 @@ from typing import Any, TypeAlias
 import torch
 
 import attnc.flex.functions  # noqa: F401 - with it the functions that a mod looks up by name
+from attnc.api.tensors import to_float
+from attnc.diagnostics.shown import show_value
 from attnc.flex import operations
 from attnc.flex.errors import FlexError, defined_at, move_error, refuse, span_of_line
 from attnc.flex.symbols import Recording, Scalar, scalar
@@ -104,12 +106,9 @@ def _no_functions_of_autograd() -> Iterator[None]:
 
 
 def _finite(scale: float) -> float:
-    try:
-        found = float(scale)
-    except (TypeError, ValueError, OverflowError):
-        raise TypeError(f"scale: expected a number, got {scale!r}") from None
+    found = to_float("scale", scale)
     if not math.isfinite(found):
-        raise ValueError(f"scale: expected a finite number, got {scale!r}")
+        raise ValueError(f"scale: expected a finite number, got {show_value(scale)}")
     return found
 
 
@@ -119,7 +118,7 @@ _A = {"int": "an integer", "float": "a float"}
 
 def _call_mod(what: str, mod: Callable[..., Any], *given: Scalar) -> Any:
     if not callable(mod):
-        raise TypeError(f"{what}: expected a function, got {mod!r}")
+        raise TypeError(f"{what}: expected a function, got {show_value(mod)}")
     try:
         returned = mod(*given)
     except TypeError:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from attnc.diagnostics.shown import show_value
 from attnc.support.arguments import check_dense
 
 
@@ -24,13 +25,13 @@ def to_integer(name: str, given: Any) -> int:
             return index(given)
     except TypeError:
         pass
-    raise TypeError(f"{name}: expected an integer, got {given!r}")
+    raise TypeError(f"{name}: expected an integer, got {show_value(given)}")
 
 
 def to_integers(name: str, given: Any) -> list[int]:
     """Returns several integers, as `to_integer` does. TypeError for what is no list of them."""
     if not isinstance(given, Iterable) or (isinstance(given, torch.Tensor) and not given.dim()):
-        raise TypeError(f"{name}: expected integers, got {given!r}")
+        raise TypeError(f"{name}: expected integers, got {show_value(given)}")
     return [number if type(number) is int else to_integer(name, number) for number in given]
 
 

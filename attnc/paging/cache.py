@@ -16,6 +16,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 import torch
 
+from attnc.diagnostics.shown import show_value
 from attnc.paging.allocator import Change, Holding, PageAllocator, Statistics
 from attnc.paging.arguments import check_size, check_tensor, to_integer, to_integers
 from attnc.paging.spread import Spread
@@ -43,6 +44,16 @@ class Step:
 
 Layout: TypeAlias = Literal["NHD", "HND"]
 
+#: Of pools: what kernels read, and bytes in which whoever reads them finds rows of several types.
+_TYPES = (
+    torch.bfloat16,
+    torch.float16,
+    torch.float32,
+    torch.float8_e4m3fn,
+    torch.float8_e5m2,
+    torch.int8,
+    torch.uint8,
+)
 #: Entries of the tables: kv_len begins at a multiple, so that kernels read it as aligned as its own memory.
 _ALIGNMENT = 64
 #: Numbers of i32 at whose multiples kernels take tensors for aligned.
@@ -116,9 +127,11 @@ class PagedCache:
         if layout not in ("NHD", "HND"):
             raise ValueError(f"layout: expected 'NHD' or 'HND', got {layout!r}")
         if not isinstance(dtype, torch.dtype):
-            raise TypeError(f"dtype: expected a torch.dtype, got {dtype!r}")
+            raise TypeError(f"dtype: expected a torch.dtype, got {show_value(dtype)}")
+        if dtype not in _TYPES:
+            raise TypeError(f"dtype: expected one of {', '.join(map(str, _TYPES))}, got {dtype}")
         if not isinstance(spread, Spread | None):
-            raise TypeError(f"spread: expected a Spread or None, got {spread!r}")
+            raise TypeError(f"spread: expected a Spread or None, got {show_value(spread)}")
         self.spread = Spread(1, page) if spread is None else spread
         self.rank = to_integer("rank", rank)
         if page % self.spread.block or not 0 <= self.rank < self.spread.ranks:

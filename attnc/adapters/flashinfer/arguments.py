@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 import torch
 
 from attnc.adapters.specs import NARROW, expand_scales, made_for, number_of, refuse
+from attnc.diagnostics.shown import show_value
 
 DType: TypeAlias = str | torch.dtype
 
@@ -54,7 +55,7 @@ def check_integer(name: str, value: Any, least: int) -> int:
     except TypeError:
         found = None
     if found is None:
-        raise TypeError(f"{name}: expected an integer, got {value!r}")
+        raise TypeError(f"{name}: expected an integer, got {show_value(value)}")
     if found < least:
         raise ValueError(f"{name}: expected at least {least}, got {found}")
     return found
