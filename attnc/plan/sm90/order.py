@@ -57,8 +57,9 @@ def check_sm90_order(variant: Variant, schedule: Schedule) -> Iterator[Diagnosti
     """Yields what kernels of this schedule cannot do under `order = absolute(...)`, at what asks for it."""
     attention, knobs = variant.attention, schedule.forward
     if feature(attention.v) > WIDEST and solve(normalise(attention).mask).tile_may is not None:
-        label = "a tile that is left out would be another warpgroup's turn"
-        yield unsupported("a mask with gaps has no absolute order here", attention.mask.span, label, _TRITON)
+        label = "two warpgroups take turns at tiles, and none is left out between"
+        message = f"a mask with gaps beside {feature(attention.v)} columns has no absolute order on Hopper"
+        yield unsupported(message, attention.mask.span, label, _TRITON)
     knob = knobs.get("warp_split")
     if knob is not None and "kv" in knob.choices:
         yield _broken(knob, "each warp has keys of its own", "products of another shape", "remove it")
