@@ -251,6 +251,13 @@ BUGS: tuple[Bug, ...] = (
         anchor="alpha[r] = exp2_(-broken[r]);",
         patch="alpha[r] = 1.0f;",
     ),
+    HopperBug(
+        name="splits that begin a tile apart",
+        attention="stick_breaking_decode",
+        story="a split began where it does when splits take tiles in turn, and went on to its neighbour's",
+        anchor="split_lo = split * split_size,",
+        patch="split_lo = split * BLOCK_N,",
+    ),
     CudaBug(
         name="sums in front of a key for those behind it",
         attention="stick_breaking",
