@@ -249,7 +249,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) kv8_latent_forward
         warpgroup_reg_dealloc<PRODUCER_REGISTERS>();
         const BytePool pool = byte_pool(args.k_ptr + 0, args.stride_kp, args.stride_kn);
         // This lane's rows of the tile at kv_lo.
-        auto rows_of = [&](int kv_lo, const LanePages<RUNS>& pages) {
+        auto rows_of = [&](int kv_lo) {
             LaneRows<RUNS> rows;
             #pragma unroll
             for (int run = 0; run < RUNS; ++run) {
@@ -276,18 +276,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) kv8_latent_forward
         auto run = [&](auto whole) {
             bool odd = false;
             Chunk loaded[FIRST * RUNS];
-            {
-                const LaneRows<RUNS> rows = rows_of(first, pages);
-                #pragma unroll
-                for (int i = 0 * RUNS; i < FIRST * RUNS; ++i) {
-                    const int column = 64 * column_panel(panel_of(i / RUNS, odd)) + gathered_column();
-                    loaded[i - 0 * RUNS] = load_columns<decltype(whole)::value>(rows.of[i % RUNS], column, 576);
-                }
+            LaneRows<RUNS> rows = rows_of(first);
+            pages = pages_of(next(first));
+            #pragma unroll
+            for (int i = 0 * RUNS; i < FIRST * RUNS; ++i) {
+                const int column = 64 * column_panel(panel_of(i / RUNS, odd)) + gathered_column();
+                loaded[i - 0 * RUNS] = load_columns<decltype(whole)::value>(rows.of[i % RUNS], column, 576);
             }
-            LanePages<RUNS> next_pages = pages_of(next(first));
             #pragma unroll 1
             for (int kv_lo = first; kv_lo < end;) {
                 const int next_lo = next(kv_lo);
+                const LaneRows<RUNS> next_rows = rows_of(next_lo);
+                pages = pages_of(next(next_lo));
                 // What comes next is loaded once a part is full: the fence before that would wait for loads under way.
                 begin(odd);
                 #pragma unroll
@@ -298,13 +298,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) kv8_latent_forward
                     store_converted<e4m3>(to_rows, loaded[i - 0 * RUNS]);
                 }
                 end_part(odd);
-                {
-                    const LaneRows<RUNS> rows = rows_of(kv_lo, pages);
-                    #pragma unroll
-                    for (int i = FIRST * RUNS; i < QK_PANELS * RUNS; ++i) {
-                        const int column = 64 * column_panel(panel_of(i / RUNS, odd)) + gathered_column();
-                        loaded[i - FIRST * RUNS] = load_columns<decltype(whole)::value>(rows.of[i % RUNS], column, 576);
-                    }
+                #pragma unroll
+                for (int i = FIRST * RUNS; i < QK_PANELS * RUNS; ++i) {
+                    const int column = 64 * column_panel(panel_of(i / RUNS, odd)) + gathered_column();
+                    loaded[i - FIRST * RUNS] = load_columns<decltype(whole)::value>(rows.of[i % RUNS], column, 576);
                 }
                 begin(!odd);
                 #pragma unroll
@@ -315,17 +312,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) kv8_latent_forward
                     store_converted<e4m3>(to_rows, loaded[i - FIRST * RUNS]);
                 }
                 end_part(!odd);
+                rows = next_rows;
                 odd = !odd;
-                {
-                    const LaneRows<RUNS> rows = rows_of(next_lo, next_pages);
-                    #pragma unroll
-                    for (int i = 0 * RUNS; i < FIRST * RUNS; ++i) {
-                        const int column = 64 * column_panel(panel_of(i / RUNS, odd)) + gathered_column();
-                        loaded[i - 0 * RUNS] = load_columns<decltype(whole)::value>(rows.of[i % RUNS], column, 576);
-                    }
+                #pragma unroll
+                for (int i = 0 * RUNS; i < FIRST * RUNS; ++i) {
+                    const int column = 64 * column_panel(panel_of(i / RUNS, odd)) + gathered_column();
+                    loaded[i - 0 * RUNS] = load_columns<decltype(whole)::value>(rows.of[i % RUNS], column, 576);
                 }
-                pages = next_pages;
-                next_pages = pages_of(next(next_lo));
                 stage.advance();
                 kv_lo = next_lo;
             }
