@@ -42,8 +42,9 @@ GENERATED = ROOT / "generated"
 MODULES = sorted(path for path in GENERATED.glob("*/cuda_*/*.py") if path.name != "__init__.py")
 #: Bytes that a thread may spill: 128 x 64 tiles of 4 warps fill all registers, and are fastest at D = 128.
 NEGLIGIBLE = 128
-#: The same of gradients whose mask has groups of candidates: what is spilt is of tiles that the mask divides.
-OF_MODULES = {"hstu-d64_group4": 136, "hstu-d128_group4": 136}
+#: The same of gradients whose mask has groups of candidates, where what is spilt is of tiles that the mask
+#: divides; and of latents of 8 bits, where those that multiply leave 56 registers to those that hold rows.
+OF_MODULES = {"hstu-d64_group4": 136, "hstu-d128_group4": 136, "kv8_latent-default": 232}
 #: ptxas puts a wait of its own in front of products of kernels in which pieces of dS follow each other: no
 #: registers are left to keep them apart (C7519).
 INJECTED = {"wide_backward_dq", "wide_backward_dk"}
@@ -94,7 +95,7 @@ def test_the_default_config_compiles_for_its_architecture(path: Path) -> None:
     config, cubin = next(compile_configs(path, module.target.removeprefix("cuda."), name))
     assert cubin.image.startswith(b"\x7fELF")
     assert cubin.warnings == ()
-    assert cubin.spills <= NEGLIGIBLE, cubin.log
+    assert cubin.spills <= OF_MODULES.get(name_of(path), NEGLIGIBLE), cubin.log
     needed = sum(kernel.layout.registers(kernel.configs[0]).values())
     # On Hopper warpgroups share out what the launch gives to each thread.
     if isinstance(kernel.layout, Sm90Layout):
