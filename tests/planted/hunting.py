@@ -91,8 +91,11 @@ def judge_clean(bug: Bug, case: Case, by: By, rule: str = "") -> Verdict:
 
 def _judge(bug: Bug, subject: AnySubject, case: Case, by: By, rule: str) -> Verdict:
     """By the error bound, by the rules besides or one of them, or of the module's calls. By the bound,
-    gradients are left out for a bug in the forward, unless it shows in them alone: "gradients".
+    gradients are left out for a bug in the forward, unless it shows in them alone: "gradients". A kernel that
+    has fewer configs than when the case was kept has it by the rest of its number.
     """
+    if isinstance(subject, Subject):
+        case = replace(case, config=case.config % len(subject.configs))
     if by == "calls" and isinstance(subject, Subject):
         message = next(iter(call_violations(subject)), "")
         return Verdict(ok=not message, message=message)
