@@ -237,7 +237,7 @@ def host(figure: str = "host_h200") -> str:
     record = json.loads((ROOT / "docs" / "figures" / f"{figure}.json").read_text(encoding="utf-8"))
     known = {"triton": "Triton", "cuda.sm_80": "`cuda.sm_80`", "cuda.sm_90a": "`cuda.sm_90a`"}
     timed = {whose for costs in record["us"].values() for whose in costs}
-    others = ("functions of attnc", "PyTorch")
+    others = ("functions of attnc", "PyTorch", "PyTorch's flash backend")
     titles = {
         whose: title for whose, title in (known | {who: who for who in others}).items() if whose in timed
     }
