@@ -18,25 +18,27 @@ def scores() -> Mapping[str, Any]:
     return found
 
 
-#: The campaign whose scores are shown by operator too.
-_LARGEST = "kernels on a GPU"
+#: The campaigns whose scores are shown by operator too: the largest of kernels, and that of Python.
+_BY_OPERATOR = ("kernels on a GPU", "python")
 
 
 def campaigns() -> str:
-    """Returns a table of the campaigns by target and phase or package, and where they ran; then one of the
-    largest by operator.
+    """Returns a table of the campaigns by target and phase or package, and where they ran; then those of some
+    by operator.
     """
-    rows, by_operator = list[tuple[str, ...]](), list[tuple[str, ...]]()
+    rows, by_operator = list[tuple[str, ...]](), dict[str, list[tuple[str, ...]]]()
     for name, campaign in scores().items():
         for group, counts in campaign["groups"].items():
             title = f"{name}, all" if group == "all" else group.removeprefix("python ")
             if group not in campaign["operators"]:
                 rows.append(_row(title, counts))
-            elif name == _LARGEST:
-                by_operator.append(_row(title, counts))
+            elif name in _BY_OPERATOR:
+                by_operator.setdefault(name, []).append(_row(title, counts))
     said = (f"{name}: seed {campaign['seed']}, {campaign['where']}" for name, campaign in scores().items())
-    operators = f"The {_LARGEST}, by what was changed:\n\n{table([*_head(), *by_operator])}"
-    return f"{table([*_head(), *rows])}\n{'; '.join(said)}.\n\n{operators}"
+    shown = (
+        f"By what was changed, {name}:\n\n{table([*_head(), *own])}" for name, own in by_operator.items()
+    )
+    return "\n".join((f"{table([*_head(), *rows])}\n{'; '.join(said)}.\n", *shown))
 
 
 def _head() -> list[tuple[str, ...]]:

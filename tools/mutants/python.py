@@ -36,7 +36,7 @@ from tools.mutants.python_sample import ROOT, SETTINGS, draw_mutants
 from tools.mutants.scores import SCORES, describe, join_results, keep_scores, list_table, summarize
 
 #: Decorators that remember results.
-_REMEMBERS = re.compile(r"@(functools\.)?(memo|cache|lru_cache)\b")
+_REMEMBERS = re.compile(r"@(functools\.)?(memo|cache|lru_cache|_hashed_once)\b")
 
 
 def main() -> int:
