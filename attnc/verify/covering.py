@@ -15,6 +15,7 @@ from itertools import product
 
 from attnc.expr.nodes import Dim, Index, walk
 from attnc.plan.ir import pack_of
+from attnc.plan.ir.backward import BackwardKernel
 from attnc.plan.lists import listing_of
 from attnc.verify.case import Case, TensorLayout
 from attnc.verify.cover import GROUPS, Coverage, Space
@@ -318,7 +319,7 @@ _LISTED, _LONGEST_LISTED = 128, 4160
 #: Tiles whose rows are looked up together, at most (`templates/sm90/_pages.cu.jinja`).
 _LOOKED_UP = 8
 #: Blocks of queries that it inverts together there, and those that have bits of one word on Hopper.
-_INVERTED = (64, 32)
+_INVERTED = (512, 32)
 
 
 def _inverted(space: Space, limits: Limits, config: int) -> Iterator[Case]:
@@ -362,7 +363,11 @@ def _of_many_heads(space: Space, config: int) -> Iterator[Case]:
     pack = None if space.plan is None else pack_of(space.plan.kernel)
     if space.plan is None or pack is None or not pack.alone or heads is None:
         return
-    tiles = [one.tile_q for kernel in space.plan.kernels.values() for one in kernel.configs]
+    tiles = [
+        one.tile_q * (2 if isinstance(kernel, BackwardKernel) and kernel.adds else 1)  # heads of its products
+        for kernel in space.plan.kernels.values()
+        for one in kernel.configs
+    ]
     sizes = {"B": 1, "Hkv": 1, "M": 2, "N": 40, heads: max(tiles) + 1}
     dims = {name: sizes.get(name, 3) for name in names}
     yield Case(dims=dims, seed=4, config=config, lengths=_full(space))  # whose lists name some keys

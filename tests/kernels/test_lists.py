@@ -459,6 +459,14 @@ def test_keys_of_lists_on_hopper(name: str) -> None:
     assert not list(wrong(made, sizes, range(1, 1 + examples(2))))
 
 
+@pytest.mark.parametrize("keys", [2100, 98_500])
+def test_keys_of_a_list_are_in_words_of_several_warps_and_passes(keys: int) -> None:
+    """A thread has a word of 32 keys, or several; a pass over the bits has 98,304 keys."""
+    skip_without_compiler("cuda.sm_90a")
+    made = subject_of_tokens(HEADS="G", KV="1", LISTS="B, M")
+    assert not list(wrong(made, {"B": 1, "M": 2, "N": keys, "G": 2, "S": 150}, range(1, 3)))
+
+
 def test_heads_of_a_query_fill_two_tiles_on_hopper() -> None:
     skip_without_compiler("cuda.sm_90a")
     made = subject_of_tokens(HEADS="G", KV="1", LISTS="M")

@@ -101,7 +101,7 @@ def plant(text: str, place: Place) -> str:
 
 #: The first line of code, after a header that speaks of the code too.
 _HEADER = re.compile(r"^(import torch|#ifndef BLOCK_M|#ifndef ATTNC_SHIM)$", re.M)
-_BACKWARD = re.compile(r"^def \w*_(?:backward_\w*|columns|sum_heads)\b", re.M)
+_BACKWARD = re.compile(r"^def \w*_(?:backward_\w*|columns|add_products)\b", re.M)
 
 
 def _definitions(text: str) -> Iterator[tuple[tuple[int, int], tuple[Phase, ...]]]:

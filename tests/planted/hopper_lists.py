@@ -127,7 +127,7 @@ BUGS: tuple[HopperBug, ...] = (
         name="keys of threads before not counted",
         attention="hopper_tokens",
         story="each thread wrote its keys from the first place on",
-        anchor="at += i < threadIdx.x ? counts[i] : 0;",
+        anchor="at += i < warp ? totals[i] : 0;",
         patch="at += 0;",
     ),
     HopperBug(
