@@ -418,9 +418,12 @@ def _make(wanted: Wanted, target: str) -> Kernel:
     from attnc.runtime.loader import load_module
     from attnc.source import Source
     from attnc.syntax.parser import parse, prelude
+    from attnc.verify.runners import runner_of
 
     program = resolve(parse(Source(f"{wanted.name}.attn", wanted.text)), prelude())
     (module,) = plan_program(program).modules
+    if not torch.cuda.is_available():
+        runner_of(TRITON).prepare()
     loaded = load_module(module)
     made: Kernel = getattr(loaded, wanted.name)
     _CALLS[made] = loaded.CALL
@@ -446,7 +449,8 @@ def number_of(name: str, value: Any, otherwise: float | None = None) -> float:
     """
     if value is None and otherwise is not None:
         return otherwise
-    if not isfinite(found := to_float(name, value)):
+    found = to_float(name, value).__float__()  # in a graph of torch.compile no symbol
+    if not isfinite(found):
         raise ValueError(f"{name}: expected a finite number, got {show_value(value)}")
     return found
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from attnc.adapters import transformers
 from attnc.compat.flash_attn import flash_attn_func, flash_attn_with_kvcache
 from attnc.verify.interpreter import ensure_interpreter
 from tests.api.doors import DECODE, DOORS, SPEC, family_of
@@ -88,6 +89,25 @@ def test_numbers_may_change_in_a_graph(numbers: dict[str, Iterable[Any]]) -> Non
         assert torch.equal(o, expected)
         ours, right = (torch.autograd.grad(x.sum(), (q, k, v)) for x in (o, expected))
         assert all(map(torch.equal, ours, right))
+
+
+def test_a_scale_of_a_module_is_part_of_the_kernel() -> None:
+    """Where sizes are symbols, so are floats that a module holds."""
+
+    class Layer(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.cap = 5.0
+
+        def forward(self, x: torch.Tensor) -> Any:
+            numbers = {"scaling": self.cap / 20, "softcap": self.cap}
+            return transformers.attention(self, x, x, x, None, is_causal=False, **numbers)[0]
+
+    layer = Layer()
+    inside = _in_graph(layer, dynamic=True)
+    for length in (9, 12):
+        x = torch.randn(2, 4, length, 16)
+        assert torch.equal(inside(x), layer(x))
 
 
 def test_a_length_that_grows_is_a_number_of_the_graph() -> None:
