@@ -372,11 +372,12 @@ def _facts(name: str) -> tuple[str, bool, bool, bool]:
     than to read. Of these, splits of a size are left to Triton, but for caches of 8 bits.
     """
     wanted = _WANTED[name]
+    has_values = "prefix(" not in wanted.value
     if wanted.order:
-        return wanted.name, wanted.keeps_order_on_hopper, not wanted.value, bool(wanted.grad)
+        return wanted.name, wanted.keeps_order_on_hopper, has_values, bool(wanted.grad)
     is_latent = bool(wanted.value and not wanted.split_size)
     has_choice = not wanted.decode or is_latent or wanted.suits_warps or wanted.suits_tiles
-    return wanted.name, has_choice, not wanted.value, bool(wanted.grad)
+    return wanted.name, has_choice, has_values, bool(wanted.grad)
 
 
 def _function_name(name: str, targets: tuple[str, ...]) -> str:

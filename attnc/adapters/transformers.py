@@ -141,8 +141,8 @@ def attention(
     position_bias: torch.Tensor | None = None,
     **rest: object,
 ) -> tuple[torch.Tensor, None]:
-    """Returns (o: [B, M, Hq, D], None) of query [B, Hq, M, D] and key, value [B, Hkv, N, D], all of float16,
-    bfloat16 or float32.
+    """Returns (o: [B, M, Hq, Dv], None) of query [B, Hq, M, D], key [B, Hkv, N, D] and value [B, Hkv, N, Dv],
+    all of float16, bfloat16 or float32.
 
     attention_mask: what `mask` has made; None for modules that are not causal (`is_causal` of the call, else
     of the module), which see all keys; or [B or 1, Hq or 1, M, N or more], added to the scores, of bools:
@@ -183,10 +183,10 @@ def attention(
     gradients = torch.is_grad_enabled() and any(x.requires_grad for x in (query, key, value))
     learned = [("s_aux", s_aux), *tables.items()] if torch.is_grad_enabled() else []
     wanted = [name for name, x in learned if x is not None and x.requires_grad]
-    size = index(query.shape[-1])  # a number for torch.compile too
+    size, size_v = index(query.shape[-1]), index(value.shape[-1])  # numbers for torch.compile too
     form = _form_name(
         query.dtype,
-        size,
+        (size, size_v),
         number_of("attention: scaling", scaling, size**-0.5),
         None if band is None else (band.left, band.right),
         tuple((name, _element(name, x), *map(_is_one, x.shape[:2])) for name, x in tables.items()),
@@ -228,8 +228,9 @@ def _check_tensors(
     checked = GivenTensors()
     checked.check("query", query, "B H M D", FLOATS)
     checked.check("key", key, "B Hkv N D", (query.dtype,), "like query")
-    checked.check("value", value, "B Hkv N D", (query.dtype,), "like query")
+    checked.check("value", value, "B Hkv N Dv", (query.dtype,), "like query")
     checked.check_range("query", "D", 1)
+    checked.check_range("value", "Dv", 1)
     checked.check_rows(query=query, key=key, value=value)
     checked.check_groups("query", "H", "key", "Hkv")
     if s_aux is not None:
@@ -260,7 +261,7 @@ def _element(name: str, x: torch.Tensor) -> str:
 @lru_cache(maxsize=256)
 def _kernel_name(
     dtype: torch.dtype,
-    head_dim: int,
+    sizes: tuple[int, int],
     scale: float,
     band: tuple[int | None, int | None] | None,
     tables: tuple[tuple[str, str, bool, bool], ...],
@@ -269,9 +270,11 @@ def _kernel_name(
     grad: tuple[str, ...],
     decode: bool,
 ) -> str:
-    """Returns the name of a form's kernel. tables: name, element type, whether sequences share it, whether
-    heads.
+    """Returns the name of a form's kernel. sizes: of a head of q and k, and of v. tables: name, element type,
+    whether sequences share it, whether heads.
     """
+    head_dim, value_dim = sizes
+    is_own = value_dim != head_dim
     kept = [] if band is None else ["first[b] <= kv_idx < last[b]"]
     for bound, text in zip(band or (), ("q_pos - {} <= kv_idx", "kv_idx <= q_pos + {}"), strict=False):
         kept += [] if bound is None else [text.format(bound)]
@@ -289,7 +292,9 @@ def _kernel_name(
             scale=scale,
             q="[B, Hkv * G, M, D]",
             kv="[B, Hkv, N, D]",
-            o="[B, M, Hkv * G, D]",
+            value="[B, Hkv, N, Dv]" if is_own else "",
+            value_dim=value_dim if is_own else 0,
+            o=f"[B, M, Hkv * G, {'Dv' if is_own else 'D'}]",
             inputs=tuple(inputs),
             length="" if band is None else "stop",
             mask=" and ".join(kept),

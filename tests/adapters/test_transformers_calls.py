@@ -30,6 +30,7 @@ AXES: Axes = {
     "sizes": ((5, 5, 0, 0), (1, 9, 8, 0), (4, 7, 5, 2), (6, 9, 0, 0)),
     "mask": ("none", "usual", "all", "before", "around", "every second", "bools", "numbers"),
     "padding": ("", "left", "right", "both", "holes"),
+    "values": (D, 24),
     "softcap": (None, 5.0),
     "scaling": (None, 0.3),
     "sink": BOTH,
@@ -122,7 +123,7 @@ def make(x: Values, seed: int) -> Made:
     """Numbers, masks and options of a call, which follow from the values and the seed."""
     torch.manual_seed(zlib.crc32(f"{x} {seed}".encode()))
     (heads, heads_k), (rows, keys, first_q, first_k) = x["heads"], x["sizes"]
-    shapes = {"q": (B, heads, rows, D), "k": (B, heads_k, keys, D), "v": (B, heads_k, keys, D)}
+    shapes = {"q": (B, heads, rows, D), "k": (B, heads_k, keys, D), "v": (B, heads_k, keys, x["values"])}
     leaves = {name: torch.randn(shape).to(x["dtype"]) for name, shape in shapes.items()}
     if x["sink"]:
         leaves["s_aux"] = torch.randn(heads)
