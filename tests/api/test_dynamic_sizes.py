@@ -100,7 +100,7 @@ def test_a_scale_of_a_module_is_part_of_the_kernel() -> None:
             self.cap = 5.0
 
         def forward(self, x: torch.Tensor) -> Any:
-            numbers = {"scaling": self.cap / 20, "softcap": self.cap}
+            numbers: dict[str, Any] = {"scaling": self.cap / 20, "softcap": self.cap}
             return transformers.attention(self, x, x, x, None, is_causal=False, **numbers)[0]
 
     layer = Layer()
