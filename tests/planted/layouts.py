@@ -119,8 +119,8 @@ BUGS: tuple[Bug, ...] = (
         name="gradients prepared without dlse",
         attention="cross",
         story="whether lse has a gradient was not part of the key",
-        anchor="if call.first_input > 1: key = (key, layout(tensors[1]))",
-        patch="pass",
+        anchor="return (key, layout(tensors[1])) if call.first_input > 1 else key",
+        patch="return key",
         phase="backward",
     ),
     CudaBug(
@@ -129,8 +129,8 @@ BUGS: tuple[Bug, ...] = (
         file="host",
         phase="backward",
         story="whether lse has a gradient was not part of the key",
-        anchor="if call.first_input > 1: key = (key, layout(tensors[1]))",
-        patch="pass",
+        anchor="return (key, layout(tensors[1])) if call.first_input > 1 else key",
+        patch="return key",
     ),
     TritonBug(
         name="a call prepared for another k",
