@@ -75,7 +75,7 @@ def test_hostile_texts(name: str) -> None:
 
 # Generating sentences takes far longer than parsing them.
 @pytest.mark.slow
-@settings(max_examples=settings().max_examples // 16, suppress_health_check=[HealthCheck.filter_too_much])
+@settings(max_examples=settings().max_examples // 32, suppress_health_check=[HealthCheck.filter_too_much])
 @given(from_lark(GRAMMAR, alphabet=st.characters(codec="ascii")))
 def test_sentences_of_the_grammar(text: str) -> None:
     check(text)

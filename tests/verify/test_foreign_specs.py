@@ -179,7 +179,7 @@ def held(made: Subject, case: Case) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=max(settings().max_examples // 10, 4), suppress_health_check=list(HealthCheck))
+@settings(max_examples=max(settings().max_examples // 16, 4), suppress_health_check=list(HealthCheck))
 @given(foreign_specs(), st.data())
 def test_foreign_specs_are_right(text: str, data: st.DataObject) -> None:
     """As `python -m tests.gpu.random_specs --foreign` says of thousands, on three targets."""
