@@ -124,6 +124,12 @@ def planted(bug: Bug) -> AnySubject:
     return replace(_clean(bug), module=load_text(text))
 
 
+def count_configs(bug: Bug) -> int:
+    """How many configs cases of the module without the bug may name."""
+    clean = _clean(bug)
+    return len(clean.configs if isinstance(clean, Subject) else clean.module.CONFIGS)
+
+
 def _clean(bug: Bug) -> AnySubject:
     if bug.target == "projection":
         return _projection(bug.attention)

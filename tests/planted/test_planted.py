@@ -11,7 +11,7 @@ from attnc.verify.case import Case
 from attnc.verify.properties import rule_names
 from attnc.verify.simt import available
 from tests.planted.bug import plant
-from tests.planted.hunting import files_with, hunt, judge_clean, large_case, shows, verify
+from tests.planted.hunting import count_configs, files_with, hunt, judge_clean, large_case, shows, verify
 from tests.planted.registry import BUGS, PARTS
 from tests.planted.search import CASES, FOUND, read
 
@@ -38,6 +38,14 @@ def each(names: list[str], *, of: int = 1) -> list[object]:
 def test_every_bug_has_its_place(part: str) -> None:
     """Says in seconds what the searches would in minutes."""
     assert all(files_with(bug) for bug in PARTS[part])
+
+
+@pytest.mark.slow
+def test_kept_cases_run_configs_that_exist() -> None:
+    """A plan that leaves out a config says by day which cases ran it."""
+    configs = {name: kept["case"].get("config", 0) for name, kept in KEPT.items() if name in BUGS}
+    late = {name: config for name, config in configs.items() if config > 0}
+    assert [name for name, config in late.items() if config >= count_configs(BUGS[name])] == []
 
 
 @pytest.mark.slow
