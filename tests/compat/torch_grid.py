@@ -26,6 +26,8 @@ SDPA: Axes = {
     "dropout": (0.0, 0.3),
     "grads": BOTH,
 }
+#: Of PyTorch's operator, whose older releases have neither pages nor splits.
+_ARGUMENTS = {argument.name for argument in aten._flash_attention_forward.default._schema.arguments}
 #: aten::_flash_attention_forward.
 FLASH: Axes = {
     "dtype": (torch.float16, torch.bfloat16),
@@ -37,9 +39,9 @@ FLASH: Axes = {
     "scale": (None, 0.3),
     "used": BOTH,
     "alibi": (0, 1, 2),
-    "page": (0, 16),
-    "splits": (None, 1, 3),
-    "out": BOTH,
+    "page": (0, 16) if "block_table" in _ARGUMENTS else (0,),
+    "splits": (None, 1, 3) if "num_splits" in _ARGUMENTS else (None,),
+    "out": BOTH if hasattr(aten, "_flash_attention_forward_no_dropout_inplace") else (False,),
 }
 #: torch.nn.attention.varlen.varlen_attn.
 VARLEN_ATTN: Axes = {
@@ -90,7 +92,9 @@ def run_flash(x: Values) -> None:
     with torch.no_grad():
         data = _Sequences(x, packed=x["packed"])
         window = dict(zip(("window_size_left", "window_size_right"), x["window"], strict=True))
-        options: dict[str, Any] = {"scale": x["scale"], "num_splits": x["splits"], **window, **data.tables}
+        options: dict[str, Any] = {"scale": x["scale"], **window, **data.tables}
+        if x["splits"] is not None:
+            options["num_splits"] = x["splits"]
         heads = x["heads"][0]
         slopes = torch.rand((3, heads) if x["alibi"] == 2 else heads) * 0.3
         if x["alibi"]:
