@@ -71,7 +71,9 @@ class GivenTensors:
     def check_groups(self, q: str, heads: str, k: str, shared: str) -> None:
         """Raises ValueError where the heads of q, a size by its name, are no multiple of those of k."""
         many, few = self._sizes[heads], self._sizes[shared]
-        if few == 0 or many % few:
+        if few == 0:
+            raise ValueError(f"{self._function}{k}: expected at least one head, got none")
+        if many % few:
             raise ValueError(
                 f"{self._function}{q}: expected heads that are a multiple of the {few} of {k}, got {many}"
             )
