@@ -18,6 +18,7 @@ import attnc
 from attnc.api import fastest, repeats, tensors
 from attnc.compat.exported import module_name
 from attnc.compat.form import Form
+from attnc.diagnostics import shown
 from attnc.target.support import FOLDER, beside, support_files
 
 DTYPES = {"f16": "float16", "bf16": "bfloat16"}
@@ -57,12 +58,13 @@ def python_files() -> dict[str, str]:
     folder = Path(__file__).parent
     texts = {f"{name}.py": (folder / f"{name}.py").read_text(encoding="utf-8") for name in _COPIED}
     texts["compiled.py"] = (folder / "exported.py").read_text(encoding="utf-8")
-    for module in (fastest, repeats, tensors):
+    for module in (fastest, repeats, shown, tensors):
         path = Path(str(module.__file__))
         texts[path.name] = path.read_text(encoding="utf-8")
     moved = {
         r"attnc\.compat\.": ".",
         r"attnc\.api\.": ".",
+        r"attnc\.diagnostics\.": ".",
         r"attnc\.support\.": f".kernels.{FOLDER}.",
     }
     own = {}

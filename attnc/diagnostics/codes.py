@@ -382,7 +382,7 @@ _FLEX = {
 _LIMITS = {
     "E0501": CodeInfo(
         "file that is too large",
-        "A spec file has at most 256 KiB, 16384 lines, and as many words, numbers and signs.",
+        "A spec file has at most 256 KiB, 32768 lines, and as many words, numbers and signs.",
     ),
     "E0502": CodeInfo(
         "expression or block that is nested too deeply",

@@ -30,7 +30,8 @@ __device__ __forceinline__ void differentiate_sticks(float (&x)[FRAGMENTS][4], f
         }
 #pragma unroll
         for (int j = 0; j < FRAGMENTS; ++j) {
-            const float given0 = give(x[j][2 * r], gradients[j][2 * r]), given1 = give(x[j][2 * r + 1], gradients[j][2 * r + 1]);
+            const float given0 = give(x[j][2 * r], gradients[j][2 * r]),
+                given1 = give(x[j][2 * r + 1], gradients[j][2 * r + 1]);
             const float own = given0 + given1, beside = shuffle_xor(own, 1);
             const float pair = own + beside, others = shuffle_xor(pair, 2);
             const float earlier = before[r] + (t < 2 ? 0.0f : others) + (t % 2 == 0 ? 0.0f : beside);
@@ -44,7 +45,8 @@ __device__ __forceinline__ void differentiate_sticks(float (&x)[FRAGMENTS][4], f
 // Rows are keys, and a warp has some of a tile: x[i][j][2 r + c] is key 16 i + 8 r + g, query 8 j + 2 t + c. x becomes
 // the exponent of what keys take of what those of other warps leave; lefts: of each query, what these keys leave.
 template <int ROWS, int COLUMNS>
-__device__ __forceinline__ void leave_sticks(float (&x)[ROWS][COLUMNS][4], float (&shares)[ROWS][COLUMNS][4], float* lefts, int g, int t)
+__device__ __forceinline__ void leave_sticks(float (&x)[ROWS][COLUMNS][4], float (&shares)[ROWS][COLUMNS][4],
+    float* lefts, int g, int t)
 {
 #pragma unroll
     for (int j = 0; j < COLUMNS; ++j)
@@ -72,8 +74,8 @@ __device__ __forceinline__ void leave_sticks(float (&x)[ROWS][COLUMNS][4], float
         }
 }
 
-// The same for gradients, but for what comes before the keys of this warp. behind: of query 8 j + 2 t + c, -log2 of what
-// the keys behind those of this warp leave; givens: of each query, the p dp of these keys.
+// The same for gradients, but for what comes before the keys of this warp. behind: of query 8 j + 2 t + c, -log2 of
+// what the keys behind those of this warp leave; givens: of each query, the p dp of these keys.
 template <int ROWS, int COLUMNS>
 __device__ __forceinline__ void take_sticks(float (&x)[ROWS][COLUMNS][4], const float (&shares)[ROWS][COLUMNS][4],
     float (&gradients)[ROWS][COLUMNS][4], const float (&behind)[COLUMNS][2], float* givens, int g, int t)

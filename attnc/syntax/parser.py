@@ -405,7 +405,7 @@ class _Builder:
 
 MAX_CHARACTERS = 256 * 1024
 #: Of lines, and of words, numbers and signs outside comments.
-MAX_TOKENS = 16 * 1024
+MAX_TOKENS = 32 * 1024
 MAX_DEPTH = 64
 MAX_DIGITS = 32
 MAX_NAME = 64

@@ -140,15 +140,15 @@ BUGS = (
     ),
     Bug(
         name="a backward draws a mask of its own",
-        place="sdpa.flash_attention_backward",
+        place="sdpa._differentiate",
         old="rng_state.view(torch.int64)[0] if dropout_p else None",
         new="None",
         call="sdpa",
     ),
     Bug(
         name="a backward does not see the diagonal",
-        place="sdpa.flash_attention_backward",
-        old="call.mask(is_causal,",
+        place="sdpa._differentiate",
+        old="call.mask(mask[0],",
         new="call.mask(False,",
         call="sdpa",
     ),
