@@ -271,14 +271,15 @@ class SharedMemory:
     @property
     def product_bytes(self) -> int:
         """What products over the heads of a query take, when all else has gone: rows of do and q of twice the
-        heads of a tile, which stay, stages of their weights, and the sum, which is added as rows.
+        heads of a tile, which stay, stages of their weights, and, of wgmma, the sum, which is added as rows.
         """
         if not self._keeps_weights:
             return 0
         columns = min(PRODUCT_COLUMNS, max(self.columns))
         heads, operands = 2 * self.config.tile_q, 2 if self._shares_v else 1
         rows = operands * heads * (columns + PRODUCT_STAGES * PRODUCT_KEYS) * self._dtype.bytes
-        return rows + PRODUCT_KEYS * columns * 4 + 1024
+        joined = PRODUCT_KEYS * columns * 4 if self.device.has_mma_from_shared else 0
+        return rows + joined + 1024
 
     @property
     def _dq_added(self) -> Summation | None:
