@@ -53,9 +53,9 @@ KERNEL = frozenset((
 #: What the texts of a declared call mention besides sizes: configs, tiles, counts of programs and splits.
 DECLARED = frozenset((
     "BLOCK_M", "BLOCK_N", "BLOCK_S", "config", "dk_config", "dkdv_config", "dq_config", "dq_floats",
-    "dv_config", "EARLY_DP", "EDGES", "KEY_ROWS", "KV_SECTION", "M_padded", "PDL", "ROW_TILE", "rows", "rows_config",
+    "dv_config", "EARLY_DP", "KEY_ROWS", "KV_SECTION", "M_padded", "PDL", "ROW_TILE", "rows", "rows_config",
     "SECTION", "shared", "SPLIT", "SPLIT_ROWS", "SPLIT_SIZE", "SPLITS", "STAGES", "tiles", "TMA", "WARPS",
-    "HEAD_PARTS", "WALK_PARTS", "WALKS",
+    "EDGES", "HEAD_PARTS", "WALK_PARTS", "WALKS",
 ))  # fmt: skip
 #: Keywords of C++20, and names with a meaning in CUDA without any header.
 CPP = frozenset((

@@ -240,7 +240,7 @@ KINDS: dict[str, dict[str, object]] = {
     },
     "selected latents": {
         **SELECTED, **LATENTS, "grads": "grad q",
-        "backward": "backward { tile.q = 64, tile.kv = 32, stages = 2, warps = 8 }",
+        "backward": "backward { tile.q = 64, tile.kv = 32, stages = 1, warps = 8 }",
     },
     "selected latents, few heads": {
         **SELECTED, **LATENTS, "grads": "grad q, k",
