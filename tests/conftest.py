@@ -15,6 +15,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, Verbosity, settings
 
 from tests.golden_files import golden, pytest_addoption
+from tests.profiles import is_night
 
 __all__ = [
     "golden",
@@ -79,7 +80,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         place = item.path.relative_to(Path(__file__).parent).parts[0]
         if place in _QUICK and item.get_closest_marker("slow") is None:
             item.add_marker("quick")
-    if settings.get_current_profile_name() != "nightly":
+    if not is_night():
         nightly = {item for item in items if item.get_closest_marker("nightly") is not None}
         config.hook.pytest_deselected(items=[*nightly])
         items[:] = [item for item in items if item not in nightly]

@@ -15,6 +15,7 @@ from attnc.source import Source
 from attnc.syntax import ast
 from attnc.syntax.format import format_file
 from attnc.syntax.parser import MAX_ERRORS, parse
+from tests.profiles import is_night
 
 EXAMPLES = [path.read_text(encoding="utf-8") for path in (Path(__file__).parent / "examples").glob("*.attn")]
 GRAMMAR = Lark(resource("grammar", "attn.lark").read_text(encoding="utf-8"), start="file", parser="lalr")
@@ -73,9 +74,12 @@ def test_hostile_texts(name: str) -> None:
     check(HOSTILE[name])
 
 
-# Generating sentences takes far longer than parsing them.
+# Generating sentences takes far longer than parsing them: fewer of the profile's by day.
 @pytest.mark.slow
-@settings(max_examples=settings().max_examples // 32, suppress_health_check=[HealthCheck.filter_too_much])
+@settings(
+    max_examples=settings().max_examples // (16 if is_night() else 32),
+    suppress_health_check=[HealthCheck.filter_too_much],
+)
 @given(from_lark(GRAMMAR, alphabet=st.characters(codec="ascii")))
 def test_sentences_of_the_grammar(text: str) -> None:
     check(text)

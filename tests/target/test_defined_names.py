@@ -18,6 +18,7 @@ from attnc.runtime.toolchains import usage_of
 from attnc.target.files import render_files
 from tests.compiled import refusals
 from tests.processes import compiling
+from tests.profiles import is_night
 from tests.targets import TARGETS, small_tiles
 from tests.verify.judging import examples, modules_of, spec
 from tests.verify.random_specs import EVERY_TARGET, HOPPER, specs
@@ -179,7 +180,7 @@ def test_one_that_is_not_is_found() -> None:
 @pytest.mark.slow
 def test_what_did_not_compile_and_random_specs_compile_without_a_gpu() -> None:
     drawn: list[str] = []
-    nightly = settings.get_current_profile_name() == "nightly"
+    nightly = is_night()
 
     @settings(max_examples=examples(1))
     @given(specs(targets=EVERY_TARGET))
@@ -199,7 +200,7 @@ def test_what_did_not_compile_and_random_specs_compile_without_a_gpu() -> None:
 @pytest.mark.slow
 def test_constants_that_float32_does_not_hold_compile() -> None:
     """By day each score for one target, by night for all."""
-    nightly, texts = settings.get_current_profile_name() == "nightly", []
+    nightly, texts = is_night(), []
     for number, target in enumerate(EVERY_TARGET):
         tiles = "consumers = 2, tile.kv = 32" if target == HOPPER else small_tiles(target)
         scores = SMALL_AND_LARGE if nightly else SMALL_AND_LARGE[number :: len(EVERY_TARGET)]

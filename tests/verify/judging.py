@@ -8,7 +8,6 @@ from itertools import chain
 from typing import Any
 
 import pytest
-from hypothesis import settings
 
 from attnc.build import plan_program
 from attnc.model.attention import Attention
@@ -25,6 +24,7 @@ from attnc.verify.search import AttentionTrial, Progress, Report, run, search
 from attnc.verify.subject import Subject, subject_of
 from attnc.verify.trials import rule_of
 from tests.plans import plans_of
+from tests.profiles import is_night
 from tests.targets import EACH, skip_without_compiler
 
 
@@ -93,7 +93,7 @@ def every_fill() -> tuple[str, ...]:
     """Returns what the memory around tensors is full of: by day two fills that differ in every bit, every
     night all.
     """
-    nightly = settings.get_current_profile_name() == "nightly"
+    nightly = is_night()
     return tuple(FILLS) if nightly else ("nan", "large")
 
 
@@ -102,7 +102,7 @@ def right_by_day(made: Subject, count: int = 3) -> None:
 
     Of bugs that only other cases show tests/planted replays such a case.
     """
-    if settings.get_current_profile_name() == "nightly":
+    if is_night():
         report = verify(made, rules=violations)
     else:
         report = verify(made, count=count, fills=("nan",), edges=edges(made.space))
@@ -112,7 +112,7 @@ def right_by_day(made: Subject, count: int = 3) -> None:
 
 def examples(by_day: int) -> int:
     """Examples of a search: as many by day, and twenty times as many every night."""
-    return by_day * (20 if settings.get_current_profile_name() == "nightly" else 1)
+    return by_day * (20 if is_night() else 1)
 
 
 def transposed(attention: Attention) -> dict[str, TensorLayout]:

@@ -18,6 +18,7 @@ from attnc.verify.check import check, keeps
 from attnc.verify.properties import PROPERTIES, violations
 from attnc.verify.subject import Subject, subject_of
 from tests.kernels.test_random_specs import drawn
+from tests.profiles import is_night
 from tests.targets import TARGETS, needs_gxx
 from tests.verify.foreign_specs import foreign_specs
 from tests.verify.judging import modules_of, subject_of_text
@@ -179,7 +180,10 @@ def held(made: Subject, case: Case) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=max(settings().max_examples // 16, 4), suppress_health_check=list(HealthCheck))
+@settings(
+    max_examples=max(settings().max_examples // (10 if is_night() else 16), 4),
+    suppress_health_check=list(HealthCheck),
+)
 @given(foreign_specs(), st.data())
 def test_foreign_specs_are_right(text: str, data: st.DataObject) -> None:
     """As `python -m tests.gpu.random_specs --foreign` says of thousands, on three targets."""
