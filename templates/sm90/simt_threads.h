@@ -441,6 +441,7 @@ SIMT const char* launch(void (*kernel)(), int grid_size, int threads, int bytes,
     random_state = seed * 0x9E3779B97F4A7C15ull + 0x1234567;
     for (int i = 0; i < 4; ++i)
         random_word();
+    steps = favoured = 0;  // the order follows from the seed alone, whatever was launched before
     const auto take = [&](auto& place, size_t bytes) {
         place = (decltype(&*place))memory;
         memory += (bytes + 4095) / 4096 * 4096;

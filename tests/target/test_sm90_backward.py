@@ -195,7 +195,7 @@ def test_gradients_are_right_whatever_warps_are_first(
         ("dq", r"mbarrier_wait\(barrier_of\(base, V_FULL, v\.index\), v\.phase\);", "", EARLY),
         ("dq", r"\bK_EMPTY, i\), 4 \* CONSUMERS", "K_EMPTY, i), 4 * CONSUMERS - 1", RACE),
         ("dq", r"(PipelineState<STAGES> k = \{0, )0\}", r"\g<1>1}", f"{EARLY}|{RACE}"),
-        ("dq", r"Q_EMPTY, q\.index\), last &&", "Q_EMPTY, q.index),", f"{EARLY}|{RACE}"),
+        ("dq", r"Q_EMPTY, q\.index\), last &&", "Q_EMPTY, q.index),", EARLY),
         ("dq", r"(DO_FULL, q\.index\)), q\.phase\);\n", r"\1, q.phase ^ 1);\n", EARLY),
     ],
 )
@@ -209,8 +209,8 @@ def test_a_mistake_in_it_is_found(
 
     accumulate = "two_pass" if kernel == "dq" else "atomic"
     host = on_cpu(planned(CAUSAL, accumulate=accumulate), kernel, change)
-    with pytest.raises(SimtFault, match=said):  # not every order of warps shows it
-        _ = [gradients(host, shape, 64) for shape in ((1, 2, 400, 300), (2, 3, 700, 500)) * 8]
+    with pytest.raises(SimtFault, match=said):
+        gradients(host, (1, 2, 400, 300), 64)
 
 
 @pytest.fixture
