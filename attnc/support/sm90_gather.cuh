@@ -3,6 +3,14 @@
 
 #ifndef ATTNC_SHIM
 
+// The number of a lane, which is cheaper to read again than to keep beside the numbers that a lane holds.
+__device__ __forceinline__ u32 read_lane()
+{
+    u32 lane;
+    asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
+    return lane;
+}
+
 // 16 bytes of global memory that lie at a multiple of 16; zeros, without a read, if they do not exist.
 __device__ __forceinline__ Chunk load_whole(const unsigned char* from, bool exist)
 {
@@ -30,8 +38,12 @@ __device__ __forceinline__ Chunk load_halves(const unsigned char* from, int byte
 
 // A warp converts eight rows of 64 columns at a time, a lane 16 columns of one row. Eight lanes that access shared
 // memory together have half of row r and half of row r ^ 5: other banks for each in a swizzled tile.
-__device__ __forceinline__ int gathered_row() { return threadIdx.x % 32 / 8 ^ threadIdx.x / 4 % 2 * 5; }
-__device__ __forceinline__ int gathered_column() { return threadIdx.x % 4 * 16; }
+__device__ __forceinline__ int gathered_row()
+{
+    const u32 lane = read_lane();
+    return lane / 8 ^ lane / 4 % 2 * 5;
+}
+__device__ __forceinline__ int gathered_column() { return read_lane() % 4 * 16; }
 
 // Rows of a lane in a tile of RUNS times eight rows of a warp, or of their pages. A row that is null is one of zeros.
 template <int RUNS>
@@ -53,10 +65,10 @@ __device__ __forceinline__ Chunk load_columns(const unsigned char* row, int colu
 // Stores a lane's 16 elements to its row of a panel, of whose tile these are eight rows.
 __device__ __forceinline__ void store_row(u32 rows, const Chunk (&made)[2])
 {
-    const int row = gathered_row(), chunk = gathered_column() / 8;
-#pragma unroll
-    for (int i = 0; i < 2; ++i)
-        store_shared(rows + row * 128 + ((chunk + i) ^ row) * 16, made[i]);
+    const int row = gathered_row(), chunk = gathered_column() / 8;  // even, so that the next one is the other of a pair
+    const u32 place = rows + row * 128 + (chunk ^ row) * 16;
+    store_shared(place, made[0]);
+    store_shared(place ^ 16, made[1]);
 }
 
 // Stores 16 numbers as elements.

@@ -265,6 +265,7 @@ static inline void tma_wait(SIMT_LINE) { simt::wait_stores(0, false, line); }
 static inline void copy_async(u32 to, const void* from, bool inside, SIMT_LINE) { simt::copy_async(to, from, inside ? 16 : 0, 16, line); }
 static inline void copy_async_halves(u32 to, const void* from, int bytes, SIMT_LINE) { simt::copy_async(to, from, bytes, 8, line); }
 // attnc/support/sm90_gather.cuh
+static inline u32 read_lane() { return threadIdx.x % 32; }
 struct Chunk;
 template <class T = Chunk>
 static T load_whole(const unsigned char* from, bool exist, SIMT_LINE)

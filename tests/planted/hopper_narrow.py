@@ -86,8 +86,8 @@ BUGS: tuple[HopperBug, ...] = (
         name="columns of the next tile in the order of this one",
         attention="hopper_narrow_latent",
         story="the consumers take turns, and what is loaded ahead is the other's",
-        anchor="rows = next_rows; odd = !odd;",
-        patch="rows = next_rows;",
+        anchor="end_part(!odd); odd = !odd;",
+        patch="end_part(!odd);",
         also=(
             Place(
                 anchor="stage.advance(); kv_lo = next_lo;",
@@ -113,8 +113,8 @@ BUGS: tuple[HopperBug, ...] = (
         name="one page for all rows of a lane",
         attention="hopper_narrow_latent",
         story="pages had 16 keys, and a warp has as many rows",
-        anchor="pages.of[run] * pool.page_stride",
-        patch="pages.of[0] * pool.page_stride",
+        anchor="pages.of[run % OWN_PAGES]",
+        patch="pages.of[0]",
     ),
     HopperBug(
         name="tile of a prompt converted before its rows are there",

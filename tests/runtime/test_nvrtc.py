@@ -43,8 +43,8 @@ MODULES = sorted(path for path in GENERATED.glob("*/cuda_*/*.py") if path.name !
 #: Bytes that a thread may spill: 128 x 64 tiles of 4 warps fill all registers, and are fastest at D = 128.
 NEGLIGIBLE = 128
 #: The same of gradients whose mask has groups of candidates, where what is spilt is of tiles that the mask
-#: divides; and of latents of 8 bits, where those that multiply leave 56 registers to those that hold rows.
-OF_MODULES = {"hstu-d64_group4": 136, "hstu-d128_group4": 136, "kv8_latent-default": 232}
+#: divides.
+OF_MODULES = {"hstu-d64_group4": 136, "hstu-d128_group4": 136}
 #: ptxas puts a wait of its own in front of products of kernels in which pieces of dS follow each other: no
 #: registers are left to keep them apart (C7519).
 INJECTED = {"wide_backward_dq", "wide_backward_dk"}

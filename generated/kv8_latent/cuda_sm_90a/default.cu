@@ -57,7 +57,8 @@ constexpr int Q_BYTES = QK_PANELS * BLOCK_M * 128, K_BYTES = QK_PANELS * BLOCK_N
 constexpr int Q_AT = 0, K_AT = Q_AT + Q_BYTES;
 constexpr int TILES_END = K_AT + STAGES * K_BYTES;
 // Each producer warp has OWN_ROWS rows of a tile, and loads and converts eight of a panel at a time, a step.
-constexpr int OWN_ROWS = BLOCK_N / PRODUCERS, PAGE = 64, RUNS = OWN_ROWS / 8;
+constexpr int OWN_ROWS = BLOCK_N / PRODUCERS, RUNS = OWN_ROWS / 8;
+constexpr int PAGE = 64, OWN_PAGES = PAGE % OWN_ROWS == 0 ? 1 : RUNS;  // that a lane's rows of a tile lie in
 constexpr int RAW_END = TILES_END;
 // The last p, where columns of q were that stay in registers, and maxima and sums of rows of each consumer.
 constexpr int P_AT = Q_AT + (QK_PANELS - 1) * BLOCK_M * 128, MAXIMA_AT = RAW_END, SUMS_AT = MAXIMA_AT + 2 * BLOCK_M * 4;
@@ -198,13 +199,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) kv8_latent_forward
     };
     // The pages of this lane's rows of the tile at kv_lo.
     auto pages_of = [&](int kv_lo) {
-        LanePages<RUNS> found;
+        LanePages<OWN_PAGES> found;
         #pragma unroll
-        for (int run = 0; run < RUNS; ++run)
+        for (int run = 0; run < OWN_PAGES; ++run)
             found.of[run] = page_of(kv_lo + own_row + 8 * run + gathered_row());
         return found;
     };
-    LanePages<RUNS> pages = {};  // of the tile whose rows are looked up next
+    LanePages<OWN_PAGES> pages = {};  // of the tile whose rows are looked up next
 
     // Loads that need no length of the sequence are issued before it is known.
     if (warpgroup > 0) {
@@ -249,13 +250,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) kv8_latent_forward
         warpgroup_reg_dealloc<PRODUCER_REGISTERS>();
         const BytePool pool = byte_pool(args.k_ptr + 0, args.stride_kp, args.stride_kn);
         // This lane's rows of the tile at kv_lo.
-        auto rows_of = [&](int kv_lo) {
+        auto rows_of = [&](int kv_lo, const LanePages<OWN_PAGES>& pages) {
             LaneRows<RUNS> rows;
             #pragma unroll
             for (int run = 0; run < RUNS; ++run) {
                 const int kv_idx = kv_lo + own_row + 8 * run + gathered_row();
                 rows.of[run] = kv_lo < end && kv_idx < N
-                    ? pool.first + pages.of[run] * pool.page_stride + kv_idx % PAGE * pool.stride : nullptr;
+                    ? pool.first + pages.of[run % OWN_PAGES] * pool.page_stride + (u32)kv_idx % PAGE * pool.stride
+                    : nullptr;
             }
             return rows;
         };
@@ -276,49 +278,56 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) kv8_latent_forward
         auto run = [&](auto whole) {
             bool odd = false;
             Chunk loaded[FIRST * RUNS];
-            LaneRows<RUNS> rows = rows_of(first);
-            pages = pages_of(next(first));
-            #pragma unroll
-            for (int i = 0 * RUNS; i < FIRST * RUNS; ++i) {
-                const int column = 64 * column_panel(panel_of(i / RUNS, odd)) + gathered_column();
-                loaded[i - 0 * RUNS] = load_columns<decltype(whole)::value>(rows.of[i % RUNS], column, 576);
-            }
-            #pragma unroll 1
-            for (int kv_lo = first; kv_lo < end;) {
-                const int next_lo = next(kv_lo);
-                const LaneRows<RUNS> next_rows = rows_of(next_lo);
-                pages = pages_of(next(next_lo));
-                // What comes next is loaded once a part is full: the fence before that would wait for loads under way.
-                begin(odd);
-                #pragma unroll
-                for (int i = 0 * RUNS; i < FIRST * RUNS; ++i) {
-                    const int panel = panel_of(i / RUNS, odd);
-                    const u32 to_rows = base + K_AT + stage.index * K_BYTES
-                        + (panel * BLOCK_N + own_row + i % RUNS * 8) * 128;
-                    store_converted<e4m3>(to_rows, loaded[i - 0 * RUNS]);
-                }
-                end_part(odd);
-                #pragma unroll
-                for (int i = FIRST * RUNS; i < QK_PANELS * RUNS; ++i) {
-                    const int column = 64 * column_panel(panel_of(i / RUNS, odd)) + gathered_column();
-                    loaded[i - FIRST * RUNS] = load_columns<decltype(whole)::value>(rows.of[i % RUNS], column, 576);
-                }
-                begin(!odd);
-                #pragma unroll
-                for (int i = FIRST * RUNS; i < QK_PANELS * RUNS; ++i) {
-                    const int panel = panel_of(i / RUNS, odd);
-                    const u32 to_rows = base + K_AT + stage.index * K_BYTES
-                        + (panel * BLOCK_N + own_row + i % RUNS * 8) * 128;
-                    store_converted<e4m3>(to_rows, loaded[i - FIRST * RUNS]);
-                }
-                end_part(!odd);
-                rows = next_rows;
-                odd = !odd;
+            {
+                const LaneRows<RUNS> rows = rows_of(first, pages);
                 #pragma unroll
                 for (int i = 0 * RUNS; i < FIRST * RUNS; ++i) {
                     const int column = 64 * column_panel(panel_of(i / RUNS, odd)) + gathered_column();
                     loaded[i - 0 * RUNS] = load_columns<decltype(whole)::value>(rows.of[i % RUNS], column, 576);
                 }
+            }
+            LanePages<OWN_PAGES> next_pages = pages_of(next(first));
+            #pragma unroll 1
+            for (int kv_lo = first; kv_lo < end;) {
+                const int next_lo = next(kv_lo);
+                // What comes next is loaded once a part is full: the fence before that would wait for loads under way.
+                begin(odd);
+                #pragma unroll
+                for (int i = 0 * RUNS; i < FIRST * RUNS; ++i) {
+                    const int panel = panel_of(i / RUNS, odd);
+                    const u32 to_rows = base + K_AT + stage.index * K_BYTES + (panel * BLOCK_N + i % RUNS * 8) * 128
+                        + own_row * 128;
+                    store_converted<e4m3>(to_rows, loaded[i - 0 * RUNS]);
+                }
+                end_part(odd);
+                {
+                    const LaneRows<RUNS> rows = rows_of(kv_lo, pages);
+                    #pragma unroll
+                    for (int i = FIRST * RUNS; i < QK_PANELS * RUNS; ++i) {
+                        const int column = 64 * column_panel(panel_of(i / RUNS, odd)) + gathered_column();
+                        loaded[i - FIRST * RUNS] = load_columns<decltype(whole)::value>(rows.of[i % RUNS], column, 576);
+                    }
+                }
+                begin(!odd);
+                #pragma unroll
+                for (int i = FIRST * RUNS; i < QK_PANELS * RUNS; ++i) {
+                    const int panel = panel_of(i / RUNS, odd);
+                    const u32 to_rows = base + K_AT + stage.index * K_BYTES + (panel * BLOCK_N + i % RUNS * 8) * 128
+                        + own_row * 128;
+                    store_converted<e4m3>(to_rows, loaded[i - FIRST * RUNS]);
+                }
+                end_part(!odd);
+                odd = !odd;
+                {
+                    const LaneRows<RUNS> rows = rows_of(next_lo, next_pages);
+                    #pragma unroll
+                    for (int i = 0 * RUNS; i < FIRST * RUNS; ++i) {
+                        const int column = 64 * column_panel(panel_of(i / RUNS, odd)) + gathered_column();
+                        loaded[i - 0 * RUNS] = load_columns<decltype(whole)::value>(rows.of[i % RUNS], column, 576);
+                    }
+                }
+                pages = next_pages;
+                next_pages = pages_of(next(next_lo));
                 stage.advance();
                 kv_lo = next_lo;
             }
