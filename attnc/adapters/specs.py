@@ -79,6 +79,7 @@ class Wanted:
     softcap: 0 or less for none, as engines have it
     sink, slopes: names of f32[Hkv * G] inputs, "" for none; slopes as in ALiBi
     lse: shape of the lse output, "" for none
+    dropout: whether weights are dropped, by inputs dropout_p: f32[] and seed: i64[]
     grad: names of inputs that get a gradient
     decode: for few queries: the heads of a group share a tile, and programs share the keys
     rows: of such a tile at most, 16, 32 or 64
@@ -107,6 +108,7 @@ class Wanted:
     sink: str = ""
     slopes: str = ""
     lse: str = ""
+    dropout: bool = False
     grad: tuple[str, ...] = ()
     decode: bool = False
     rows: int = 16
@@ -192,6 +194,7 @@ class Wanted:
             *(f"input {line}" for line in self.inputs),
             *(f"input {name}: f32[B, Hkv]" for name in (self.k_scale, self.v_scale) if name),
             *(f"input {name}: f32[Hkv * G]" for name in (self.slopes, self.sink) if name),
+            *(["input dropout_p: f32[]", "input seed: i64[]"] if self.dropout else []),
             *([f"length N = {self.length}[b]"] if self.length else []),
             f"score = {score}",
             *([f"mask = {self.mask}"] if self.mask else []),
@@ -259,6 +262,7 @@ class Wanted:
     def _normalization(self) -> str:
         given = [f"sink = {self.sink}[h]"] if self.sink else []
         given += [f"v_scale = {self.v_scale}[b, h // G]"] if self.v_scale else []
+        given += ["dropout = dropout_p, seed = seed"] if self.dropout else []
         return f"({', '.join(given)})" if given else ""
 
 

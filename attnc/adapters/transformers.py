@@ -1,5 +1,6 @@
 """An attention for transformers: decoders, encoders and what is between them; causal, bidirectional, windows
-on either side, padding, masks and position biases of a model's own, softcap, sinks; inference and training.
+on either side, padding, masks and position biases of a model's own, softcap, sinks; inference, and training
+with dropout.
 
     from attnc.adapters.transformers import register
     register()
@@ -145,26 +146,27 @@ def attention(
     all of float16, bfloat16 or float32.
 
     attention_mask: what `mask` has made; None for modules that are not causal (`is_causal` of the call, else
-    of the module), which see all keys; or [B or 1, Hq or 1, M, N or more], added to the scores, of bools:
-    what they keep
+    of the module), which see all keys; or [B or 1, Hq or 1, M, N or more], added to the scores behind
+    softcap, of bools: what they keep
     scaling: 1 / sqrt(D) if None; s_aux: [Hq], a logit for each head that joins the denominator
-    position_bias: [B or 1, Hq or 1, M, N], added to the scores, with a gradient
+    position_bias: [B or 1, Hq or 1, M, N], added likewise, with a gradient
+    dropout: the probability of dropping a weight, by a mask that follows from a seed drawn from PyTorch's
+    generator on the device, as the backward's does
     Rows that see no key (padding on the left) are 0. Raises ValueError or TypeError that names the argument,
-    what was expected and what came: no mask for a causal module, dropout, weights to return, unknown
-    arguments.
+    what was expected and what came: no mask for a causal module, weights to return, unknown arguments.
     """
     band = getattr(attention_mask, _BAND, None)
     own = attention_mask if band is None else None
     bounds = (None, None, None) if band is None else (band.first, band.last, band.stop)
     plan_key = None
-    if not is_compiling() and rest.keys() <= _WITHOUT_EFFECT:
+    if dropout == 0 and not is_compiling() and rest.keys() <= _WITHOUT_EFFECT:
         ends = None if band is None else (band.left, band.right)
         causal = attention_mask is None and _is_causal(module, rest.get("is_causal"))
-        facts = ("attention", scaling, softcap, ends, causal, dropout, rest.get("output_attentions"))
+        facts = ("attention", scaling, softcap, ends, causal, rest.get("output_attentions"))
         plan_key, found = repeat(facts, (query, key, value, *bounds, own, position_bias, s_aux))
         if found is not None:
             return found[0], None
-    refuse("attention", dropout=dropout, output_attentions=rest.get("output_attentions"))
+    refuse("attention", output_attentions=rest.get("output_attentions"))
     refuse("attention", **{name: rest[name] for name in rest if name not in _WITHOUT_EFFECT})
     if attention_mask is None and _is_causal(module, rest.get("is_causal")):
         raise ValueError(
@@ -178,11 +180,10 @@ def attention(
         for name, x in (("attention_mask", own), ("position_bias", position_bias))
         if x is not None
     }
-    if tables:
-        refuse("attention beside a mask or bias of a model's own", softcap=softcap)
     gradients = torch.is_grad_enabled() and any(x.requires_grad for x in (query, key, value))
     learned = [("s_aux", s_aux), *tables.items()] if torch.is_grad_enabled() else []
     wanted = [name for name, x in learned if x is not None and x.requires_grad]
+    dropped = _draw_seed(dropout, query.device)
     size, size_v = index(query.shape[-1]), index(value.shape[-1])  # numbers for torch.compile too
     form = _form_name(
         query.dtype,
@@ -192,12 +193,13 @@ def attention(
         tuple((name, _element(name, x), *map(_is_one, x.shape[:2])) for name, x in tables.items()),
         number_of("attention: softcap", softcap, 0.0),
         s_aux is not None,
+        bool(dropped),
         (*(("q", "k", "v") if gradients else ()), *wanted),
-        _is_one(query.shape[2]) and not gradients and not wanted,
+        _is_one(query.shape[2]) and not gradients and not wanted and not dropped,
     )
     sinks = () if s_aux is None else (s_aux.float(),)
     given = () if band is None else bounds
-    o: torch.Tensor = run_kernel(form, query, key, value, *given, *tables.values(), *sinks)
+    o: torch.Tensor = run_kernel(form, query, key, value, *given, *tables.values(), *sinks, *dropped)
     if plan_key is not None:
         cut = {name: partial(_cut, keys=key.shape[2]) for name in tables}
         changes: Changes = {**cut, **({} if s_aux is None else {"s_aux": torch.Tensor.float})}
@@ -216,6 +218,14 @@ def attention(
 def _is_causal(module: torch.nn.Module, is_causal: object) -> bool:
     """Returns whether a call without a mask is to be refused."""
     return (getattr(module, "is_causal", True) if is_causal is None else is_causal) is not False
+
+
+def _draw_seed(dropout: object, device: torch.device) -> tuple[float, torch.Tensor] | tuple[()]:
+    """Returns the probability and the seed of a call with dropout, nothing for one without."""
+    p = number_of("attention: dropout", dropout)
+    if not 0 <= p < 1:
+        raise ValueError(f"attention: dropout: expected at least 0 and less than 1, got {p}")
+    return (p, torch.randint(1 << 62, (), device=device)) if p else ()
 
 
 def _cut(x: torch.Tensor, keys: int) -> torch.Tensor:
@@ -267,6 +277,7 @@ def _kernel_name(
     tables: tuple[tuple[str, str, bool, bool], ...],
     softcap: float,
     sinks: bool,
+    dropout: bool,
     grad: tuple[str, ...],
     decode: bool,
 ) -> str:
@@ -301,6 +312,7 @@ def _kernel_name(
             terms=tuple(terms),
             softcap=softcap,
             sink="s_aux" if sinks else "",
+            dropout=dropout,
             grad=grad,
             decode=decode,
         )

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from attnc.adapters.transformers import attention, mask, register
+from attnc.reference import keep
 
 transformers = pytest.importorskip(
     "transformers", minversion="5.0", reason="transformers is an optional extra; it is not among the pins"
@@ -183,11 +185,11 @@ def test_ends_of_bands(function: str | tuple[str, int], ends: tuple[int | None, 
     ("changed", "said"),
     [
         ({"attention_mask": None}, "attention_mask: expected what .*, got None for a module that is causal"),
-        ({"dropout": 0.1}, "dropout: expected None, as it is not supported, got 0.1"),
+        ({"dropout": 1.0}, "dropout: expected at least 0 and less than 1, got 1.0"),
         ({"output_attentions": True}, "output_attentions: expected None"),
         (
             {"position_bias": torch.zeros(1)},
-            r"position_bias: expected shape \[1 or 1, 4 or 1, 5, 5\], got \[1\]",
+            r"position_bias: expected shape \[any, any, any, any\], got \[1\]",
         ),
         ({"alibi": torch.zeros(1)}, r"alibi: expected None, .*, got a tensor \[1\]"),
     ],
@@ -220,6 +222,52 @@ def test_gradients(window: int | None) -> None:
     torch.testing.assert_close(*found, rtol=1e-4, atol=1e-6)
 
 
+def draw_by_eager(
+    module: Any, query: Any, key: Any, value: Any, attention_mask: Any, dropout: float = 0.0, **rest: Any
+) -> tuple[torch.Tensor, None]:
+    """What `eager` computes, with the mask of dropout that kernels draw."""
+    scores = query @ key.mT * query.shape[-1] ** -0.5
+    weights = torch.softmax(scores if attention_mask is None else scores + attention_mask, -1)
+    if dropout:
+        seed = int(torch.randint(1 << 62, ()))
+        rows, keys = np.arange(weights.shape[2])[:, None], np.arange(weights.shape[3])[None, :]
+        kept = [
+            [keep(seed, b, h, rows, keys, dropout) for h in range(weights.shape[1])]
+            for b in range(weights.shape[0])
+        ]
+        weights = weights * torch.from_numpy(np.array(kept)) / (1 - dropout)
+    return (weights @ value).transpose(1, 2).contiguous(), None
+
+
+@pytest.mark.parametrize("name", ["GPT2LMHeadModel", "BertForMaskedLM"])
+def test_dropout_in_training(name: str) -> None:
+    """Loss and gradients are those of `eager` with the same mask; a seed repeats them, with activations
+    computed again too; another seed does not.
+    """
+    from transformers.masking_utils import eager_mask
+
+    transformers.AttentionInterface.register("eager_of_seeds", draw_by_eager)
+    transformers.AttentionMaskInterface.register("eager_of_seeds", eager_mask)
+    sizes = {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 64, "vocab_size": 128}
+    config = transformers.GPT2Config(**sizes, **ENDS) if "GPT" in name else transformers.BertConfig(**HEADS)
+    ids, kept = padded(19, 7, side="right")
+
+    def step(implementation: str, seed: int = 0, *, again: bool = False) -> list[torch.Tensor]:
+        made = made_of(name, config, implementation).train()
+        if again:
+            made.gradient_checkpointing_enable()
+        torch.manual_seed(seed)
+        loss = made(ids, attention_mask=kept, labels=torch.where(kept.bool(), ids, -100)).loss
+        loss.backward()
+        return [loss.detach(), *(weight.grad for weight in made.parameters() if weight.grad is not None)]
+
+    ours = step("attnc")
+    torch.testing.assert_close(ours, step("eager_of_seeds"), rtol=1e-3, atol=1e-5)
+    assert all(map(torch.equal, ours, step("attnc")))
+    torch.testing.assert_close(ours, step("attnc", again=True), rtol=1e-4, atol=1e-6)
+    assert not torch.equal(ours[0], step("attnc", 1)[0])
+
+
 # --- encoders, and what is between them and decoders --------------------------------------------------------
 
 HEADS: dict[str, Any] = {
@@ -240,7 +288,7 @@ PAIR: dict[str, Any] = {
     "eos_token_id": 1,
     "decoder_start_token_id": 1,
 }
-ENDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 1, "cls_token_id": 1, "sep_token_id": 1}
+ENDS: dict[str, Any] = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 1, "cls_token_id": 1, "sep_token_id": 1}
 
 
 def made_of(name: str, config: Any, implementation: str) -> Any:
