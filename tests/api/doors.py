@@ -265,13 +265,13 @@ def _single_tensors() -> dict[str, Any]:
 
 def _decode_plan_tensors() -> dict[str, Any]:
     plan = {"indptr": _ints(0, 1, 2), "indices": _ints(0, 1), "last_page_len": _ints(N, 4)}
-    return {**plan, "q": _random(B, H, D), **_paged()}
+    return {**plan, "q": _random(B, H, D), **_paged(), "out": torch.empty(B, H, D)}
 
 
-def _decode_wrapper(q: Any, k: Any, v: Any, **plan: Any) -> Any:
+def _decode_wrapper(q: Any, k: Any, v: Any, out: Any, **plan: Any) -> Any:
     made = flashinfer.BatchDecodeWithPagedKVCacheWrapper(torch.empty(0))
     made.plan(**plan, num_qo_heads=H, num_kv_heads=HKV, head_dim=D, page_size=PAGE, q_data_type=torch.float32)
-    return made.run(q, (k, v))
+    return made.run(q, (k, v), out=out)
 
 
 def _prefill_plan_tensors() -> dict[str, Any]:
@@ -413,7 +413,11 @@ DOORS: dict[str, Door] = {
         make=lambda: {**_single_tensors(), "q": _random(H, D)}, call=flashinfer.single_decode_with_kv_cache
     ),
     "BatchDecodeWithPagedKVCacheWrapper": Door(
-        make=_decode_plan_tensors, call=_decode_wrapper, named=("paged_kv_cache",)
+        make=_decode_plan_tensors,
+        call=_decode_wrapper,
+        named=("paged_kv_cache",),
+        written=("out",),
+        detached=("out",),
     ),
     "BatchPrefillWithPagedKVCacheWrapper": Door(
         make=_prefill_plan_tensors, call=_prefill_wrapper, named=("paged_kv_cache",)

@@ -121,6 +121,10 @@ CALLS = [
 ]
 
 
+#: Arguments that results are written to.
+_OUT = ("o", "lse", "out")
+
+
 def spoiled(door: Door, argument: str, change: Mistake) -> dict[str, Any] | None:
     """Returns the tensors of a call, of which one is wrong."""
     tensors = door.make()
@@ -198,6 +202,27 @@ def test_layouts_are_taken_for_what_they_are_or_named(door: Door, argument: str)
             said = ""
             torch.testing.assert_close(result, right)
         assert not said
+
+
+@pytest.mark.parametrize(
+    ("door", "argument"), [(door, name) for door in DOORS.values() for name in door.written if name in _OUT]
+)
+@pytest.mark.parametrize("repeats", [0, 6])
+def test_a_result_that_shares_an_element_is_refused(door: Door, argument: str, repeats: int) -> None:
+    """With any other tensor of the call; after calls that looked alike, too."""
+    for other, x in door.make().items():
+        if x.dtype != torch.float32 or not x.dim() or other == argument:
+            continue
+        tensors = door.make()
+        y = tensors[argument]
+        memory = torch.empty(2 * x.numel() + y.numel())
+        tensors[other] = memory[: x.numel()].view(x.shape).copy_(x)
+        tensors[argument] = memory[x.numel() : x.numel() + y.numel()].view(y.shape)
+        for _ in range(repeats):
+            door.call(**tensors)  # behind each other
+        tensors[argument] = memory[x.numel() - 1 : x.numel() - 1 + y.numel()].view(y.shape)
+        with pytest.raises(ValueError, match=r"out( \w+)?: expected memory of its own, got elements that are"):
+            door.call(**tensors)
 
 
 @pytest.mark.parametrize("name", DOORS)

@@ -247,6 +247,33 @@ def test_a_kept_lse_has_memory_for_every_row(target: str) -> None:
         module.alibi(x, x, x, torch.zeros(2), lse=torch.empty(1).expand(1, 2, 16))
 
 
+def qkvo() -> tuple[torch.Tensor, ...]:
+    """Four tensors whose rows lie between each other's."""
+    return torch.zeros(1, 16, 4, 2, 64, dtype=torch.bfloat16).unbind(2)
+
+
+@pytest.mark.parametrize("repeats", [0, 8])
+def test_results_that_share_elements_with_something_else_are_refused(
+    dropout: ModuleType, repeats: int
+) -> None:
+    """Also in a call that looks like those before it; what lies between inputs is taken."""
+    q, k, v, o = qkvo()
+    long, lse = torch.zeros(1, 32, 2, 64, dtype=torch.bfloat16), torch.empty(1, 2, 16)
+    for _ in range(repeats):
+        dropout.dropout(q, k, v, 0.1, 0, out=(o, lse))
+    refused = [
+        ((q, k, v), (q, lse), "out o: expected memory of its own, got elements that are those of q"),
+        ((q, k, v), (v, lse), "out o: expected memory of its own, got elements that are those of v"),
+        ((long[:, 1:17], k, v), (long[:, :16], lse), "out o: .* are those of q"),
+        ((q, k, v), (long[:, :16], long.view(-1)[:64].view(torch.float32).view(1, 2, 16)), "out lse: .* out o"),
+    ]
+    for inputs, out, said in refused:
+        with pytest.raises(ValueError, match=said):
+            dropout.dropout(*inputs, 0.1, 0, out=out)
+    dropout.dropout(q, k, v, 0.1, 0, out=(o, lse))
+    dropout.dropout(q, k, v, 0.1, 0, out=(long[:, :16], lse))
+
+
 def test_everything_is_dropped_at_one(dropout: ModuleType) -> None:
     q = torch.ones_like(sequence())
     o, lse = dropout.dropout(q, q, q, 1, 0)

@@ -8,7 +8,18 @@ from typing import Any
 import pytest
 import torch
 
-from attnc.support.memory import allocate, contiguous, layouts_of, made_apart, make_picker, memory_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from attnc.support.memory import (
+    allocate,
+    contiguous,
+    layouts_of,
+    made_apart,
+    make_picker,
+    memory_of,
+    share_elements,
+)
 
 
 def test_layouts_are_those_of_torch() -> None:
@@ -44,3 +55,40 @@ def test_what_is_made_apart_is_ordinary_and_there(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize("places", [(), (2,), (0, 2), (2, 0, 2)])
 def test_what_is_picked_is_a_tuple_whatever_it_has(places: tuple[int, ...]) -> None:
     assert make_picker(places)("abc") == tuple("abc"[place] for place in places)
+
+
+@st.composite
+def views(draw: st.DrawFn) -> torch.Tensor:
+    """A tensor of some type with any strides in the first of 256 bytes."""
+    dtype = draw(st.sampled_from([torch.uint8, torch.float16, torch.float32]))
+    shape = draw(st.lists(st.integers(0, 4), max_size=3))
+    strides = draw(st.lists(st.integers(0, 9), min_size=len(shape), max_size=len(shape)))
+    offset = draw(st.integers(0, 20))
+    return _MEMORY.view(dtype).as_strided(shape, strides, offset)
+
+
+_MEMORY = torch.zeros(256, dtype=torch.uint8)
+
+
+def bytes_of(x: torch.Tensor) -> set[int]:
+    """Returns which bytes of memory its elements are, one after the other."""
+    size, found = x.element_size(), {x.storage_offset() * x.element_size()} if x.numel() else set()
+    for length, stride in zip(x.shape, x.stride(), strict=True):
+        found = {at + i * stride * size for at in found for i in range(length)}
+    return {int(at) + i for at in found for i in range(size)}
+
+
+@settings(max_examples=300)
+@given(views(), views())
+def test_elements_are_shared_where_some_byte_is(a: torch.Tensor, b: torch.Tensor) -> None:
+    assert share_elements(a, b) == bool(bytes_of(a) & bytes_of(b))
+
+
+def test_parts_of_one_tensor_share_no_elements() -> None:
+    """Heads side by side in the rows of one projection, whose rows lie between each other's."""
+    q, k, v, o = torch.zeros(2, 1000, 4, 8, 64).unbind(2)
+    assert not any(share_elements(o, x) for x in (q, k, v))
+    assert share_elements(o, o[:, ::3])
+    wide = torch.zeros(3, 5, 64 + 16)
+    assert not share_elements(wide[..., :64], wide[..., 64:])
+    assert share_elements(wide[..., :65], wide[..., 64:])

@@ -190,17 +190,6 @@ def write_mask(causal: bool, custom: bool, window_left: int) -> str:
     return " and ".join(parts)
 
 
-def check_shape(name: str, x: Any, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """Returns a tensor of this dtype and shape; TypeError and ValueError for another."""
-    if not isinstance(x, torch.Tensor):
-        raise TypeError(f"{name}: expected a tensor, got {type(x).__name__}")
-    if x.dtype != dtype:
-        raise TypeError(f"{name}: expected dtype {dtype}, got {x.dtype}")
-    if list(x.shape) != list(shape):
-        raise ValueError(f"{name}: expected shape {list(shape)}, got {list(x.shape)}")
-    return x
-
-
 def has_axes(x: Any, axes: int) -> bool:
     """Whether this is a tensor of so many axes."""
     return isinstance(x, torch.Tensor) and x.dim() == axes

@@ -13,7 +13,6 @@ import torch
 from attnc.adapters.flashinfer.arguments import (
     LOG2E,
     check_layout,
-    check_shape,
     combine_scales,
     compute_alibi_slopes,
     write_mask,
@@ -211,7 +210,8 @@ def launch(
             return known
     if check is not None:
         check()
-    q = tensors["q"]
+    q, given = tensors["q"], GivenTensors("run")
+    given.check("q", q, q.shape, (q.dtype,))
     shape = (plan.sequences, plan.heads[1])
     scales = combine_scales(
         "run",
@@ -224,13 +224,16 @@ def launch(
     )
     named |= scales
     if sinks is not None:
-        named["sinks"] = check_shape("sinks", sinks, [plan.heads[0]], torch.float32)
+        given.check("sinks", sinks, [plan.heads[0]], (torch.float32,))
+        named["sinks"] = sinks
     left = plan.window_left if window_left is None else window_left
     o_shape = [*q.shape[:2], plan.wanted.value_dim or plan.wanted.head_dim]
     if out is not None:
-        check_shape("out", out, o_shape, q.dtype)
+        given.check("out", out, o_shape, (q.dtype,), "like q")
+        given.check_rows(out=out)
+        refuse_gradients("run", out=out)
     if lse is not None:
-        check_shape("lse", lse, q.shape[:2], torch.float32)
+        given.check("lse", lse, q.shape[:2], (torch.float32,))
     made = plan.variant(left, scales, sinks is not None)
     call = _plan_call(plan, made, named, o_shape, has_out=out is not None, return_lse=return_lse)
     keep(key, call)

@@ -88,8 +88,8 @@ BUGS = (
     Bug(
         name="sinks are negated",
         place="paged.launch",
-        old='check_shape("sinks", sinks,',
-        new='check_shape("sinks", -sinks,',
+        old='named["sinks"] = sinks',
+        new='named["sinks"] = -sinks',
         call="decode",
     ),
     Bug(
