@@ -10,6 +10,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import forward_ad
 
+from .memory import share_elements
 from .sizes import evaluate, list_names
 
 DTYPES = {
@@ -251,6 +252,25 @@ def reject_overlapping_output(name: str, x: torch.Tensor) -> None:
     refuse_negated(name, x)
     if x.numel() and any(stride == 0 and size > 1 for size, stride in zip(x.shape, x.stride(), strict=True)):
         raise ValueError(f"{name}: expected an element of memory for each value, got strides {x.stride()}")
+
+
+def refuse_shared(
+    names: Sequence[str], inputs: Sequence[torch.Tensor], outputs: Sequence[str], out: Sequence[torch.Tensor]
+) -> None:
+    """ValueError for a tensor to write to that shares elements with an input, or with another of them."""
+    storages = [x.untyped_storage().data_ptr() for x in out]
+    for at, x in enumerate(inputs):
+        if x.untyped_storage().data_ptr() in storages:
+            _refuse_shared(outputs, out, names[at], x)
+    if len(storages) > 1 and len({*storages}) < len(storages):
+        for at, x in enumerate(out):
+            _refuse_shared(outputs[at + 1 :], out[at + 1 :], outputs[at], x)
+
+
+def _refuse_shared(outputs: Sequence[str], out: Sequence[torch.Tensor], other: str, x: torch.Tensor) -> None:
+    for name, y in zip(outputs, out, strict=True):
+        if share_elements(x, y):
+            raise ValueError(f"{name}: expected memory of its own, got elements that are those of {other}")
 
 
 def refuse_negated(name: str, x: torch.Tensor) -> None:

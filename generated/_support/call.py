@@ -24,6 +24,7 @@ from .arguments import (
     check_tensor,
     clear,
     refuse_gradients,
+    refuse_shared,
     refuse_transforms,
     reject_overlapping_output,
     require_contiguous_rows,
@@ -131,6 +132,7 @@ class Attention(ABC):
         self.input_names = tuple(tensor.name for tensor in self.inputs)
         self.output_names = tuple(tensor.name for tensor in self.outputs)
         self.has_scalars = any(tensor.is_scalar for tensor in self.inputs)
+        self.written_names = tuple(f"out {name}" for name in self.output_names)
         self.extras = (*self.kept, *self.counters)
         self.no_extras = (None,) * len(self.extras)
         self.lse = self.output_names.index("lse") if "lse" in self.output_names else -1
@@ -238,6 +240,8 @@ class Attention(ABC):
                 for x in inputs:
                     if x.requires_grad:
                         refuse_gradients(self.name, inputs)
+            if not is_plain and not keeps:
+                self._refuse_shared(inputs, out, extras)
             memories, scratch, launches = call
             if out is None:
                 made = self.allocate(memories + scratch if scratch else memories, inputs[0])
@@ -510,6 +514,18 @@ class Attention(ABC):
             if tensor.has_rows:
                 require_contiguous_rows(tensor.name, x)
         return tuple(map(memory_of, given))
+
+    def _refuse_shared(self, inputs: Sequence[Any], out: Any, extras: Sequence[Any]) -> None:
+        """Refuses memory to write to that something else of the call has."""
+        names, written = [], []
+        if out is not None:
+            names, written = [*self.written_names], [out] if self.is_single else [*out]
+        for tensor, x in zip(self.extras, extras, strict=False):
+            if x is not None:
+                names.append(tensor.name)
+                written.append(x)
+        if written:
+            refuse_shared(self.input_names, inputs, names, written)
 
     def prepare_gradients(
         self, tensors: Sequence[Any], configs: Mapping[str, KernelConfig]

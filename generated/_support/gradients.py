@@ -215,15 +215,17 @@ def group_zeros(made: Sequence[Made], layouts: Sequence[Layout]) -> tuple[tuple[
 class DifferentiableCall(Protocol):
     """What autograd asks of a call (`call.Attention`).
 
-    wanted: positions of the inputs that have gradients; execute: the results of (inputs, out, config,
-    backward_config, extras); lse: its place among them, -1 where it is none; needed: where the o and lse that
-    a backward reads are, among results and what is `kept`; extras: optional tensors; no_extras: None for
-    each; gradients: as `Attention.gradients`. prepared: by `key_of` a call; settle_keeping: what repeats one
-    for gradients; repeated_keeping: what repeats the last.
+    input_names, written_names: of inputs and results; wanted: positions of the inputs that have gradients;
+    execute: the results of (inputs, out, config, backward_config, extras); lse: its place among them, -1
+    where it is none; needed: where the o and lse that a backward reads are, among results and what is `kept`;
+    extras: optional tensors; no_extras: None for each; gradients: as `Attention.gradients`. prepared: by
+    `key_of` a call; settle_keeping: what repeats one for gradients; repeated_keeping: what repeats the last.
     """
 
     name: str
     inputs: tuple[Tensor, ...]
+    input_names: tuple[str, ...]
+    written_names: tuple[str, ...]
     wanted: tuple[int, ...]
     has_scalars: bool
     is_single: bool

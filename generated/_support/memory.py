@@ -3,6 +3,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
 from math import prod
 from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple, TypeAlias
@@ -60,6 +61,50 @@ def allocate(layouts: Sequence[Layout], like: torch.Tensor) -> list[torch.Tensor
     return [
         torch.empty_strided(shape, strides, dtype=dtype, device=device) for shape, strides, dtype in layouts
     ]
+
+
+def share_elements(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Returns whether some byte belongs to an element of each of two tensors."""
+    if not a.numel() or not b.numel() or a.device != b.device:
+        return False
+    return _meet(_steps_of(a), _steps_of(b), b.data_ptr() - a.data_ptr())
+
+
+#: How far apart elements are along an axis, in bytes, and the number of the last.
+_Steps: TypeAlias = tuple[tuple[int, int], ...]
+
+
+def _steps_of(x: torch.Tensor) -> _Steps:
+    """Returns the steps of all axes, and of the bytes of an element."""
+    size = x.element_size()
+    axes = [(stride * size, length - 1) for length, stride in zip(x.shape, x.stride(), strict=True)]
+    return (*axes, (1, size - 1))
+
+
+@lru_cache(maxsize=256)
+def _meet(a: _Steps, b: _Steps, distance: int) -> bool:
+    """Returns whether a sum of steps of `a` is one of `b`, which begins at a distance: a bounded linear
+    Diophantine equation, the longest step first.
+    """
+    ends: dict[int, tuple[int, int]] = {}
+    for steps, sign in ((a, 1), (b, -1)):
+        for step, last in steps:
+            least, most = ends.get(step, (0, 0))
+            ends[step] = (least, most + last) if sign > 0 else (least - last, most)
+    terms = sorted(((step, *span) for step, span in ends.items() if step), reverse=True)
+    reach = [(0, 0)]
+    for step, least, most in reversed(terms):
+        reach.append((reach[-1][0] + step * least, reach[-1][1] + step * most))
+
+    def solves(at: int, rest: int) -> bool:
+        if at == len(terms):
+            return rest == 0
+        step, least, most = terms[at]
+        low, high = reach[len(terms) - at - 1]
+        first, end = max(least, -((high - rest) // step)), min(most, (rest - low) // step)
+        return any(solves(at + 1, rest - step * times) for times in range(first, end + 1))
+
+    return solves(0, distance)
 
 
 def made_apart(make: Callable[[], torch.Tensor]) -> torch.Tensor:

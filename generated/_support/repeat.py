@@ -9,6 +9,7 @@ from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 import torch
 from torch._C._dynamo import guards
 
+from .arguments import refuse_shared
 from .memory import Layout, make_picker
 
 #: What Dynamo's guards ask types, shapes, strides and devices of all tensors by, in C++.
@@ -85,8 +86,10 @@ def _check_of(tensors: Sequence[Any], *, gradients: bool) -> Callable[..., bool]
 
 
 class Launched(Protocol):
-    """What is launched again (`call.Attention`). extras: optional tensors."""
+    """What is launched again (`call.Attention`). extras: optional tensors; written_names: of results."""
 
+    input_names: tuple[str, ...]
+    written_names: tuple[str, ...]
     extras: tuple[Any, ...]
     allocate: Callable[..., list[torch.Tensor]]
 
@@ -109,6 +112,7 @@ def make_again(
     count, end = len(results), len(results) + len(kept)
     is_single = count == 1
     behind: tuple[None, ...] = (None,) * (len(call.extras) - len(kept))
+    names, written = call.input_names, call.written_names
     first, others = launches[0].run, tuple([launch.run for launch in launches[1:]])
 
     def again(inputs: Sequence[Any], out: Any = None) -> Any:
@@ -117,6 +121,7 @@ def make_again(
             tensors = [*inputs, *made[:end], *behind, *made[end:], None]
         else:
             made = [out] if is_single else [*out]
+            refuse_shared(names, inputs, written, made)
             tensors = [*inputs, *made, *behind, *(allocate(scratch, inputs[0]) if scratch else ()), None]
         first(tensors)
         for run in others:

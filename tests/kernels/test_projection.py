@@ -107,6 +107,10 @@ def test_results_are_written_to_out() -> None:
     assert linear(x, w, out=y) is y
     torch.testing.assert_close(y.float(), x.float() @ w.float().T, atol=2e-2, rtol=2e-3)
     assert linear(x[:0], w).shape == (0, 5)
+    rows = torch.zeros(3, 45).half()
+    linear(rows[:, :40], w, out=rows[:, 40:])
+    with pytest.raises(ValueError, match="^out y: expected memory of its own, got elements that are those of x"):
+        linear(rows[:, :40], w, out=rows[:, 39:44])
 
 
 def test_more_rows_than_a_grid_has_are_refused() -> None:

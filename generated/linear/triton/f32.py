@@ -22,7 +22,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ..._support.arguments import check_tensor, refuse_gradients, reject_overlapping_output, require_contiguous_rows
+from ..._support.arguments import check_tensor, refuse_gradients, refuse_shared, reject_overlapping_output, require_contiguous_rows
 from ..._support.triton_call import on_device
 
 
@@ -155,6 +155,7 @@ def linear(
     if out is not None:
         check_tensor("out", y, torch.float32, (M, N), x, "x")
         reject_overlapping_output("out y", y)
+        refuse_shared(("x", "w"), (x, w), ("out y",), (y,))
     for name, tensor in (("x", x), ("w", w), ("out", y)):
         require_contiguous_rows(name, tensor)
     refuse_gradients("linear", (x, w))

@@ -23,7 +23,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ..._support.arguments import check_tensor, refuse_gradients, reject_overlapping_output, require_contiguous_rows
+from ..._support.arguments import check_tensor, refuse_gradients, refuse_shared, reject_overlapping_output, require_contiguous_rows
 from ..._support.triton_call import on_device
 
 
@@ -162,6 +162,7 @@ def linear_bias(
     if out is not None:
         check_tensor("out", y, torch.bfloat16, (M, N), x, "x")
         reject_overlapping_output("out y", y)
+        refuse_shared(("x", "w", "bias"), (x, w, bias), ("out y",), (y,))
     for name, tensor in (("x", x), ("w", w), ("bias", bias), ("out", y)):
         require_contiguous_rows(name, tensor)
     refuse_gradients("linear_bias", (x, w, bias))

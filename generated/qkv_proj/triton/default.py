@@ -22,7 +22,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ..._support.arguments import check_tensor, refuse_gradients, reject_overlapping_output, require_contiguous_rows
+from ..._support.arguments import check_tensor, refuse_gradients, refuse_shared, reject_overlapping_output, require_contiguous_rows
 from ..._support.triton_call import on_device
 
 
@@ -150,6 +150,7 @@ def qkv_proj(
     if out is not None:
         check_tensor("out", y, torch.bfloat16, (M, 12288), x, "x")
         reject_overlapping_output("out y", y)
+        refuse_shared(("x", "w"), (x, w), ("out y",), (y,))
     for name, tensor in (("x", x), ("w", w), ("out", y)):
         require_contiguous_rows(name, tensor)
     refuse_gradients("qkv_proj", (x, w))
