@@ -288,7 +288,13 @@ PAIR: dict[str, Any] = {
     "eos_token_id": 1,
     "decoder_start_token_id": 1,
 }
-ENDS: dict[str, Any] = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 1, "cls_token_id": 1, "sep_token_id": 1}
+ENDS: dict[str, Any] = {
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 1,
+    "cls_token_id": 1,
+    "sep_token_id": 1,
+}
 
 
 def made_of(name: str, config: Any, implementation: str) -> Any:

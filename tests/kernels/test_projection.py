@@ -109,7 +109,7 @@ def test_results_are_written_to_out() -> None:
     assert linear(x[:0], w).shape == (0, 5)
     rows = torch.zeros(3, 45).half()
     linear(rows[:, :40], w, out=rows[:, 40:])
-    with pytest.raises(ValueError, match="^out y: expected memory of its own, got elements that are those of x"):
+    with pytest.raises(ValueError, match=r"^out y: expected memory of its own, .* those of x"):
         linear(rows[:, :40], w, out=rows[:, 39:44])
 
 

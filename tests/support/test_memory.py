@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

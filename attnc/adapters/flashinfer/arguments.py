@@ -5,7 +5,6 @@ name the argument, what was expected and what came.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from operator import index
 from typing import Any, TypeAlias
 
