@@ -50,9 +50,6 @@ def check_softmax(variant: Variant, schedule: Schedule, target: Target) -> Itera
     """
     knobs = schedule.forward
     knob, loops = knobs.get("softmax"), knobs.get("loops")
-    if schedule.is_decode and variant.attention.softmax.form not in target.decode_forms:
-        yield _lacks_form_of_decoding(variant, target)
-        return
     if variant.attention.softmax.form == "stick_breaking":
         yield from _check_sticks(schedule)
         return
@@ -92,13 +89,6 @@ def check_softmax(variant: Variant, schedule: Schedule, target: Target) -> Itera
                     "o lies in memory, normalised, between two visits",
                     "write 'softmax = online(rescale = every_step)', as FlashAttention-1 does",
                 )
-
-
-def _lacks_form_of_decoding(variant: Variant, target: Target) -> Diagnostic:
-    form, span = variant.attention.softmax.form, variant.attention.softmax.span
-    instead = "write 'loops = [q, kv]', without split.kv and pack, or a schedule for the target 'triton'"
-    message = f"decode kernels of {target.name} have no 'normalize = {form}'"
-    return unsupported(message, span, "these make and join other weights", instead)
 
 
 def _check_softpick(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:

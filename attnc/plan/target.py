@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from attnc.diagnostics import Diagnostic
-from attnc.model.attention import Attention, Form, Variant
+from attnc.model.attention import Attention, Variant
 from attnc.model.schedule import BackwardConfig, ForwardConfig, Knob, Schedule, Summation, TileConfig
 from attnc.plan.access import Section
 from attnc.plan.device import DEVICES, Device
@@ -51,10 +51,9 @@ class Target(ABC):
     over the blocks that a mask lists; lists_are_bits: which are bits, not numbers, that they walk over;
     has_selected_gradients: there are kernels for gradients of queries that have lists of their own.
     cuts_summands: what keys of a tile sum to is summed on tensor cores, which take 16 bits at once.
-    breaks_order: why kernels cannot sum in an absolute order, "" where they can; decode_forms: forms that
-    kernels which decode have; product_keys: keys of a schedule that decide how a product's sums are made;
-    products: what else decides that; joins: in which order segments are joined; keeps_row_maxima: under such
-    an order a lazy maximum of a row is its own.
+    breaks_order: why kernels cannot sum in an absolute order, "" where they can; product_keys: keys of a
+    schedule that decide how a product's sums are made; products: what else decides that; joins: in which
+    order segments are joined; keeps_row_maxima: under such an order a lazy maximum of a row is its own.
     """
 
     name: str
@@ -75,7 +74,6 @@ class Target(ABC):
     cuts_summands: ClassVar[bool] = False
     own_tensors: ClassVar[frozenset[str]] = frozenset()
     breaks_order: ClassVar[str]
-    decode_forms: ClassVar[frozenset[Form]] = frozenset({"softmax"})
     product_keys: ClassVar[tuple[str, ...]] = ("tile.q", "tile.kv", "warps")
     products: ClassVar[str] = ""
     joins: ClassVar[str] = "from the first to the last"

@@ -276,7 +276,7 @@ def width_of_split(kernel: Decode, dv: int) -> int:
     """Returns the numbers of a row that a split hands on: o and lse, or the sums of a segment, its maximum
     and denominator; o alone where nothing is normalised.
     """
-    if kernel.softmax.form == "none":
+    if not kernel.softmax.has_statistics:
         return dv
     return dv + (2 if kernel.split is not None and kernel.split.segment else 1)
 

@@ -6,6 +6,34 @@ from tests.planted.bug import Bug, CudaBug, HopperBug
 
 BUGS: tuple[Bug, ...] = (
     CudaBug(
+        name="splits beyond the first eight left out",
+        attention="hstu_decode",
+        story="the loop that was unrolled by eight was taken for all of it",
+        anchor="split < args.SPLITS; ++split) sum += o_splits",
+        patch="split < min(args.SPLITS, 8); ++split) sum += o_splits",
+    ),
+    CudaBug(
+        name="a factor of each warp",
+        attention="hstu_decode",
+        story="rows were divided by the warps that have keys of them, as means are joined",
+        anchor="value[e] *= scale;",
+        patch="value[e] *= scale / WARPS;",
+    ),
+    HopperBug(
+        name="a weight of 1 for keys that are left out",
+        attention="hstu_decode",
+        story="what a softmax excludes is -inf, and the exponential of it was left out with the softmax",
+        anchor="? s : 0.0f;",
+        patch="? s : 1.0f;",
+    ),
+    HopperBug(
+        name="columns of splits in the order of lanes",
+        attention="hstu_decode",
+        story="fragments side by side were added, and stored as if they were a row",
+        anchor="const int column = pair / 8 * 16 + pair % 2 * 8 + pair % 8 / 2 * 2;",
+        patch="const int column = 2 * pair;",
+    ),
+    CudaBug(
         name="what is below 0 left out of the denominator",
         attention="softpick",
         story="the rectified weights were divided by their own sum",

@@ -397,7 +397,7 @@ def _hopper_decoding(draw: st.DrawFn, shape: Shape) -> str:
     keys, stages = draw(st.sampled_from((16, 32, 48, 64, 128))), _or(draw(st.integers(2, 4)), 2)
     splits = draw(st.sampled_from(("1", "3", "auto", f"fixed({2 * keys})")))
     lines = [f"loops = [kv], pack = gqa, tile.kv {_or(keys, 16)}, stages {stages}, split.kv = {splits}"]
-    if shape.storage.prefix and draw(st.booleans()):
+    if shape.storage.prefix and shape.form in _WITH_SOFTMAX and draw(st.booleans()):
         lines.append("consumers = 2")
     return "\n  ".join(lines)
 

@@ -302,6 +302,11 @@ class Probabilities:
         return self.form in ("softmax", "softpick")
 
     @property
+    def has_statistics(self) -> bool:
+        """Whether rows have more than a sum: a maximum and a denominator, or what is left of a stick."""
+        return self.form != "none"
+
+    @property
     def breaks_sticks(self) -> bool:
         return self.form == "stick_breaking"
 

@@ -45,7 +45,6 @@ class Sm80(Target):
     always_fills: ClassVar = False
     has_backward: ClassVar = True
     breaks_order: ClassVar = "prompts sum all keys in one chain, decode steps those of a split"
-    decode_forms: ClassVar = frozenset({"softmax", "softpick", "stick_breaking"})
     has_rows_kernel: ClassVar = True
     sections: ClassVar = HALF
 

@@ -283,11 +283,12 @@ def check_sm90_decode(variant: Variant, schedule: Schedule) -> Iterator[Diagnost
                 "pad the last axis",
             )
     layout = sm90_decode_layout(variant, schedule)
-    if layout.consumers == 2 and attention.softmax.form == "stick_breaking":
+    form = attention.softmax.form
+    if layout.consumers == 2 and form in ("stick_breaking", "none"):
         yield unsupported(
-            "stick_breaking is not lowered where two warpgroups share the columns of o",
+            f"'normalize = {form}' is not lowered where two warpgroups share the columns of o",
             attention.softmax.span,
-            "they take turns at tiles of keys, under one maximum",
+            "they take turns at tiles of keys, and exchange maxima",
             f"remove 'consumers': one warpgroup has up to {WIDEST} columns"
             if dv <= WIDEST
             else "write a schedule for the target 'triton'",

@@ -91,7 +91,6 @@ class Sm90a(Target):
     products: ClassVar = "; wgmma.m64nNk16 adds 16 columns, or keys, at a time, in their order"
     joins: ClassVar = "from the last to the first"
     keeps_row_maxima: ClassVar = True
-    decode_forms: ClassVar = frozenset({"softmax", "softpick", "stick_breaking"})
     has_lazy_maximum: ClassVar = True
     has_rows_kernel: ClassVar = True
     own_tensors: ClassVar = TAKING_TILES

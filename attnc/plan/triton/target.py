@@ -281,7 +281,6 @@ class Triton(Target):
     has_selected_gradients: ClassVar = True
     cuts_summands: ClassVar = True
     breaks_order: ClassVar = ""
-    decode_forms: ClassVar = frozenset({"softmax", "softpick", "stick_breaking", "none"})
     has_rows_kernel: ClassVar = False
     sections: ClassVar = A_QUARTER
 

@@ -105,7 +105,8 @@ def decode_kernels(
         "split": split_record(module, text.kernel, split.planned, None),
         "scratch": Table({"splits": size}),
     }
-    return kernels, fields, ["splits", f"splits+SPLIT_ROWS*{4 * split.columns}"]
+    statistics = [f"splits+SPLIT_ROWS*{4 * split.columns}"] if text.kernel.softmax.has_statistics else []
+    return kernels, fields, ["splits", *statistics]
 
 
 def fixed_split_size(sizes: Sequence[str]) -> dict[str, str]:

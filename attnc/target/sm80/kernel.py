@@ -196,7 +196,10 @@ class CudaDecodeText(CudaText):
 
     @property
     def _split_results(self) -> list[str]:
-        return [] if self.split is None else ["float* o_splits_ptr;", "float* lse_splits_ptr;"]
+        if self.split is None:
+            return []
+        statistics = ["float* lse_splits_ptr;"] if self.kernel.softmax.has_statistics else []
+        return ["float* o_splits_ptr;", *statistics]
 
     @property
     def _size_names(self) -> list[str]:
