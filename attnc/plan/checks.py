@@ -17,7 +17,9 @@ from attnc.plan.columns import refuse_column_scales
 from attnc.plan.conversion import convert_variant
 from attnc.plan.differentiable import refuse_backward, refuse_rounded_gradients
 from attnc.plan.fitting import unsupported
-from attnc.plan.lists import lists_blocks, refuse_lists
+from attnc.plan.list_refusals import refuse_lists
+from attnc.plan.listed_rows import lists_rows
+from attnc.plan.lists import lists_blocks
 from attnc.plan.names import cannot_be_passed
 from attnc.plan.order import check_order
 from attnc.plan.signature import arguments, capacity, unbound
@@ -46,7 +48,7 @@ def check_lowerable(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic
     yield from target.check(variant, schedule)
     yield from refuse_combine_keys(schedule)
     if schedule.is_decode:
-        yield from refuse_decoding(variant, knobs)
+        yield from refuse_decoding(variant, knobs, lists_rows(variant.attention, schedule, target))
     yield from check_softmax(variant, schedule, target)
     yield from check_order(variant, schedule, target)
     yield from refuse_backward(variant, schedule, target)
@@ -109,8 +111,12 @@ def refuse_combine_keys(schedule: Schedule) -> Iterator[Diagnostic]:
         yield unsupported(message, knob.span, "one row per program", "remove it")
 
 
-def refuse_decoding(variant: Variant, knobs: Mapping[str, Knob]) -> Iterator[Diagnostic]:
-    """Yields what the decode kernel cannot do: it has one loop over the keys, and rows from one sequence."""
+def refuse_decoding(
+    variant: Variant, knobs: Mapping[str, Knob], by_rows: bool = False
+) -> Iterator[Diagnostic]:
+    """Yields what the decode kernel cannot do: it has one loop over the keys, and rows from one sequence.
+    by_rows: packed sequences are one, since each query has a list of rows.
+    """
     attention = variant.attention
     for key in ("loops", "persistent", "order"):
         knob = knobs.get(key)
@@ -126,7 +132,7 @@ def refuse_decoding(variant: Variant, knobs: Mapping[str, Knob]) -> Iterator[Dia
                 label = "few q tiles, all as long"
                 yield unsupported("the decode kernel has no order of q tiles", knob.span, label)
     yield from refuse_cut_tiles(knobs)
-    if attention.q.storage.is_packed:
+    if attention.q.storage.is_packed and not by_rows:
         span = attention.q.storage.span
         yield unsupported("split.kv and pack need q to be an ordinary tensor", span, "q is packed here")
     if attention.softmax.dropout is not None:

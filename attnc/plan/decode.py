@@ -25,6 +25,8 @@ from attnc.plan.device import DEVICES
 from attnc.plan.error_bound import error_bound
 from attnc.plan.ir import Decode, Grid, expressions_of
 from attnc.plan.ir.kernel import Pack, Split
+from attnc.plan.ir.module import ListedRows
+from attnc.plan.listed_rows import along_rows
 from attnc.plan.lists import KV_HEAD, Listing, along_entries, along_lists
 from attnc.plan.loads import LoadNames
 from attnc.plan.regions import kept_by_some, regions, segments_of, with_fills, within
@@ -59,25 +61,35 @@ _STAGING = tuple(
 
 
 def plan_decode(
-    variant: Variant, attention: Attention, schedule: Schedule, listing: Listing | None = None
+    variant: Variant,
+    attention: Attention,
+    schedule: Schedule,
+    listing: Listing | None = None,
+    listed_rows: ListedRows | None = None,
 ) -> Decode:
-    """Returns the decode kernel of a normalised attention; the schedule is known to be lowerable."""
+    """Returns the decode kernel of a normalised attention; the schedule is known to be lowerable.
+
+    listed_rows: what makes lists of rows of memory, of which the kernel takes all.
+    """
     target = target_of(schedule.target)
     choices = target.configs(variant, schedule)
     default = choices[0]
     layout = target.layout(variant, schedule, default)
     folded = attention
-    alone = listing is not None and listing.rows > 0
+    alone = listed_rows is not None or (listing is not None and listing.rows > 0)
     pack = pack_heads(attention, alone=alone) if default.pack == "gqa" else None
     if pack is not None:
         attention = vary_heads(attention)
     names = LoadNames.of(attention, "q" if outruns(attention, "kv") else None)
-    places = rows(attention, names)
+    places = rows(attention, names, pages=listed_rows is None)
     lines = lengths(attention, names)
     loops, tail = regions(attention.mask, "kv", attention.mask.span, outruns=outruns(attention, "kv"))
     kept = kept_by_some(attention.mask)
     loops = with_fills(loops, kept)
-    if listing is not None and target.lists_are_bits:  # which lists of single keys are not
+    if listed_rows is not None and listing is not None:
+        loops, found = along_rows(loops, listed_rows, listing.condition.extents[-1])
+        lines = (*lines, *found)
+    elif listing is not None and target.lists_are_bits:  # which lists of single keys are not
         loops, found = along_entries(loops, listing, packs=pack is not None)
         lines = (*lines, *found)
     else:

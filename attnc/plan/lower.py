@@ -17,7 +17,8 @@ from attnc.plan.decay import decay_of, margin_of
 from attnc.plan.decode import plan_decode
 from attnc.plan.differentiable import has_backward
 from attnc.plan.forward import plan_forward
-from attnc.plan.ir import Module
+from attnc.plan.ir import Decode, Forward, Module
+from attnc.plan.listed_rows import as_rows, lists_rows, plan_listed_rows, row_sizes
 from attnc.plan.lists import list_making, list_sizes, listing_of
 from attnc.plan.signature import arguments, capacity, kept_for_gradients, normalise, results
 from attnc.plan.targets import complete_schedule, target_of
@@ -37,19 +38,26 @@ def plan(variant: Variant, schedule: Schedule) -> Module:
     if target_of(schedule.target).converts_before(variant, schedule):
         conversion = plan_conversion(variant)
         variant = conversion.variant
+    listed_rows, taken = None, declared
+    if lists_rows(variant.attention, schedule, target_of(schedule.target)):
+        listed_rows, taken = plan_listed_rows(variant), as_rows(declared)
+        variant = as_rows(variant)
     attention = normalise(variant.attention)
     listing = listing_of(attention)
     sizes = (*capacity(normalise(declared.attention)), *list_sizes(attention, listing))
+    sizes = (*row_sizes(normalise(declared.attention)), *sizes) if listed_rows else sizes
     differentiable = has_backward(attention, schedule)
     if listing is not None:
         attention = replace(attention, mask=listing.rest)
-    plan_kernel = plan_decode if schedule.is_decode else plan_forward
-    kernel = plan_kernel(variant, attention, schedule, listing)
+    if schedule.is_decode:
+        kernel: Decode | Forward = plan_decode(variant, attention, schedule, listing, listed_rows)
+    else:
+        kernel = plan_forward(variant, attention, schedule, listing)
     decay = decay_of(attention, "kv") if kernel.bound.left_out else None
     module = Module(
         variant=declared,
         target=schedule.target,
-        args=arguments(declared.attention),
+        args=arguments(taken.attention),
         sizes=sizes,
         outputs=results(attention),
         kernel=kernel,
@@ -61,6 +69,7 @@ def plan(variant: Variant, schedule: Schedule) -> Module:
         lists=None
         if listing is None
         else list_making(listing, is_distinct=attention.tensor(listing.condition.tensor).is_distinct),
+        listed_rows=listed_rows,
     )
     verify_module(module)
     return module

@@ -439,14 +439,14 @@ def _boundary(attention: Attention, cu_seqlens: str, step: int, name: str) -> Fe
     return Fetch(name=name, load=load, axes=(), guard=TRUE)
 
 
-def rows(attention: Attention, names: LoadNames) -> Mapping[str, Rows]:
-    """Returns where the rows of q, k, v and o (and of lse, like o) lie."""
+def rows(attention: Attention, names: LoadNames, *, pages: bool = True) -> Mapping[str, Rows]:
+    """Returns where the rows of q, k, v and o (and of lse, like o) lie. pages: those of keys are found."""
     q_first = "q_first" if attention.q.storage.is_packed else None
     k = Rows(tensor="k")
     match attention.k.storage:
         case Ragged():
             k = Rows(tensor="k", first="k_first")
-        case Paged(block_table=table, page=page):
+        case Paged(block_table=table, page=page) if pages:
             row = names.row(table, (Index("b"), Index("kv_idx")))
             assert row is not None, "a block table is [B, P]"
             k = Rows(tensor="k", page=page, table=row.name, table_stride=f"stride_{table}_1")

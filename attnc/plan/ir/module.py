@@ -9,7 +9,7 @@ from attnc.expr.nodes import Expr
 from attnc.model.attention import Variant
 from attnc.model.tensors import Tensor
 from attnc.plan.ir.backward import Backward, BackwardKernel
-from attnc.plan.ir.kernel import ColumnScale, Decode, Fetch, Forward, Let, Pack, Split, UnifiedMax
+from attnc.plan.ir.kernel import ColumnScale, Decode, Fetch, Forward, Let, Pack, Split, Statement, UnifiedMax
 from attnc.plan.ir.lists import ListMaking
 from attnc.plan.layout import KernelName, Which
 
@@ -92,15 +92,48 @@ class Conversion:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ListedRows:
+    """Of each query the rows in memory of the keys that its list names, that its sequence has and that the
+    rest of the mask keeps.
+
+    lines: sizes of what there is a list of: sequences, K/V heads where `by_head`, queries. packed: sequences
+    of queries follow each other, and there is one line for each row of memory. marks: rows of memory that
+    are no query of a sequence have lists of length -1, since a sink would show.
+
+    program: what is found of a list first, from `b`, `h_kv` and `query`, or the row of memory `query_row`;
+    is_query: whether a query of a sequence has the list; indices: which list of the caller's it is made of;
+    exists: whether there is one; limit: how many of its entries count, None: all. fetches, keep: of each key.
+    first: row in memory of key 0; page: the load of the page of a key, None where keys follow each other;
+    page_rows: rows that lie one behind the other, None: all. dims: sizes that these read.
+    """
+
+    lines: tuple[Expr, ...]
+    by_head: bool
+    packed: bool
+    marks: bool
+    program: tuple[Statement, ...]
+    indices: tuple[Expr, ...]
+    is_query: Expr
+    exists: Expr
+    limit: Expr | None
+    fetches: tuple[Fetch, ...]
+    keep: Expr
+    first: Expr
+    page: Fetch | None
+    page_rows: Expr | None
+    dims: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Module:
     """One file of generated/: a variant, for a target, with its kernels and its callable's signature.
 
-    kernel: makes o. sizes: what the host computes from the sizes of the arguments.
-    kept: what the kernels can also write, and do when gradients are wanted: lse, where the spec does not ask
-    for it, and the attention before an epilogue. label: of the schedule, where an attention has several for
-    this target. lists: what is made of the lists of a mask before kernels walk over them. margin: what is
-    made of q and k, where kernels leave keys out by it. conversion: what of k and v is converted before
-    `kernel` runs.
+    kernel: makes o. sizes: what the host computes from the sizes of the arguments. kept: what the kernels can
+    also write, and do when gradients are wanted: lse, where the spec does not ask for it, and the attention
+    before an epilogue. label: of the schedule, where an attention has several for this target. lists: what is
+    made of the lists of a mask before kernels walk over them; listed_rows: how, where these are lists of rows
+    of memory, and `args` are as a kernel sees them that takes all rows of a list. margin: what is made of q
+    and k, where kernels leave keys out by it. conversion: what of k and v is converted before `kernel` runs.
     """
 
     variant: Variant
@@ -113,6 +146,7 @@ class Module:
     label: str = ""
     backward: Backward | None = None
     lists: ListMaking | None = None
+    listed_rows: ListedRows | None = None
     margin: Margin | None = None
     conversion: Conversion | None = None
 

@@ -62,7 +62,7 @@ from attnc.plan.ir.backward import (
 )
 from attnc.plan.ir.kernel import PARTIAL_TRIPS, ColumnScale
 from attnc.plan.ir.lists import ListWalk
-from attnc.plan.ir.module import Conversion
+from attnc.plan.ir.module import Conversion, ListedRows
 from attnc.plan.layout import BackwardLayout
 from attnc.source import Span
 
@@ -88,9 +88,19 @@ def _module(module: Module) -> Iterator[str]:
         yield from _block(
             "lists", (f"{one.name} = {_value(getattr(made, one.name))}" for one in fields(made))
         )
+    if (rows := module.listed_rows) is not None:
+        yield from _block("rows of memory", _listed_rows(rows))
     yield from _kernel(module.kernel)
     if module.backward is not None:
         yield from _block("backward", _backward(module.backward))
+
+
+def _listed_rows(rows: ListedRows) -> Iterator[str]:
+    yield f"lines = {_value(rows.lines)}"
+    yield from _statements((*rows.program, *rows.fetches, *(() if rows.page is None else (rows.page,))))
+    named = {"indices": rows.indices, "is_query": rows.is_query, "exists": rows.exists, "limit": rows.limit}
+    named |= {"keep": rows.keep, "first": rows.first, "page_rows": rows.page_rows}
+    yield from (f"{name} = {_value(value)}" for name, value in named.items())
 
 
 def _conversion(conversion: Conversion) -> Iterator[str]:

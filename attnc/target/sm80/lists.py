@@ -37,6 +37,40 @@ class CudaListsText:
         self.entry = stored_type(dtypes[made.tensor], module.variant)
 
     @property
+    def by_row(self) -> bool:
+        """Whether these are lists of rows of memory, as `CudaRowListsText` has them."""
+        return False
+
+    @property
+    def stop(self) -> str:
+        """Where the keys end that a list can name."""
+        return "args.list_blocks"
+
+    @property
+    def found(self) -> str:
+        """The length of a list."""
+        return "found"
+
+    @property
+    def keeps(self) -> list[str]:
+        """The function that says whether a query sees a key."""
+        return []
+
+    @property
+    def pages(self) -> list[str]:
+        """Statements that look up the pages of keys."""
+        return []
+
+    @property
+    def page_rows(self) -> str:
+        """Rows of memory that lie one behind the other, "" where all do."""
+        return ""
+
+    def place(self, key: str) -> str:
+        """Returns what a list holds of a key."""
+        return key
+
+    @property
     def indices(self) -> Iterator[str]:
         rest = "line"
         for axis in range(len(self.made.lines) - 1, 0, -1):

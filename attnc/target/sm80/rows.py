@@ -7,7 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from attnc.model.dtypes import DType
+from attnc.model.tensors import Role
 from attnc.plan.ir import Decode, Forward
+from attnc.plan.signature import stride_name
 from attnc.target.kernel_view import OutputView
 from attnc.target.sm80.pack import HeadPack
 from attnc.target.sm80.printer import STORED, offset, scalar
@@ -19,7 +21,8 @@ PLACES = {"q": "queries", "k": "keys", "v": "values", "o": "outputs"}
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GlobalRows:
     """Rows of one kernel. page: keys of a page, 0 without pages; by_entry: keys are those that a list names,
-    of which each is a page; v_in_k: v is columns of k.
+    of which each is a page; listed_pages: rows of a page where lists number rows in pages, "" where all lie
+    one behind the other; v_in_k: v is columns of k.
     """
 
     kernel: Forward | Decode
@@ -29,6 +32,7 @@ class GlobalRows:
     page: int
     v_in_k: bool
     by_entry: bool = False
+    listed_pages: str = ""
 
     @property
     def page_entry(self) -> str:
@@ -36,6 +40,18 @@ class GlobalRows:
             return "list_row[kv_idx]"
         rows = self.view.rows("k")
         return f"(int){rows.table}[(long long)(kv_idx / PAGE) * args.{rows.table_stride}]"
+
+    def pool_strides(self, tensor: str) -> str:
+        """Returns the distances of pages of a tensor, and of rows; of single rows, where those are listed."""
+        rows = f"args.stride_{tensor}n"
+        if not self.by_entry:
+            return f"args.stride_{tensor}p, {rows}"
+        if not self.listed_pages:
+            return f"{rows}, 0"
+        held = self.view.row_zero(tensor).tensor
+        axis = held.axis(Role.BATCH)
+        assert axis is not None, "sequences or pages"
+        return f"args.{stride_name(held, axis)}, {rows}, {self.listed_pages}"
 
     @property
     def run(self) -> int:
@@ -79,9 +95,20 @@ class GlobalRows:
         strides = f"args.stride_{name}m, args.stride_{name}h"
         return f"const {kind} {PLACES[name]} = {{{first}, {strides}, {self.pack.group}}};"
 
+    def sequence(self, name: str) -> str:
+        """Returns how far the sequence at hand lies in q, o or lse, as a summand."""
+        is_one = self.view.row_zero(name).tensor.axis(Role.BATCH) is None
+        return "" if is_one else f" + b * args.stride_{name}b"
+
+    @property
+    def lse_at(self) -> str:
+        """Where the lse of a query and head lies."""
+        terms = "head * args.stride_lseh + q * args.stride_lsem"
+        return f"{self.sequence('lse').removeprefix(' + ')} + {terms}".removeprefix(" + ")
+
     def row_at(self, name: str) -> str:
         """Returns where row `row` of q or o begins, where a tile may have rows of several heads."""
-        first = f"args.{name}_ptr + b * args.stride_{name}b"
+        first = f"args.{name}_ptr{self.sequence(name)}"
         query, head = self.pack.query_of("row"), self.pack.head_of("row")
         return f"{first} + ({query}) * args.stride_{name}m + ({head}) * args.stride_{name}h"
 

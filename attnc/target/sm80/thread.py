@@ -18,8 +18,9 @@ class ThreadRows:
     computed: statements in front of the step, and loads in it; split: what warps share, rows "q" or keys
     "kv"; row: the number of row r in its tile; tile: the first row of that. group: query heads that fill the
     rows of a tile together, "" for one, of which first_head comes first; heads: how many of these rows have
-    one, "" for all. lane: what is true for the only
-    thread that a row begins with, besides its lane; is_split: whether the first split of the keys begins it.
+    one, "" for all. lane: what is true for the only thread that a row begins with, besides its lane;
+    is_split: whether the first split of the keys begins it; in_sequence: the condition that its query is one
+    of a sequence, "" where all are.
     """
 
     kernel: Forward | Decode
@@ -33,6 +34,7 @@ class ThreadRows:
     first_head: str = ""
     lane: str = ""
     is_split: bool = False
+    in_sequence: str = ""
 
     @property
     def first(self) -> str:
@@ -54,13 +56,19 @@ class ThreadRows:
     def first_lane(self) -> str:
         """The one thread of a row that starts its sum with the sink's 1."""
         alone = "true" if self.kernel.softmax.rescale == "every_step" else self.writer
-        return f"{self.lane}{alone}{' && split == 0' if self.is_split else ''}"
+        return f"{self.lane}{alone}{''.join(f' && {condition}' for condition in self._begins)}"
+
+    @property
+    def _begins(self) -> list[str]:
+        """Conditions under which a row has a sink, beside its thread."""
+        found = ["split == 0"] if self.is_split else []
+        return found + ([self.in_sequence] if self.in_sequence else [])
 
     @property
     def first_m(self) -> str:
         assert self.kernel.softmax.sink is not None
         sink = at_row(self.kernel.softmax.sink)
-        return f"split == 0 ? {sink} : -INF" if self.is_split else sink
+        return f"{' && '.join(self._begins)} ? {sink} : -INF" if self._begins else sink
 
     @property
     def q_idx(self) -> str:

@@ -11,8 +11,8 @@ from attnc.plan.ir import Decode, Let, Module
 from attnc.plan.sm90.decode import Sm90DecodeLayout, knows_first_tile, shows_unseen_values
 from attnc.plan.sm90.layout import list_key_tiles
 from attnc.target.sm80.kernel import CudaDecodeText
-from attnc.target.sm80.lists import CudaListsText
 from attnc.target.sm80.output_arguments import OutputArguments
+from attnc.target.sm80.row_lists import in_sequence_of, lists_text
 from attnc.target.sm80.split import Split
 from attnc.target.sm90.narrow import NarrowTiles
 from attnc.target.sm90.tiles import FRAGMENT, Boxes, WgmmaTiles
@@ -38,8 +38,9 @@ class Sm90DecodeText(CudaDecodeText):
         super().__init__(module, kernel, layout)
         self.body = "decode_warps" if layout.by_warps else "decode"
         self.frame = "warps_module" if layout.by_warps else "decode_module"
-        self.lists = None if module.lists is None else CudaListsText(module, module.lists, self.dtypes)
-        self.rows = replace(self.rows, page=layout.page, by_entry=self.lists is not None)
+        self.lists = lists_text(module, self.dtypes)
+        pages = "" if self.lists is None else self.lists.page_rows
+        self.rows = replace(self.rows, page=layout.page, by_entry=self.lists is not None, listed_pages=pages)
         self.starts_early = knows_first_tile(kernel) and self.lists is None and not self.segment
         self.splits_in_turn = bool(kernel.split and kernel.split.in_turn and not self.segment)
         if self.split is not None:
@@ -48,7 +49,7 @@ class Sm90DecodeText(CudaDecodeText):
         self.loop = self.loop.descend() if self.segment else self.loop
         row = "8 * r + g" if layout.by_warps else "16 * warp + 8 * r + g"
         lane = "consumer == 0 && " if layout.shares_columns else ""
-        self.thread = replace(self.thread, row=row, lane=lane)
+        self.thread = replace(self.thread, row=row, lane=lane, in_sequence=in_sequence_of(module))
         parts = layout.list_products(kernel.configs)
         sums = list(dict.fromkeys(columns for part in parts for _, columns in part))
         key_tiles, self.boxes = list_key_tiles(kernel.configs), Boxes(self.view.row_zero)

@@ -1,0 +1,277 @@
+"""Lists of single keys as lists of rows of memory, for kernels that take rows wherever they lie.
+
+A list names positions of keys. Which of them a query sees is more than that: the rest of the mask, the length
+of its sequence, pages, the place of a packed sequence. All of it is the same for every head that shares keys,
+so the kernel that brings a list into order drops keys that the query does not see, and writes where the
+others lie. The kernel behind it attends over all rows of a list: packed queries are queries of one sequence,
+and its text is that of a list alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from attnc.expr.construct import ZERO, add, compare, conj, floordiv, mul
+from attnc.expr.interval import I32, SIZE
+from attnc.expr.nodes import TRUE, Binary, Call, Const, Dim, Expr, Index, Load, Ref, Search, walk
+from attnc.expr.simplify import substitute
+from attnc.model.attention import Attention, Variant
+from attnc.model.schedule import Schedule
+from attnc.model.tensors import Dense, Paged, Ragged, Role, Tensor
+from attnc.plan.ir import Fetch, Let, Loop, Regions, Statement, fetch_expressions
+from attnc.plan.ir.lists import ListWalk
+from attnc.plan.ir.module import ListedRows
+from attnc.plan.lists import BLOCKS, GROUP, KV_HEAD, LIST_LENGTH, Listing, is_inside, listing_of, packs_heads
+from attnc.plan.loads import LoadNames, is_nonnegative
+from attnc.plan.signature import kv_heads, normalise
+from attnc.plan.steps import dims_of, fetches_for, needed_for, shortened_lengths
+from attnc.plan.target import Target
+from attnc.plan.width import ends_of
+
+#: Sequences of packed queries, of which a kernel sees one.
+SEQUENCES = Dim("sequences")
+#: The query of a list in its sequence, the row of memory of packed ones, and their sequence.
+_QUERY = Ref("query", "int", natural=True, within=(0, SIZE))
+_ROW = Ref("query_row", "int", natural=True, within=(0, SIZE))
+_SEQUENCE = Ref("sequence", "int", within=(-1, SIZE))
+_ENDS = ("first", "end")
+#: Locals of the kernel, beside those of all kernels (`plan.names`).
+_LOCALS = frozenset(
+    {"counts", "key", "keys", "keeps", "own", "own_lo", "own_words", "query", "query_row", "totals", "warp"}
+)
+
+
+def lists_rows(attention: Attention, schedule: Schedule, target: Target) -> bool:
+    """Returns whether more than a list of single keys says what a query sees, for kernels that take all rows
+    of a list.
+    """
+    listing = listing_of(attention)
+    if listing is None or listing.keys != 1 or not (target.lists_are_bits and schedule.is_decode):
+        return False
+    if not packs_heads(schedule):
+        return False
+    tensors = (attention.q, attention.k, attention.v)
+    are_plain = all(tensor.storage.is_plain or tensor.storage.is_part for tensor in tensors)
+    return not are_plain or listing.rest != TRUE or bool(attention.lengths)
+
+
+def as_rows(variant: Variant) -> Variant:
+    """Returns the variant as a kernel sees it that takes all rows of a list: with packed sequences as one,
+    and no more of the mask than the list.
+    """
+    attention = name_sequences(variant.attention)
+    listing = listing_of(attention)
+    assert listing is not None
+    names = {"q", "k", "v", *(tensor.name for tensor in attention.outputs)}
+
+    def lay_flat(tensor: Tensor) -> Tensor:
+        is_packed = tensor.name in names and tensor.storage.is_packed
+        return replace(tensor, storage=Dense()) if is_packed else tensor
+
+    made = replace(
+        attention,
+        inputs=tuple(map(lay_flat, attention.inputs)),
+        outputs=tuple(map(lay_flat, attention.outputs)),
+        lengths={},
+        mask=replace(listing.condition, span=attention.mask.span),
+    )
+    return replace(variant, attention=made)
+
+
+def name_sequences(attention: Attention) -> Attention:
+    """Returns the attention with sequences counted by a name of their own, where queries are packed: a kernel
+    sees one sequence.
+    """
+    if not attention.q.storage.is_packed:
+        return attention
+
+    def fix(expr: Expr) -> Expr:
+        return substitute(expr, {Dim("B"): SEQUENCES})
+
+    def fix_tensor(tensor: Tensor) -> Tensor:
+        return replace(tensor, shape=tuple(map(fix, tensor.shape)))
+
+    return attention.rewrite(fix, fix_tensor)
+
+
+def row_sizes(attention: Attention) -> tuple[Let, ...]:
+    """Returns sizes of packed sequences as a kernel sees them: one sequence of all rows."""
+    found = []
+    if attention.q.storage.is_packed:
+        found += [Let(name="B", value=Const(1)), Let(name="M", value=attention.q.size(Role.QUERY))]
+    if attention.k.storage.is_packed:
+        found.append(Let(name="N", value=attention.k.size(Role.KEY)))
+    return tuple(found)
+
+
+def plan_listed_rows(variant: Variant) -> ListedRows:
+    """Returns what the kernel finds out that makes lists of rows."""
+    return _RowsPlanner(normalise(name_sequences(variant.attention))).make()
+
+
+def along_rows(loops: Regions, made: ListedRows, entries: Expr) -> tuple[Regions, tuple[Let, ...]]:
+    """Returns the loops over tiles of keys as a walk over the rows of a list, and what a program finds out
+    first: which list is its own, and N, how many rows that has. entries: of a list.
+    """
+    number: Expr = ZERO
+    places: tuple[Expr, ...] = (Index("b"), *((KV_HEAD,) if made.by_head else ()), Index("q_lo"))
+    for place, size in zip(places, made.lines, strict=True):
+        number = add(mul(number, size), place)
+    walked = ListWalk(
+        memory="lists",
+        line=Ref("list_line", "int", within=ends_of(number)),
+        stride=add(entries, Const(1)),
+        block=1,
+        gathers=True,
+    )
+    kept: tuple[Loop, ...] = tuple(replace(loop, listed=walked) for loop in loops.loops)
+    length: Expr = Call("max", (LIST_LENGTH, ZERO)) if made.marks else LIST_LENGTH
+    lines = (Let(name="list_line", value=number), Let(name="N", value=length))
+    return replace(loops, loops=kept), lines
+
+
+class _RowsPlanner:
+    """Plans the kernel of one attention, whose sequences have a name of their own."""
+
+    def __init__(self, attention: Attention) -> None:
+        listing = listing_of(attention)
+        assert listing is not None
+        self._packed = attention.q.storage.is_packed
+        self._heads = kv_heads(attention)
+        self._mapping: dict[Expr, Expr] = {GROUP: KV_HEAD, Index("h"): KV_HEAD, Index("q_idx"): _QUERY}
+        self._mapping[Index("q_pos")] = Binary("-", Binary("+", _QUERY, Dim("N")), Dim("M"))
+        if isinstance(q := attention.q.storage, Ragged):
+            ends = attention.tensor(q.cu_seqlens).shape
+            of_row = Binary("+", Load(q.cu_seqlens, (Index("b"),), ends, "int"), Index("q_idx"))
+            self._mapping |= {Index("b"): _SEQUENCE, of_row: _ROW}
+        self._attention = replace(
+            attention, lengths={name: self._here(value) for name, value in attention.lengths.items()}
+        )
+        self._listing: Listing = listing
+        self._names = LoadNames.of(self._attention, taken=_LOCALS)
+
+    def _here(self, expr: Expr) -> Expr:
+        return substitute(expr, self._mapping)
+
+    def make(self) -> ListedRows:
+        condition, names = self._listing.condition, self._names
+        of_sequence = tuple(self._lengths())
+        indices = tuple(names.replace(self._here(index)) for index in condition.indices)
+        limit = None if condition.limit is None else names.replace(self._here(condition.limit))
+        keep = names.replace(self._here(self._listing.rest))
+        page = self._page()
+        lines, by_head = self._lines((*condition.indices, condition.limit, self._listing.rest))
+        loads = [fetch for fetch in names.fetches if fetch not in of_sequence]
+        of_keys = fetches_for((fetch for fetch in loads if fetch.axes), keep)
+        first = self._first()
+        is_query = self._is_query()
+        exists = conj(is_query, *self._are_inside(indices))
+        program = (*names.rows.values(), *of_sequence, *(fetch for fetch in loads if not fetch.axes))
+        read = [*indices, exists, keep, first, *fetch_expressions(of_keys), Dim("N")]
+        read += [] if limit is None else [limit]
+        read += [] if page is None else fetch_expressions((page,))
+        wanted = {node.name for expr in read for node in walk(expr) if isinstance(node, Ref | Dim | Index)}
+        wanted |= {fetch.row.name for fetch in (*of_keys, *([] if page is None else [page])) if fetch.row}
+        needed = tuple(needed_for(wanted, program))
+        used = (*read, *lines, *fetch_expressions(x for x in needed if isinstance(x, Fetch)))
+        used += tuple(x.value for x in needed if isinstance(x, Let))
+        own = {"B", "M"} if self._packed else set()
+        own |= {"N"} if self._attention.k.storage.is_packed else set()
+        return ListedRows(
+            lines=lines,
+            by_head=by_head,
+            packed=self._packed,
+            marks=self._attention.softmax.sink is not None
+            and (self._packed or "M" in self._attention.lengths),
+            program=needed,
+            indices=indices,
+            is_query=is_query,
+            exists=exists,
+            limit=limit,
+            fetches=of_keys,
+            keep=keep,
+            first=first,
+            page=page,
+            page_rows=self._page_rows(),
+            dims=tuple(name for name in dims_of(used) if name not in own),
+        )
+
+    def _lengths(self) -> Iterator[Statement]:
+        """Yields what finds the query, and M and N of its sequence."""
+        attention, here = self._attention, _SEQUENCE if self._packed else Index("b")
+        q, k = attention.q.storage, attention.k.storage
+        if isinstance(q, Ragged):
+            ends = attention.tensor(q.cu_seqlens).shape
+            search = Search("upper", q.cu_seqlens, (), ends, _ROW)
+            yield Let(name=_SEQUENCE.name, value=Binary("-", search, Const(1)))
+            first, end = (
+                self._boundary(q, here, step, f"q_{name}") for step, name in enumerate(("first", "end"))
+            )
+            yield from (first, end)
+            yield Let(name="M", value=Binary("-", _value(end), _value(first)))
+            yield Let(name=_QUERY.name, value=Binary("-", _ROW, _value(first)))
+        if isinstance(k, Ragged):
+            first, end = (
+                self._boundary(k, here, step, f"k_{name}") for step, name in enumerate(("first", "end"))
+            )
+            yield from (first, end)
+            yield Let(name="N", value=Binary("-", _value(end), _value(first)))
+        yield from shortened_lengths(attention, self._names)
+
+    def _boundary(self, storage: Ragged, sequence: Expr, step: int, name: str) -> Fetch:
+        index = sequence if step == 0 else Binary("+", sequence, Const(step))
+        cu = self._attention.tensor(storage.cu_seqlens)
+        guard = conj(compare("<=", ZERO, index), compare("<", index, cu.shape[0])) if self._packed else TRUE
+        return Fetch(name=name, load=Load(cu.name, (index,), cu.shape, "int"), axes=(), guard=guard)
+
+    def _is_query(self) -> Expr:
+        inside = (
+            conj(compare("<=", ZERO, _SEQUENCE), compare("<", _SEQUENCE, SEQUENCES)) if self._packed else TRUE
+        )
+        return conj(inside, compare("<", _QUERY, Dim("M")))
+
+    def _are_inside(self, indices: tuple[Expr, ...]) -> Iterator[Expr]:
+        for index, size in zip(indices, self._listing.condition.extents, strict=False):
+            if not is_inside(index, size):
+                yield TRUE if is_nonnegative(index) else compare("<=", ZERO, index)
+                yield compare("<", index, size)
+
+    def _lines(self, read: tuple[Expr | None, ...]) -> tuple[tuple[Expr, ...], bool]:
+        attention = self._attention
+        rows = attention.q.size(Role.QUERY) if self._packed else Dim("M")
+        by_head = any(Index("h") in walk(expr) for expr in read if expr is not None) and self._heads != Const(
+            1
+        )
+        heads = (self._heads,) if by_head else ()
+        return (Const(1) if self._packed else Dim("B"), *heads, rows), by_head
+
+    def _page(self) -> Fetch | None:
+        storage = self._attention.k.storage
+        if not isinstance(storage, Paged):
+            return None
+        table = self._attention.tensor(storage.block_table)
+        number = floordiv(Index("kv_idx"), Const(storage.page))
+        here = _SEQUENCE if self._packed else Index("b")
+        load = Load(table.name, (here, number), table.shape, "int")
+        self._names.replace(load)
+        return next(fetch for fetch in self._names.fetches if fetch.load == load)
+
+    def _page_rows(self) -> Expr | None:
+        match self._attention.k.storage:
+            case Paged(page=page):
+                return Const(page)
+            case Ragged():
+                return None
+            case _:
+                return BLOCKS if self._packed else None
+
+    def _first(self) -> Expr:
+        if self._attention.k.storage.is_packed:
+            return Ref("k_first", "int", within=(0, I32.hi))
+        is_page = self._packed and not self._attention.k.storage.is_paged
+        return mul(_SEQUENCE, BLOCKS) if is_page else ZERO
+
+
+def _value(boundary: Fetch) -> Ref:
+    return Ref(boundary.name, "int", within=(0, I32.hi))

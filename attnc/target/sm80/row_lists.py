@@ -1,0 +1,139 @@
+"""The kernel that makes lists of rows of memory of lists of keys: what `templates/sm90/_list_keys.cu.jinja`
+prints of what a query sees besides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from attnc.expr.construct import ZERO
+from attnc.expr.nodes import TRUE, Expr
+from attnc.model.dtypes import DType
+from attnc.plan.ir import Let, Module, Statement
+from attnc.plan.ir.lists import ListMaking
+from attnc.plan.ir.module import ListedRows
+from attnc.plan.lists import KV_HEAD
+from attnc.target.declaration import show_product
+from attnc.target.sm80.lists import CudaListsText
+from attnc.target.sm80.printer import local, scalar, sizes_of_call, statement
+
+
+class CudaRowListsText(CudaListsText):
+    """As for lists of keys, of which every program finds its own: `ListedRows`."""
+
+    by_row, stop = True, "N"
+
+    def __init__(
+        self, module: Module, made: ListMaking, dtypes: Mapping[str, DType], rows: ListedRows
+    ) -> None:
+        super().__init__(module, made, dtypes)
+        self._rows = rows
+
+    def _statement(self, item: Statement, sizes: tuple[str, ...]) -> str:
+        return statement(item, dict(self._dtypes), sizes, scalar)
+
+    @property
+    def indices(self) -> Iterator[str]:
+        """Statements from the number of a list to its query and sequence."""
+        program = self._rows.program
+        shortened = {item.name for item in program if isinstance(item, Let)} & {*self._rows.dims}
+        yield from sizes_of_call(name for name in self._rows.dims if name not in shortened)
+        yield from sizes_of_call((name for name in self._rows.dims if name in shortened), "int")
+        *_, queries = map(self._size, self._rows.lines)
+        rest, names = (
+            f"line / {queries}",
+            {"query_row" if self._rows.packed else "query": f"line % {queries}"},
+        )
+        if self._rows.by_head:
+            heads = self._size(self._rows.lines[1])
+            names |= {KV_HEAD.name: f"{rest} % {heads}"}
+            rest = f"{rest} / {heads}"
+        yield local("const int", names | ({} if self._rows.packed else {"b": rest}))
+        declared = shortened
+        for item in program:
+            if isinstance(item, Let) and item.name in ("M", "N") and item.name not in declared:
+                declared |= {item.name}
+                yield f"int {item.name} = {scalar(item.value)};"
+            else:
+                yield self._statement(item, tuple(declared))
+
+    @property
+    def offset(self) -> str:
+        terms = (
+            f" + ({scalar(index)}) * args.stride_{self.tensor}_{axis}"
+            for axis, index in enumerate(self._rows.indices)
+        )
+        return "".join(terms)
+
+    @property
+    def count(self) -> str:
+        most, found = self._size(self.made.extents[-1]), self._rows.limit
+        exists = scalar(self._rows.exists)
+        if found is None:
+            return f"{exists} ? {most} : 0"
+        limit = scalar(found)
+        return f"!({exists}) ? 0 : {limit} < {most} ? (int)({limit}) : {most}"
+
+    @property
+    def found(self) -> str:
+        """The length of a list."""
+        return f"{scalar(self._rows.is_query)} ? found : -1" if self._rows.marks else "found"
+
+    @property
+    def keeps(self) -> list[str]:
+        """The function that says whether a query sees a key."""
+        if self._rows.keep == TRUE:
+            return []
+        loads = (self._statement(fetch, ()) for fetch in self._rows.fetches)
+        return [
+            "auto keeps = [&](int kv_idx) {",
+            *(f"    {line}" for line in loads),
+            f"    return {scalar(self._rows.keep)};",
+            "};",
+        ]
+
+    def place(self, key: str) -> str:
+        """Returns the row in memory of a key, or the key itself where pages are still to be looked up."""
+        return key if self._rows.first == ZERO else f"{scalar(self._rows.first)} + {key}"
+
+    @property
+    def pages(self) -> list[str]:
+        """Statements that look up the pages of keys."""
+        page, size = self._rows.page, self._rows.page_rows
+        if page is None or size is None:
+            return []
+        return [
+            "for (int i = threadIdx.x; i < found; i += THREADS) {",
+            "    const int kv_idx = row[1 + i];",
+            f"    {self._statement(page, ())}",
+            f"    row[1 + i] = (int){page.name} * {scalar(size)} + kv_idx % {scalar(size)};",
+            "}",
+        ]
+
+    @property
+    def sizes(self) -> list[str]:
+        return list(dict.fromkeys((*super().sizes, *self._rows.dims)))
+
+    @property
+    def lines(self) -> str:
+        return show_product(self._rows.lines)
+
+    @property
+    def page_rows(self) -> str:
+        """Rows of memory that lie one behind the other, "" where all do."""
+        found: Expr | None = self._rows.page_rows
+        return "" if found is None else self._size(found)
+
+
+def lists_text(module: Module, dtypes: Mapping[str, DType]) -> CudaListsText | None:
+    """Returns the text of the kernel that brings keys of lists into order, None where there are no lists."""
+    if module.lists is None:
+        return None
+    if module.listed_rows is not None:
+        return CudaRowListsText(module, module.lists, dtypes, module.listed_rows)
+    return CudaListsText(module, module.lists, dtypes)
+
+
+def in_sequence_of(module: Module) -> str:
+    """Returns the condition that a query with a list of rows is one of a sequence, "" where all are."""
+    return "list_length >= 0" if module.listed_rows is not None and module.listed_rows.marks else ""

@@ -1,0 +1,136 @@
+"""Lists of single keys on Hopper beside masks, lengths, pages and packed sequences: kernels that take rows of
+memory, on the simulator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+
+from attnc.verify.subject import Subject
+from tests.kernels.test_lists import wrong
+from tests.targets import skip_without_compiler
+from tests.verify.judging import examples, subject_of_text
+
+TEXT = """attention a {
+  input q: ELEMENT[QUERIES, HEADS, 64] Q_STORAGE
+  input k, v: ELEMENT[KEYS, KV, 64] K_STORAGE
+  input idx: i32[LISTS, S]
+  EXTRAS
+  score = SCORE
+  mask = MASK
+  normalize = SOFTMAX
+  output o: ELEMENT[QUERIES, HEADS, 64]
+  output lse: f32[LSE]
+}
+
+schedule a for cuda.sm_90a {
+  loops = [kv], pack = gqa, SCHEDULE
+}
+"""
+USUAL = {
+    "ELEMENT": "bf16",
+    "QUERIES": "B, M",
+    "KEYS": "B, N",
+    "HEADS": "Hkv * G",
+    "KV": "Hkv",
+    "Q_STORAGE": "",
+    "K_STORAGE": "",
+    "LISTS": "B, Hkv, M",
+    "EXTRAS": "",
+    "SCORE": "dot(q, k) / 8",
+    "MASK": "listed(idx, rows = 1, keys = 1) and causal",
+    "SOFTMAX": "softmax",
+    "LSE": "B, HEADS, M",
+    "SCHEDULE": "stages = 2",
+}
+PACKED_QUERIES = {"QUERIES": "T", "Q_STORAGE": "via ragged(cu)", "LISTS": "T, Hkv", "LSE": "T, HEADS"}
+PACKED_KEYS = {"KEYS": "U", "K_STORAGE": "via ragged(ck)"}
+PAGES = {"K_STORAGE": "via paged(table, page = 16)"}
+CU, CK, LENGTH = "input cu: i32[B + 1]", "input ck: i32[B + 1]", "input n: i32[B]\n  length N = n[b]"
+TABLE = f"input table: i32[B, P]\n  {LENGTH}"
+CASES: Mapping[str, Mapping[str, str]] = {
+    "a causal mask": {"SCHEDULE": "split.kv in {auto, 3}"},
+    "packed sequences": {
+        **PACKED_QUERIES,
+        **PACKED_KEYS,
+        "EXTRAS": f"{CU}\n  {CK}\n  input sink: f32[Hkv * G]",
+        "SOFTMAX": "softmax(sink = sink[h])",
+        "SCHEDULE": "split.kv in {2, auto}",
+    },
+    "pages": {**PAGES, "EXTRAS": TABLE},
+    "packed queries over pages": {
+        **PACKED_QUERIES,
+        **PAGES,
+        "HEADS": "G",
+        "KV": "1",
+        "LISTS": "T",
+        "LSE": "G, T",
+        "EXTRAS": f"{CU}\n  {TABLE}\n  input cnt: i32[T]",
+        "MASK": "listed(idx, rows = 1, keys = 1, count = cnt) and window(50, 0)",
+        "SCHEDULE": "split.kv = auto",
+    },
+    "lengths": {
+        "EXTRAS": f"input m: i32[B]\n  {LENGTH}\n  length M = m[b]\n  input sink: f32[Hkv * G]",
+        "SOFTMAX": "softmax(sink = sink[h])",
+    },
+    "packed queries over rows of a batch": {**PACKED_QUERIES, "EXTRAS": f"{CU}\n  {LENGTH}"},
+    "packed keys": {**PACKED_KEYS, "EXTRAS": CK, "ELEMENT": "f16"},
+    "pages of no multiple of 8": {
+        "K_STORAGE": "via paged(table, page = 12)",
+        "EXTRAS": f"input table: i32[B, P]\n  {LENGTH}",
+        "MASK": "listed(idx, rows = 1, keys = 1)",
+    },
+    "documents": {
+        "EXTRAS": "input doc: i32[B, N]",
+        "MASK": "listed(idx, rows = 1, keys = 1) and doc[b, q_pos] == doc[b, kv_idx]",
+    },
+    "documents of packed sequences": {
+        **PACKED_QUERIES,
+        **PACKED_KEYS,
+        "EXTRAS": f"{CU}\n  {CK}\n  input doc: i32[U]",
+        "MASK": "doc[ck[b] + q_pos] == doc[ck[b] + kv_idx] and listed(idx, rows = 1, keys = 1)",
+    },
+    "elements of heads": {
+        "EXTRAS": "input see: bool[B, Hkv, M, N]",
+        "MASK": "listed(idx, rows = 1, keys = 1) and see[b, h // G, q_idx, kv_idx]",
+        "LISTS": "M",
+    },
+    "a list of three queries": {
+        "LISTS": "B, R",
+        "MASK": "listed(idx, rows = 3, keys = 1) and window(60, 5)",
+    },
+    "one list for all queries": {"LISTS": "Hkv", "MASK": "listed(idx, keys = 1) and causal"},
+    "lists of other queries": {
+        "LISTS": "B, R",
+        "EXTRAS": "input cnt: i64[B, R]",
+        "MASK": "listed(idx[b, (q_idx + 1) % 5], keys = 1, count = cnt[b, q_idx % 3]) and kv_idx > 4",
+    },
+    "a temperature of queries": {
+        "EXTRAS": "input t: f32[B, M]",
+        "SCORE": "dot(q, k) * t[b, q_idx]",
+    },
+    "the longest lists": {"MASK": "listed(idx, rows = 1, keys = 1) and kv_idx % 3 != 1"},
+}
+
+
+def subject(name: str) -> Subject:
+    text = TEXT
+    for word, value in {**USUAL, **CASES[name]}.items():
+        text = text.replace(word, value)
+    for word, value in {**USUAL, **CASES[name]}.items():  # those of others
+        text = text.replace(word, value)
+    return subject_of_text(text)
+
+
+SIZES = {"B": 3, "M": 5, "N": 190, "Hkv": 2, "G": 3, "R": 2, "S": 120, "T": 12, "U": 260, "P": 9}
+BY_DAY = ("packed sequences", "packed queries over pages", "elements of heads", "lengths")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(x, marks=[] if x in BY_DAY else [pytest.mark.nightly]) for x in CASES]
+)
+def test_lists_name_rows_of_memory(name: str) -> None:
+    skip_without_compiler("cuda.sm_90a")
+    assert not list(wrong(subject(name), SIZES, range(1, 1 + examples(2))))

@@ -1,0 +1,33 @@
+"""Why no kernel of a target walks over lists: the messages themselves are in tests/golden/diagnostics."""
+
+from __future__ import annotations
+
+import pytest
+
+from attnc.plan.list_refusals import refuse_lists
+from attnc.plan.targets import target_of
+from tests.plan.planning import resolved
+
+
+@pytest.mark.parametrize(
+    ("mask", "target", "message"),
+    [
+        ("listed(idx, rows = 32, keys = 48)", "triton", ""),
+        ("listed(idx, rows = 32, keys = 48)", "cuda.sm_80", "lists are not lowered to cuda.sm_80"),
+        (
+            "listed(idx, rows = 32, keys = 48) or causal",
+            "triton",
+            "a list that not every key has to be in is not lowered",
+        ),
+        ("listed(idx, rows = 24, keys = 48)", "triton", "blocks of 24 queries are not lowered"),
+        (
+            "listed(idx, rows = 32, keys = 48)",
+            "cuda.sm_90a",
+            "tiles of cuda.sm_90a have 64 queries or more, all with one list",
+        ),
+    ],
+)
+def test_the_first_refusal(mask: str, target: str, message: str) -> None:
+    variant, schedule = resolved(mask, inputs=("idx: i32[B, H, R, S]",), target=target)
+    found = [diagnostic.message for diagnostic in refuse_lists(variant, schedule, target_of(target))]
+    assert found[:1] == ([message] if message else [])
