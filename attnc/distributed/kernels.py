@@ -170,8 +170,7 @@ class RankKernels:
 
     @cached_property
     def module(self) -> ir.Module:
-        program = resolve(parse(Source("derived.attn", self.derived.text)), prelude())
-        return plan_program(program).modules[0]
+        return _plan_of(self.derived)
 
     def gradients(
         self,
@@ -189,6 +188,20 @@ class RankKernels:
         """
         found: tuple[torch.Tensor, ...] = self._module.CALL.gradients(do, dlse, *tensors, o, lse, None)
         return found
+
+
+def check_kernels(spec: RankSpec, variant: Variant) -> None:
+    """Raises DiagnosticError for what ranks would not run: what `check_covered` refuses, a target without a
+    schedule, and what the compiler says of the kernels that they share rows out to.
+    """
+    check_covered(variant.attention)
+    point: dict[str, ParamValue] = dict(variant.params)
+    _plan_of(derive(spec.program, spec.attention, point, spec.target, "rows", spec.schedule))
+
+
+def _plan_of(derived: Derived) -> ir.Module:
+    program = resolve(parse(Source("derived.attn", derived.text)), prelude())
+    return plan_program(program).modules[0]
 
 
 def check_covered_for(form: Form, attention: Attention) -> None:

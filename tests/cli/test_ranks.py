@@ -50,6 +50,14 @@ def test_variants_are_listed_under_each_label(run: Run) -> None:
     assert "variants are d128, d128_split, d128_drafts, d128_rows" in done.err
 
 
+@pytest.mark.parametrize("spec", ["warp_split", "packed_training"])
+def test_a_target_without_a_schedule_is_said_before_ranks_start(run: Run, spec: str) -> None:
+    """Whatever the compiler says of a rank's kernels is said here, not from within a process."""
+    done = run("verify", str(ROOT / f"specs/{spec}.attn"), "--ranks", "2", "--count", "1")
+    assert (done.code, done.err) == (0, "")
+    assert "has no schedule for triton, which ranks would run" in done.out
+
+
 @pytest.mark.parametrize("option", [("--size", "M=64"), ("--strategy", "need")])
 def test_options_of_ranks_are_not_passed_over_without_them(run: Run, option: tuple[str, str]) -> None:
     done = run("explain", "specs/tiny.attn", *option)
