@@ -15,11 +15,23 @@ from typing import Any
 import pytest
 
 from attnc.runtime.loader import program_of
-from attnc.verify.search import AttentionTrial
+from attnc.verify.case import Case
+from attnc.verify.check import report_broken
+from attnc.verify.search import AttentionTrial, Step
 from attnc.verify.subject import subject_of
+from attnc.verify.verdict import Verdict
 from tests.processes import environment_of
+from tools.mutants import judge
 from tools.mutants.__main__ import draw_or_read
-from tools.mutants.crew import BATCH, SECOND_BATCH, is_of, judge_draws, list_batches, read_results
+from tools.mutants.crew import (
+    BATCH,
+    SECOND_BATCH,
+    is_of,
+    judge_draws,
+    list_batches,
+    read_results,
+    second_of,
+)
 from tools.mutants.host import patience_for
 from tools.mutants.judge import Bench
 from tools.mutants.operators import OPERATORS, Mutant, list_mutants
@@ -252,13 +264,54 @@ def test_machine_code_is_compared_at_every_config(new: str, is_same: bool, tmp_p
     assert bench.is_same_code(changed, "d64.cu") == is_same
 
 
+def test_what_was_launched_is_compared_before_other_configs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = Place(spec="fa1", attention="fa1", variant="f16_d64", target="cuda.sm_80")
+    bench = Bench(place, "forward", tmp_path)
+    text, old = texts_of(place)["d64.cu"], "copy_q((stage + STAGES - 1) % STAGES)"
+    changed = text.replace(old, old.replace("% STAGES", "% (STAGES + (BLOCK_N == 64))"))
+    subject = subject_of(bench.module, {"d64.cu": changed})
+    program, compared = program_of(subject.module), list[tuple[Any, ...]]()
+    config = next(one for one in program.kernels["fa1_forward"].configs if one.BLOCK_N == 64)
+    program._functions["fa1_forward", config, True, 0] = None  # as a launch leaves it
+    monkeypatch.setattr(bench, "is_same_code", lambda *given: compared.append(given) or True)
+    assert not bench.is_same_to_compilers(subject, "d64.cu")
+    assert not compared
+    program._functions.clear()
+    assert bench.is_same_to_compilers(subject, "d64.cu")
+    assert len(compared) == 1
+
+
+def test_cases_that_have_killed_come_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(PLACE, "forward", tmp_path)
+    far = sum(step.case.is_far for step in bench.steps)
+    taken = list[Case]()
+
+    def take(trial: AttentionTrial, step: Step) -> Verdict:
+        taken.append(step.case)
+        is_wrong = step.case in (bench.steps[3].case, bench.steps[-1].case)
+        return report_broken("wrong") if is_wrong else Verdict(ok=True, message="")
+
+    monkeypatch.setattr(judge, "take", take)
+    draw = drawn("l_new = l * alpha + tl.sum(p, 1)", "l_new = l")
+    assert bench.judge(draw.mutant).cases == 4
+    assert bench.judge(draw.mutant).cases == 1
+    assert taken[4] == taken[3]
+    assert far
+    bench.killed[len(bench.steps) - 1] = 9  # which takes gigabytes
+    assert bench.judge(draw.mutant).cases == 1
+    assert taken[5] == taken[3]
+
+
 def test_a_mutant_that_ends_its_process_is_not_the_last(tmp_path: Path) -> None:
     old, out = "l_new = l * alpha + tl.sum(p, 1)", tmp_path / "mutants.jsonl"
     texts = ("l_new = (", "__import__('os')._exit(3)", "l_new = )", "l_new = ]")
     draws = {number: drawn(old, new) for number, new in enumerate(texts)}
     first = {number: draws[number] for number in range(3)}
     options: dict[str, Any] = {"out": out, "workers": 1, "seconds": 300, "devices": 0}
-    assert judge_draws(first, **options) == 3
+    assert judge_draws(first, looks_again=True, **options) == 3
+    assert not read_results(second_of(out))  # none has survived
     with out.open("a", encoding="utf-8") as file:
         file.write('{"number": 3, "outc')  # as a run that is ended leaves it
     outcomes = {number: result["outcome"] for number, result in read_results(out).items()}
@@ -297,9 +350,9 @@ def test_compilers_and_simulators_are_no_calls_that_hang() -> None:
 @pytest.mark.parametrize(("is_second", "most"), [(False, BATCH), (True, SECOND_BATCH)])
 def test_batches_are_of_one_module(is_second: bool, most: int) -> None:
     places = [place for place in list_places(["triton"]) if place.variant in ("bf16_d128", "d64_sink")]
-    draws = dict(enumerate(draw_mutants(90, 3, places, together=20)))
+    draws = dict(enumerate(draw_mutants(120, 3, places, together=20)))
     batches = list(list_batches(draws, is_second=is_second))
-    assert sorted(number for batch in batches for number in batch["numbers"]) == list(range(90))
+    assert sorted(number for batch in batches for number in batch["numbers"]) == list(range(120))
     assert max(len(batch["numbers"]) for batch in batches) == most
     for batch in batches:
         assert batch["is_second"] == is_second

@@ -70,8 +70,8 @@ def _run(given: argparse.Namespace, out: Path) -> None:
 
     draws = draw_or_read(given)
     crew = {"workers": given.workers, "devices": torch.cuda.device_count()}
-    _judge(draws, out, seconds=given.seconds, **crew)
-    if given.heavy:
+    _judge(draws, out, seconds=given.seconds, looks_again=given.heavy, **crew)
+    if given.heavy:  # what was judged by an earlier run, or was left
         survived = {n for n, result in read_results(out).items() if result["outcome"] == "survived"}
         again = {number: draw for number, draw in draws.items() if number in survived}
         _judge(again, second_of(out), seconds=given.heavy_seconds, is_second=True, **crew)

@@ -26,7 +26,7 @@ from tools.mutants.sample import Draw, Place
 
 Result: TypeAlias = Mapping[str, Any]
 #: Mutants of one module that one process judges in turn, at most; fewer of those that are looked at again.
-BATCH, SECOND_BATCH = 32, 3
+BATCH, SECOND_BATCH = 40, 3
 #: Seconds that mutants may take which are begun when the time is over.
 _GRACE = 20.0
 
@@ -56,9 +56,12 @@ def third_of(path: Path) -> Path:
     return path.with_suffix(".simulated.jsonl")
 
 
-def list_batches(draws: Mapping[int, Draw], *, is_second: bool) -> Iterator[dict[str, Any]]:
+def list_batches(
+    draws: Mapping[int, Draw], *, is_second: bool, looks_again: bool = False
+) -> Iterator[dict[str, Any]]:
     """Yields mutants of one module, as hosts read them; modules come in the order of their first mutants.
-    is_second: whether they survived, and are looked at again.
+    is_second: whether they survived, and are looked at again; looks_again: whether those that survive are, at
+    once.
     """
     most, modules = SECOND_BATCH if is_second else BATCH, dict[Place, list[int]]()
     for number, draw in draws.items():
@@ -68,6 +71,7 @@ def list_batches(draws: Mapping[int, Draw], *, is_second: bool) -> Iterator[dict
             part = numbers[first : first + most]
             yield {
                 "is_second": is_second,
+                "looks_again": looks_again,
                 "place": asdict(place),
                 "numbers": part,
                 "phases": [draws[number].phase for number in part],
@@ -83,16 +87,21 @@ def judge_draws(
     seconds: float,
     devices: int,
     is_second: bool = False,
+    looks_again: bool = False,
 ) -> int:
     """Judges mutants by so many processes until the time is over, and appends results to a file. Returns how
-    many. is_second: whether they survived, and are looked at again.
+    many. is_second: whether they survived, and are looked at again; looks_again: whether those that survive
+    are, at once: that goes to a second file (`second_of`).
     """
-    if out.is_file() and not out.read_bytes().endswith(b"\n"):
-        out.write_bytes(out.read_bytes() + b"\n")  # behind a line that was not finished
+    second = out if is_second else second_of(out)
+    for path in {out, second}:
+        if path.is_file() and not path.read_bytes().endswith(b"\n"):
+            path.write_bytes(path.read_bytes() + b"\n")  # behind a line that was not finished
     memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     with tempfile.TemporaryDirectory(dir=memory) as folder, ThreadPoolExecutor(workers) as pool:
-        batches = [{**batch, "folder": folder} for batch in list_batches(draws, is_second=is_second)]
-        crew = _Crew(draws, batches, out, time.monotonic() + seconds, devices)
+        listed = list_batches(draws, is_second=is_second, looks_again=looks_again)
+        batches = [{**batch, "folder": folder} for batch in listed]
+        crew = _Crew(draws, batches, (out, second), time.monotonic() + seconds, devices)
         last = threading.Timer(min(seconds + _GRACE, threading.TIMEOUT_MAX), crew.stop)
         last.start()
         try:
@@ -104,18 +113,18 @@ def judge_draws(
 
 
 class _Crew:
-    """Processes that take batches from one list."""
+    """Processes that take batches from one list. files: of results, and of what was looked at again."""
 
     def __init__(
         self,
         draws: Mapping[int, Draw],
         batches: Sequence[Mapping[str, Any]],
-        out: Path,
+        files: tuple[Path, Path],
         until: float,
         devices: int,
     ) -> None:
         self.draws, self.batches, self.until, self.devices = draws, iter(batches), until, devices
-        self.out, self.count, self.total = out, 0, sum(len(batch["mutants"]) for batch in batches)
+        self.files, self.count, self.total = files, 0, sum(len(batch["mutants"]) for batch in batches)
         self.lock, self.hosts = threading.Lock(), list[subprocess.Popen[str]]()
         self.said = time.monotonic()
 
@@ -174,10 +183,12 @@ class _Crew:
 
     def _keep(self, judgment: Mapping[str, Any]) -> None:
         draw = self.draws[judgment["number"]]
-        line = json.dumps({**judgment, **asdict(draw)})
+        file = self.files[judgment.get("is_second", False)]
+        said = {name: value for name, value in judgment.items() if name != "is_second"}
+        line = json.dumps({**said, **asdict(draw)})
         with self.lock:
-            with self.out.open("a", encoding="utf-8") as file:
-                file.write(line + "\n")
+            with file.open("a", encoding="utf-8") as results:
+                results.write(line + "\n")
             self.count += 1
             if time.monotonic() - self.said > 10:
                 self.said = time.monotonic()

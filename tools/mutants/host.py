@@ -1,8 +1,9 @@
 """A process that judges mutants in children, which it forks: imports take seconds, a fork milliseconds.
 
-It reads batches, one a line: mutants of one module. A child judges one mutant after the other. Where a mutant
-ends it, hangs, or leaves the GPU unusable, the next child goes on behind it. This process itself never
-touches the GPU, which would be lost to its children.
+It reads batches, one a line: mutants of one module. A child judges one after the other, and where the batch
+asks for it looks again at what survived, whose code it has. Where a mutant ends it, hangs, or leaves the GPU
+unusable, the next child goes on behind it. This process itself never touches the GPU, which would be lost to
+its children.
 """
 
 from __future__ import annotations
@@ -27,14 +28,17 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from tests.processes import cpu_seconds
 from tools.mutants.judge import Bench, Judgment
 from tools.mutants.operators import Mutant
 from tools.mutants.remember import remember_references
 from tools.mutants.sample import Phase, Place, texts_of
 
-#: Seconds without a word after which a child is taken for one that waits for ever: the default budget of a
-#: verification, and what compilers take.
-PATIENCE = 180.0
+#: Seconds without a word after which a child is taken for one that waits for ever; processor seconds after
+#: which it is taken for one that computes for ever: those of a verification with its compilers.
+PATIENCE, WORK = 600.0, 180.0
+#: Seconds between two looks at what it has used.
+_GLANCE = 10.0
 #: Seconds that the GPU may take for one call, while others use it too, and the simulator, for one launch. No
 #: compiler is among what waits.
 _STALL, _SIMULATED = 8.0, 60.0
@@ -95,9 +99,11 @@ def judge_batch(batch: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         while at < count and time.monotonic() < batch["until"]:
             began, first = time.monotonic(), at
             for judgment in _run_child(batch, at, Path(folder)):
+                is_another = batch["is_second"] or not judgment.get("is_second", False)
+                at += is_another
                 took = round(time.monotonic() - began, 2)
-                yield {"number": batch["numbers"][at], **judgment, "seconds": took}
-                at, began = at + 1, time.monotonic()
+                yield {"number": batch["numbers"][at - 1], **judgment, "seconds": took}
+                began = time.monotonic()
             if at == first and time.monotonic() >= batch["until"]:
                 return
 
@@ -119,11 +125,12 @@ def _run_child(batch: Mapping[str, Any], at: int, folder: Path) -> Iterator[dict
         finally:
             os._exit(status)  # it is no second host
     os.close(writing)
-    has_begun, pending, text, is_silent = False, None, b"", False
+    begun: Mapping[str, Any] | None = None
+    text, is_silent = b"", False
     with selectors.DefaultSelector() as selector:
         selector.register(reading, selectors.EVENT_READ)
         while True:
-            is_silent = not selector.select(PATIENCE)
+            is_silent = not _hears(selector, child)
             if is_silent:
                 os.kill(child, signal.SIGKILL)
                 break
@@ -132,18 +139,28 @@ def _run_child(batch: Mapping[str, Any], at: int, folder: Path) -> Iterator[dict
                 break
             *lines, text = (text + part).split(b"\n")
             for line in lines:
-                judgment = json.loads(line)
-                has_begun, pending = not judgment or "pending" in judgment, judgment.get("pending")
-                if not has_begun:
-                    yield judgment
+                said = json.loads(line)
+                begun = said if "outcome" not in said else None
+                if begun is None:
+                    yield said
     os.close(reading)
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    if pending:  # its line, which was made to end a launch, has ended the process
-        yield pending
-    elif has_begun:
+    if begun is None:
+        if status not in (0, _HUNG):
+            yield {"outcome": "unknown", "cases": 0, "message": f"the child ended: {status}"}
+    elif "pending" in begun:  # its line, which was made to end a launch, has ended the process
+        yield begun["pending"]
+    elif not begun["is_second"]:
         yield _judge_end(status, is_silent, batch["place"]["target"])
-    elif status not in (0, _HUNG):
-        yield {"outcome": "unknown", "cases": 0, "message": f"the child ended: {status}"}
+
+
+def _hears(selector: selectors.BaseSelector, child: int) -> bool:
+    """Waits for a word of a child. Returns whether one came before patience was over."""
+    began, worked = time.monotonic(), cpu_seconds(child)
+    while not selector.select(_GLANCE):
+        if time.monotonic() - began > PATIENCE or cpu_seconds(child) - worked > WORK:
+            return False
+    return True
 
 
 def _judge_end(status: int, is_silent: bool, target: str) -> dict[str, Any]:
@@ -159,11 +176,9 @@ def _judge_end(status: int, is_silent: bool, target: str) -> dict[str, Any]:
 
 
 def _judge_mutants(batch: Mapping[str, Any], at: int, folder: Path, writing: int) -> None:
-    """In the child: judges mutants until the GPU is unusable, the batch ends, or its time. Says `{}` as it
-    begins one, and then what became of it; before it makes a line end the process, what that comes to.
+    """In the child: judges mutants until the GPU is unusable, the batch ends, or its time. Says what it
+    begins, and then what became of it; before it makes a line end the process, what that comes to.
     """
-    from tools.mutants.heavy import examine, find_reach
-
     with os.fdopen(writing, "w") as out:
 
         def say(line: Mapping[str, Any]) -> None:
@@ -173,19 +188,32 @@ def _judge_mutants(batch: Mapping[str, Any], at: int, folder: Path, writing: int
         for phase, data in zip(batch["phases"][at:], batch["mutants"][at:], strict=True):
             if time.monotonic() >= batch["until"]:
                 return
-            say({})
-            mutant, began = Mutant(**data), _cpu_seconds()
-            try:
-                bench = bench_of(phase)
-                judgment = examine(bench, mutant) if batch["is_second"] else bench.judge(mutant)
-                if batch["is_second"] and judgment.outcome == "equal":
-                    say({"pending": asdict(judgment)})
-                    judgment = find_reach(bench, mutant, judgment)
-            except Exception:  # a mistake of these tools, which says nothing of the mutant
-                judgment = Judgment(outcome="unknown", message=traceback.format_exc()[-900:])
-            say({**asdict(judgment), "cpu": round(_cpu_seconds() - began, 2)})
+            mutant, looks = Mutant(**data), [batch["is_second"]]
+            for is_second in looks:
+                judged = _look(partial(bench_of, phase), mutant, is_second=is_second, say=say)
+                if batch["looks_again"] and not is_second and judged == "survived":
+                    looks.append(True)
             if not _is_usable():
                 return
+
+
+def _look(
+    bench: Callable[[], Bench], mutant: Mutant, *, is_second: bool, say: Callable[[Mapping[str, Any]], None]
+) -> str:
+    """Judges a mutant, or looks at it again; says so, and returns the outcome."""
+    from tools.mutants.heavy import examine, find_reach
+
+    say({"is_second": is_second})
+    began = _cpu_seconds()
+    try:
+        judgment = examine(bench(), mutant) if is_second else bench().judge(mutant)
+        if is_second and judgment.outcome == "equal":
+            say({"is_second": True, "pending": {**asdict(judgment), "is_second": True}})
+            judgment = find_reach(bench(), mutant, judgment)
+    except Exception:  # a mistake of these tools, which says nothing of the mutant
+        judgment = Judgment(outcome="unknown", message=traceback.format_exc()[-900:])
+    say({**asdict(judgment), "is_second": is_second, "cpu": round(_cpu_seconds() - began, 2)})
+    return judgment.outcome
 
 
 def _cpu_seconds() -> float:

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import os
 import re
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -89,6 +91,8 @@ class Bench:
         self.place, self.phase, self.folder = place, phase, folder
         #: The mutant that was run on all cases last.
         self.examined: Subject | None = None
+        #: How many mutants each case has killed, by its number.
+        self.killed = Counter[int]()
 
     @cached_property
     def module(self) -> ir.Module:
@@ -140,20 +144,45 @@ class Bench:
             rules = chain(offset_violations(subject), wait_violations(subject))  # which take no run
             if (message := next(rules, None)) is not None:
                 return Judgment(outcome="killed", message=message[:300])
-            if self.is_same_code(subject, mutant.file):
+            if subject.device == "cpu" and self.is_same_code(subject, mutant.file):
                 return Judgment(outcome="same code")
         except Exception as error:
             return judge_message(f"{type(error).__name__}: {error}", 0)
         trial = AttentionTrial(subject, result_violations)  # what host code passes on has not changed
-        for number, step in enumerate(self.steps, start=1):
-            verdict = take(trial, step)
+        order = self._by_what_they_killed()
+        for count, number in enumerate(order, start=1):
+            verdict = take(trial, self.steps[number])
             if _NO_MEMORY.search(verdict.message):
-                return Judgment(outcome="unknown", cases=number, message=verdict.message[:300])
+                return Judgment(outcome="unknown", cases=count, message=verdict.message[:300])
             if not verdict.ok:
-                return judge_message(verdict.message, number)
+                self.killed[number] += 1
+                return judge_message(verdict.message, count)
             if subject.device == "cpu" and time.monotonic() - began > seconds:
                 break
-        return self.simulate(subject, mutant, number)
+            if count == 1 and subject.device == "cuda" and self.is_same_to_compilers(subject, mutant.file):
+                return Judgment(outcome="same code")
+        return self.simulate(subject, mutant, count)
+
+    def _by_what_they_killed(self) -> list[int]:
+        """Returns the numbers of the cases: those first that have killed most mutants so far. What takes
+        gigabytes comes last all the same.
+        """
+        return sorted(
+            range(len(self.steps)),
+            key=lambda number: (self.steps[number].case.is_far, -self.killed[number], number),
+        )
+
+    def is_same_to_compilers(self, subject: Subject, file: str) -> bool:
+        """Returns whether a file has the original's machine code, after its first case: what that has
+        launched is compared first. What compilers refuse of other configs, other cases will meet.
+        """
+        try:
+            is_launched = bool(self._launched(subject, file))
+            if is_launched and not self.is_same_where_launched(subject, file):
+                return False
+            return self.is_same_code(subject, file)
+        except Exception:
+            return False
 
     def simulate(self, subject: Subject, mutant: Mutant, cases: int) -> Judgment:
         """Runs the cases that are simulated beside those on a GPU, of which a mutant has survived so many."""
@@ -188,19 +217,29 @@ class Bench:
         """Returns whether a file's CUDA kernels have the original's machine code, of those that this process
         has launched: of tensors that lie anywhere, some kernels get copies.
         """
-        if subject.target == "triton":
-            return False
-        program = program_of(subject.module)
-        launched = [code[:3] for code in program._functions if program.kernels[code[0]].file == file]
+        launched = self._launched(subject, file)
         return bool(launched) and self._agree(subject, launched)
 
+    def _launched(self, subject: Subject, file: str) -> list[tuple[str, Any, bool]]:
+        """Lists the names, configs and alignments of a file's CUDA kernels that this process has launched."""
+        if subject.target == "triton":
+            return []
+        program = program_of(subject.module)
+        return [code[:3] for code in program._functions if program.kernels[code[0]].file == file]
+
     def _agree(self, subject: Subject, codes: Iterable[tuple[str, Any, bool]]) -> bool:
-        """Returns whether kernels have the original's machine code, compiled for configs and alignments.
-        Where the first has, others mostly have too: equal PTX, which takes half the time, is enough for them.
+        """Returns whether kernels of one file have the original's machine code, compiled for configs and
+        alignments. Where the first has, others mostly have too: equal PTX, which takes half the time, is
+        enough for them. One compilation of a file is of all its kernels.
         """
         mine, own = program_of(subject.module), program_of(self.original.module)
-        for number, code in enumerate(codes):
-            if number and self._has_same_ptx(subject, code):
+        seen = set[tuple[str, ...]]()
+        for code in codes:
+            options = mine.options(*code[1:], _arch_of(subject))
+            if options in seen:
+                continue
+            seen.add(options)
+            if len(seen) > 1 and self._has_same_ptx(subject, code):
                 continue
             one, other = (_compile(program, code, subject) for program in (own, mine))
             if one != other and list_differences(one, other):
@@ -210,7 +249,8 @@ class Bench:
     def _has_same_ptx(self, subject: Subject, code: tuple[str, Any, bool]) -> bool:
         name, config, aligned = code
         options = program_of(subject.module).options(config, aligned, _arch_of(subject))
-        key = hashlib.sha256("\0".join((name, *options)).encode()).hexdigest()
+        file = program_of(subject.module).kernels[name].file
+        key = hashlib.sha256("\0".join((file, *options)).encode()).hexdigest()
         mine, own = (program_of(one.module).source(name) for one in (subject, self.original))
         try:
             known = keep(self.folder / f"{key}.ptx", lambda: compile_ptx(own, options))
@@ -259,12 +299,13 @@ def take(trial: AttentionTrial, step: Step) -> Verdict:
 
 @contextmanager
 def room_for(case: Case) -> Iterator[None]:
-    """While a case takes gigabytes, few other processes run one."""
+    """While a case takes gigabytes, few other processes run one on the same GPU."""
     if not case.is_far:
         yield
         return
     with ExitStack() as stack:
-        places = [Path(tempfile.gettempdir(), f"attnc-mutants-{number}.lock") for number in range(_AT_ONCE)]
+        gpu = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+        places = [Path(tempfile.gettempdir(), f"attnc-mutants-{gpu}-{n}.lock") for n in range(_AT_ONCE)]
         locks = [stack.enter_context(place.open("w")) for place in places]
         while not any(map(_is_taken, locks)):
             time.sleep(0.05)
