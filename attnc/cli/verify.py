@@ -110,8 +110,8 @@ def verify(
     Memory around tensors is guarded, and the text of kernels is searched for offsets that are computed in 32
     bits, and for waits without their instruction. Every eighth case is also checked for properties that hold
     between runs: determinism, invariance, identities of gradients, and launches that do not depend on the
-    calls before. Beside a GPU two more cases of each CUDA module are simulated, if there is g++: copies come
-    late there, and warps run in any order, which shows waits that are missing.
+    calls before. Beside a GPU a few more cases of each CUDA module are simulated, if there is g++: copies
+    come late there, and warps run in any order, which shows waits that are missing.
 
     --record needs twelve cases or more of each module, and takes up to ten times the time for them. --lapsed
     leaves out modules whose record is up to date. --large runs sizes that need a GPU: thousands of rows,

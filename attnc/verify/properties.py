@@ -396,10 +396,16 @@ _LOGITS = ("random", "low", "huge")
 _MARGIN = 2.0**-7
 
 
+def has_fallback(subject: Subject) -> bool:
+    """Returns whether a module computes again what it had guessed the maximum of."""
+    kernel = None if subject.plan is None else subject.plan.kernel
+    return isinstance(kernel, ir.Decode) and kernel.unified is not None and kernel.unified.fallback
+
+
 def fallback_violations(subject: Subject) -> Iterator[str]:
     """Yields `fallbacks: what is wrong` of the counter; none for a module without one."""
     kernel = None if subject.plan is None else subject.plan.kernel
-    if not isinstance(kernel, ir.Decode) or kernel.unified is None or not kernel.unified.fallback:
+    if not has_fallback(subject) or not isinstance(kernel, ir.Decode):
         return
     config = next((c for c in subject.configs if getattr(c, "splits", 1) == 0), subject.configs[0])
     if hasattr(config, "split_size"):

@@ -295,8 +295,8 @@ SIMT void check_copies()
         }
 }
 
-// What other blocks do to this one's shared memory must be known to be done where it ends.
-SIMT void check_cluster()
+// What copies, and other blocks, do to this one's shared memory must be known to be done where it ends.
+SIMT void check_arrivals()
 {
     static Clock all;
     memset(&all, 0, sizeof all);
@@ -308,7 +308,7 @@ SIMT void check_cluster()
             if (block->touched[rank][warp] > all.of[rank].ticks[warp] && !message[0])
                 say("block %u: ends where warp %d of block %u may still arrive at one of its mbarriers", block->index.x, warp,
                     block->cluster->blocks[rank]->index.x);
-    for (u32 i = 0; i < u32(used_bytes) / UNIT && cluster_size > 1 && !message[0]; ++i)
+    for (u32 i = 0; i < u32(used_bytes) / UNIT && !message[0]; ++i)
         if (const Unit& one = block->units[i]; one.barrier > 0 && all.of[block->rank].phases[one.barrier - 1] <= one.phase)
             say("block %u: ends where a copy to shared + %u may still arrive", block->index.x, i * UNIT);
     if (message[0])

@@ -329,12 +329,12 @@ SIMT void run_warp(int warp)
 }
 
 SIMT void check_copies();
-SIMT void check_cluster();
+SIMT void check_arrivals();
 
 SIMT void finish_block()
 {
     check_copies();
-    check_cluster();
+    check_arrivals();
     const unsigned char* end = shared + used_bytes;
     if (end[0] != 0xff || memcmp(end, end + 1, sizeof shared - used_bytes - 1) != 0) {
         while (*end == 0xff)

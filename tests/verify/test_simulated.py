@@ -33,7 +33,7 @@ def on_gpu(subject: Subject) -> Subject:
 @pytest.mark.parametrize("target", ["cuda.sm_80", "cuda.sm_90a"])
 def test_pipelines_are_filled_and_left_empty(spec: str, target: str) -> None:
     space = subject_of(module_of(spec, target), on_cpu=True).space
-    filled, empty, keyless = simulated_cases(space)
+    filled, empty, keyless, unseen = simulated_cases(space)
     configs = space.configs_of(filled)
     for name, config in configs.items():
         if hasattr(config, "BLOCK_N"):
@@ -45,6 +45,8 @@ def test_pipelines_are_filled_and_left_empty(spec: str, target: str) -> None:
     assert filled.config == (joins or [space.usable[0]])[0]
     assert empty.dims["N"] < min(config.BLOCK_N for config in configs.values() if hasattr(config, "BLOCK_N"))
     assert keyless.dims["N"] == 0
+    assert unseen.dims["N"] == filled.dims["N"]
+    assert unseen.lengths == "empty" if "lengths" in space.factors else unseen.dims["M"] == 0
 
 
 #: Planted bugs of copies, barriers and fences; what one of them does depends on which warp comes first.
@@ -79,6 +81,28 @@ def test_registers_that_nothing_has_set_show_in_the_simulator() -> None:
 
 
 @needs_gxx
+@pytest.mark.parametrize(
+    ("spec", "target", "wait", "message"),
+    [
+        ("unified_decode", "cuda.sm_80", "wait_copies<2 * (STAGES - 1)>();", "fallbacks: "),
+        ("decode", "cuda.sm_90a", "mbarrier_wait(barrier_of(base, FULL, part), 0);", "ends where a copy"),
+    ],
+)
+def test_waits_for_what_is_computed_again_or_never_read(
+    spec: str, target: str, wait: str, message: str
+) -> None:
+    """Either leaves every result right: of what a copy has not brought, a guess is wrong, and what is copied
+    for a sequence without keys is not read.
+    """
+    module = module_of(spec, target)
+    files = render_files(module, path=f"{spec}.attn", sha256="")
+    ((name, text),) = ((name, text) for name, text in files.items() if wait in text)
+    changed = text.replace(wait, ";", 1)
+    report = run(SimulatedTrial(subject_of(module, {name: changed}, on_cpu=True)))
+    assert message in report.failures[0].verdict.message
+
+
+@needs_gxx
 def test_simulated_cases_run_beside_those_on_a_gpu() -> None:
     module = module_of("prefix_lm", "cuda.sm_80")
     trial = AttentionTrial(subject_of(module))
@@ -86,7 +110,7 @@ def test_simulated_cases_run_beside_those_on_a_gpu() -> None:
     with patch.object(AttentionTrial, "cases", lambda self, count: ()):  # of the GPU, none
         report = run(trial)
     assert report.ok, report.failures
-    assert (report.examples, report.simulated) == (0, 3)
+    assert (report.examples, report.simulated) == (0, 4)
 
 
 @needs_gxx
