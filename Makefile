@@ -49,7 +49,7 @@ N ?= 200
 SEED ?= 0
 
 mutants: $(INSTALLED)  ## change N kernels at random places (N=200, SEED=0), and say which of it 'attnc verify' sees
-	$(BIN)/python -m tools.mutants --count $(N) --seed $(SEED) --together 8
+	$(BIN)/python -m tools.mutants --count $(N) --seed $(SEED) --together 8 --heavy
 
 PACKAGE ?= expr
 

@@ -11,6 +11,7 @@ from math import inf
 from pathlib import Path
 from types import FrameType
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -272,15 +273,16 @@ def test_what_was_launched_is_compared_before_other_configs(
     text, old = texts_of(place)["d64.cu"], "copy_q((stage + STAGES - 1) % STAGES)"
     changed = text.replace(old, old.replace("% STAGES", "% (STAGES + (BLOCK_N == 64))"))
     subject = subject_of(bench.module, {"d64.cu": changed})
-    program, compared = program_of(subject.module), list[tuple[Any, ...]]()
+    program = program_of(subject.module)
     config = next(one for one in program.kernels["fa1_forward"].configs if one.BLOCK_N == 64)
     program._functions["fa1_forward", config, True, 0] = None  # as a launch leaves it
-    monkeypatch.setattr(bench, "is_same_code", lambda *given: compared.append(given) or True)
+    every = Mock(return_value=True)
+    monkeypatch.setattr(bench, "is_same_code", every)
     assert not bench.is_same_to_compilers(subject, "d64.cu")
-    assert not compared
+    every.assert_not_called()
     program._functions.clear()
     assert bench.is_same_to_compilers(subject, "d64.cu")
-    assert len(compared) == 1
+    every.assert_called_once()
 
 
 def test_cases_that_have_killed_come_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

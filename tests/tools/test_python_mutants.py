@@ -79,6 +79,13 @@ def test_tests_that_run_a_line_judge_it_those_of_the_module_and_others_in_turn()
     assert names(choose_tests(mutant_at(line), lines)) == ["own_b", "other", "own", "own_elsewhere"]
 
 
+def test_tests_of_the_module_are_asked_though_none_is_known_to_run_the_line() -> None:
+    """What remembers results runs its lines in the first test of a process alone."""
+    line = body_of(DEFINED)
+    usual = {f"other_{case}": (0.1, [line]) for case in range(20)}
+    assert "own_unseen" in names(choose_tests(mutant_at(line), lines_of(**usual, own_unseen=(0.1, []))))
+
+
 def test_a_test_that_runs_what_few_run_comes_early() -> None:
     """Of the lines of the function: all run the changed one."""
     line = body_of(DEFINED)
@@ -122,13 +129,13 @@ def test_no_test_is_asked_beyond_the_budget() -> None:
 
 
 def test_tests_of_the_function_and_the_module_follow_where_few_run_a_line() -> None:
-    """What remembers results runs its lines in one test alone."""
     line, last, limits = body_of(DEFINED), len(TEXT), SETTINGS["limits"]
     few = {f"other_{case}": (0.1, [line]) for case in range(2)}
     many = {f"other_{case}": (0.1, [line]) for case in range(20)}
-    near = {"own": (0.1, [last]), "own_long": (limits["beyond"] + 1, [last])}
-    assert names(choose_tests(mutant_at(line), lines_of(**few, **near))) == ["other_0", "other_1", "own"]
-    assert "own" not in names(choose_tests(mutant_at(line), lines_of(**many, **near)))
+    near = {"other_near": (0.1, [last]), "other_long": (limits["beyond"] + 1, [last])}
+    found = names(choose_tests(mutant_at(line), lines_of(**few, **near)))
+    assert found == ["other_0", "other_1", "other_near"]
+    assert "other_near" not in names(choose_tests(mutant_at(line), lines_of(**many, **near)))
 
 
 def test_one_case_of_each_function_comes_before_a_second() -> None:

@@ -89,11 +89,11 @@ def choose_tests(mutant: Mutant, lines: Lines) -> list[dict[str, float]]:
 
 
 def _tests_at(mutant: Mutant, lines: Lines) -> Iterator[frozenset[str]]:
-    """Yields tests in turn: those that run a changed line, or where there are none its function or module;
-    then, where they are few, others of the function, the module and the package. What remembers results runs
-    its lines in the first test of a process alone, what tests compute as they are collected in none, and
-    copies of the support package elsewhere. Of a line that runs as its module is imported, tests of
-    signatures come first, and all others follow.
+    """Yields tests in turn: those that run a changed line, or where there are none its function or module,
+    and those of the module's own file; then, where they are few, others of the function, the module and the
+    package. What remembers results runs its lines in the first test of a process alone, what tests compute as
+    they are collected in none, and copies of the support package elsewhere. Of a line that runs as its module
+    is imported, tests of signatures come first, and all others follow.
     """
     known, asked = lines.tests_of.get(mutant.file, {}), frozenset[str]()
     package = mutant.file.split("/")[1]
@@ -102,9 +102,12 @@ def _tests_at(mutant: Mutant, lines: Lines) -> Iterator[frozenset[str]]:
         files = SETTINGS["signatures"].get(package, ())
         asked |= frozenset(test for test in lines.tests if test.partition("::")[0] in files)
         yield from [asked] * bool(asked)
+    own = _own_files(mutant.file)
+    of_module = frozenset(test for test in lines.tests if test.partition("::")[0] in own)
     for span in spans:
         found = frozenset().union(*(tests for line, tests in known.items() if line in span)) - asked
         if found:
+            found |= of_module - asked
             yield found
             asked |= found
         if len(asked) > _FEW and not is_imported:
@@ -152,24 +155,30 @@ def _parse(text: str) -> ast.Module:
 def _rank(mutant: Mutant, tests: frozenset[str], lines: Lines) -> dict[str, None]:
     """Sorts tests. In turn comes one of the module's own file and of those that see all of the package, one
     that runs lines of the function which few run, for what it costs, and one of the others. Among the first
-    and the last the cheapest come first, and one case of each function before a second one.
+    and the last those that run the function come first, then the cheapest, and one case of each test before a
+    second one.
     """
-    module = str(Path(mutant.file).relative_to("attnc").with_suffix(""))
-    own = {own_file(module), ROOT / "tests" / f"{TESTED_ELSEWHERE.get(module, '')}.py"}
-    near = {path.relative_to(ROOT).as_posix() for path in own}
-    near.update(SETTINGS["whole"].get(mutant.file.split("/")[1], ()))
-    turns, key = dict[str, int](), dict[str, tuple[int, float, str]]()
+    near = _own_files(mutant.file) | {*SETTINGS["whole"].get(mutant.file.split("/")[1], ())}
+    rarity = _rarity(mutant, tests, lines)
+    turns, key = dict[str, int](), dict[str, tuple[int, bool, float, str]]()
     for test in sorted(tests, key=lambda test: (lines.tests[test], test)):
         function = test.partition("[")[0]
         turn = turns[function] = turns.get(function, -1) + 1
-        key[test] = (turn, _cost(test, lines), test)
-    rarity = _rarity(mutant, tests, lines)
+        key[test] = (turn, test not in rarity, _cost(test, lines), test)
     orders = (
         sorted((test for test in tests if test.partition("::")[0] in near), key=key.__getitem__),
         sorted(rarity, key=lambda test: (-rarity[test] / _cost(test, lines), test)),
         sorted((test for test in tests if test.partition("::")[0] not in near), key=key.__getitem__),
     )
     return dict.fromkeys(test for turn in zip_longest(*orders) for test in turn if test is not None)
+
+
+@cache
+def _own_files(file: str) -> frozenset[str]:
+    """Returns the test files of a module, those that exist or not."""
+    module = str(Path(file).relative_to("attnc").with_suffix(""))
+    own = (own_file(module), ROOT / "tests" / f"{TESTED_ELSEWHERE.get(module, '')}.py")
+    return frozenset(path.relative_to(ROOT).as_posix() for path in own)
 
 
 def _cost(test: str, lines: Lines) -> float:
