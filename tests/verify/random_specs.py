@@ -81,7 +81,7 @@ class Storage:
         return self == Storage()
 
     def has_gradients(self, *, on_cuda: bool) -> bool:
-        return self.kv != "paged" and not (self.prefix and on_cuda)
+        return self.kv != "paged"
 
     def q_axes(self, heads: str) -> tuple[str, ...]:
         return ("B", "M", heads) if self.q == "dense" else ("T", heads)
@@ -150,8 +150,10 @@ def specs(
     decodes = not never_decodes and draw(st.integers(0, 4)) == 0
     widths = _WIDE if wide else _HOPPER_WIDTHS if hopper else _CUDA_WIDTHS if on_cuda else _WIDTHS
     d = draw(st.sampled_from([n for n in widths if n <= widest]))
-    values = (64, 72, 96, 128) if wide else _HOPPER_VALUES if hopper else (8, 16, 24)
+    values: tuple[int, ...] = (64, 72, 96, 128) if wide else _HOPPER_VALUES if hopper else (8, 16, 24)
     most = d if storage.prefix else widest
+    if storage.prefix and on_cuda and with_gradients:  # which takes 16 of them at once
+        values = tuple(n for n in values if n % 16 == 0)
     dv = draw(st.sampled_from([n for n in values if n <= most] or [d]))
     extras = _extras(draw, heads, on_cuda)
     words = Words(draw, extras, heads)

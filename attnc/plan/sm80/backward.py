@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from attnc.diagnostics import Diagnostic
-from attnc.model.attention import Variant
+from attnc.model.attention import Attention, Variant
 from attnc.model.configs import configs
+from attnc.model.dtypes import DType
 from attnc.model.schedule import BackwardConfig, Knob, Schedule, TileConfig
 from attnc.plan.device import devices_from
 from attnc.plan.fitting import (
@@ -24,7 +25,14 @@ from attnc.plan.fitting import (
 from attnc.plan.layout import Buffer, Estimate, KernelName
 from attnc.plan.signature import feature
 from attnc.plan.sm80.forward import REMEDIES
-from attnc.plan.sm80.layout import MMA, SHARED_KEYS, CudaBackwardLayout, CudaLayout, over_rows
+from attnc.plan.sm80.layout import (
+    LATENT_ROWS,
+    MMA,
+    SHARED_KEYS,
+    CudaBackwardLayout,
+    CudaLayout,
+    over_rows,
+)
 from attnc.plan.sticks import BY_PHASE, with_common_keys
 
 #: A warp draws which elements dropout keeps for at most so many columns at a time.
@@ -63,12 +71,29 @@ def check_cuda_backward(knob: Knob) -> Iterator[Diagnostic]:
             )
 
 
+def refuse_latent_gradients(attention: Attention) -> str:
+    """Returns why there are no kernels for gradients of a normalised attention whose values are columns of
+    its keys; "" where there are.
+    """
+    if attention.softmax.form not in ("softmax", "softpick"):
+        return "these kernels make p from the score and lse"
+    if attention.element is DType.F32:
+        return "these kernels multiply 16-bit numbers"
+    if feature(attention.v) % MMA:
+        return f"products take values by {MMA} columns, and there are {feature(attention.v)}"
+    if set(attention.grads) - {"q", "k"}:
+        return "these kernels make the gradients of q and k alone"
+    return ""
+
+
 def plan_cuda_backward(variant: Variant, schedule: Schedule, layout: CudaLayout) -> CudaBackwardLayout:
     """Returns how the kernels of a schedule lie. Warps share their keys where the schedule says `warp_split =
     q`, and where it says nothing and the rows of dk and dv are wide, or of f32 and dq is not summed in
     memory, or nothing else fits. Where one block cannot hold so many columns, several share them.
     """
     attention = variant.attention
+    if layout.v_in_k:
+        return CudaBackwardLayout(layout=layout, exchange=False, adds_dq=False, sums=False)
     default = configs(schedule, "dkdv", variant)[0]
     adds_dq = "q" in attention.grads and default.accumulate("q") != "two_pass"
     sums = bool(set(attention.grads) - {"q", "k", "v"})
@@ -202,6 +227,8 @@ def _sizes(plan: CudaBackwardLayout, variant: Variant, kernel: KernelName) -> tu
     kind = "dq" if over_rows(kernel) else "all" if plan.adds_dq else "dkdv"
     if plan.sliced:
         return _SLICED_TILES[kind]
+    if plan.layout.v_in_k:
+        return next(sizes for widths, sizes in _LATENT_TILES if widest <= widths)
     table = (_F32_TILES if plan.layout.is_f32 else _TILES)[kind]
     sizes = next(sizes for widths, sizes in table if widest <= widths)
     # Other gradients than those of q, k and v need the registers of the largest tiles.
@@ -233,6 +260,12 @@ _SLICED_TILES: dict[str, tuple[Tiles, ...]] = {
     "dq": (Tiles(64, 32, 4, 1), Tiles(64, 16, 4, 1), Tiles(32, 16, 2, 1)),
     "dkdv": (Tiles(32, 64, 4, 1), Tiles(32, 32, 2, 1), Tiles(16, 32, 2, 1)),
 }
+#: The same where values are in the keys, in both kernels.
+_LATENT_TILES: tuple[tuple[float, tuple[Tiles, ...]], ...] = (
+    (128, (Tiles(64, 64, 4, 2), Tiles(32, 64, 4, 1))),
+    (256, (Tiles(64, 64, 8, 1), Tiles(32, 64, 8, 1), Tiles(32, 32, 4, 1))),
+    (math.inf, (Tiles(32, 64, 8, 2), Tiles(32, 64, 8, 1))),
+)
 #: The same of f32, whose rows take twice the room and whose operands twice the registers.
 _F32_TILES: dict[str, tuple[tuple[float, tuple[Tiles, ...]], ...]] = {
     "dq": ((math.inf, (Tiles(128, 64, 8, 1), Tiles(64, 32, 4, 1))),),
@@ -251,12 +284,15 @@ _F32_TILES: dict[str, tuple[tuple[float, tuple[Tiles, ...]], ...]] = {
 
 def _misfit(config: TileConfig, plan: CudaBackwardLayout, variant: Variant, kernel: KernelName) -> str | None:
     tile_q, tile_kv, warps = config.tile_q, config.tile_kv, config.warps
-    parts = 1 if over_rows(kernel) else plan.parts(config)
+    parts = 1 if over_rows(kernel) and not plan.layout.v_in_k else plan.parts(config, kernel)
     if tile_q & (tile_q - 1) or tile_q < MMA:
         return f"tile.q = {tile_q} is not a power of two from {MMA} on"
     if tile_kv % MMA:
         return f"tile.kv = {tile_kv} is not a multiple of {MMA}"
-    if over_rows(kernel):
+    if plan.layout.v_in_k:
+        if reason := _latent_misfit(config, plan, kernel):
+            return reason
+    elif over_rows(kernel):
         if tile_q % (MMA * warps):
             return f"tile.q = {tile_q} is not a multiple of {MMA * warps}, 16 rows for each of {warps} warps"
     elif plan.exchange:
@@ -266,7 +302,7 @@ def _misfit(config: TileConfig, plan: CudaBackwardLayout, variant: Variant, kern
             return f"tile.q = {tile_q} is not a multiple of {MMA * parts}, 16 for each of {parts} warps"
     elif tile_kv % (MMA * warps):
         return f"tile.kv = {tile_kv} is not a multiple of {MMA * warps}, 16 keys for each of {warps} warps"
-    columns = tile_kv if over_rows(kernel) else tile_q // parts
+    columns = tile_kv if over_rows(kernel) else tile_q // max(parts, 1)
     if variant.attention.softmax.dropout is not None and columns > _DRAWN:
         return f"dropout draws for at most {_DRAWN} columns at a time"
     if max(plan.layout.qk.chunks, plan.layout.v.chunks) > 32 * warps:
@@ -279,4 +315,14 @@ def _misfit(config: TileConfig, plan: CudaBackwardLayout, variant: Variant, kern
     if sum(buffers.values()) > most:
         named = " + ".join(f"{name} {size}" for name, size in buffers.items())
         return f"needs {sum(buffers.values())} B of shared memory ({named}); the limit is {most} B"
+    return None
+
+
+def _latent_misfit(config: TileConfig, plan: CudaBackwardLayout, kernel: KernelName) -> str | None:
+    rows, columns = (config.tile_q, config.tile_kv)[:: 1 if over_rows(kernel) else -1]
+    parts, names = plan.parts(config, kernel), ("tile.q", "tile.kv")[:: 1 if over_rows(kernel) else -1]
+    if parts < 1 or LATENT_ROWS * config.warps != parts * rows:
+        return f"{names[0]} = {rows} is not shared by {config.warps} warps, {LATENT_ROWS} rows each"
+    if columns % (MMA * parts):
+        return f"{names[1]} = {columns} is not a multiple of {MMA * parts}, {MMA} for each of {parts} warps"
     return None

@@ -184,6 +184,8 @@ def chunk_of(element: DType) -> int:
 SLICE = 128
 #: Keys of a warp where several share them: two rows of fragments use each operand twice.
 SHARED_KEYS = 32
+#: Rows of the scores that a warp makes where values are in the keys.
+LATENT_ROWS = MMA
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,6 +195,9 @@ class CudaBackwardLayout:
     of each row, as none does of weights without a softmax. sliced: several blocks make the scores
     of a tile, and each some columns of its gradients, which are too many for the registers of one.
     breaks_sticks: warps tell each other what keys of stick-breaking leave and give.
+
+    Where values are in the keys (`layout.v_in_k`), warps share scores by rows and columns, show each other p
+    and ds, and each sums some columns of the one gradient, which a product of p and one of ds add to.
     """
 
     layout: CudaLayout
@@ -210,7 +215,10 @@ class CudaBackwardLayout:
     def slice_of(self, width: int, kernel: KernelName) -> int:
         return round_up_depth(-(-width // self.slices(kernel)))
 
-    def parts(self, config: TileConfig) -> int:
+    def parts(self, config: TileConfig, kernel: KernelName = "dkdv") -> int:
+        """Returns how many warps share the rows of their scores."""
+        if self.layout.v_in_k:
+            return LATENT_ROWS * config.warps // (config.tile_q if over_rows(kernel) else config.tile_kv)
         if not self.exchange:
             return 1
         return config.warps * SHARED_KEYS // config.tile_kv
@@ -219,6 +227,8 @@ class CudaBackwardLayout:
         tile_q, tile_kv, stages = config.tile_q, config.tile_kv, config.stages
         warps, size = config.warps, self.layout.element.bytes
         d, dv = self.layout.qk.width * size, self.layout.v.width * size
+        if self.layout.v_in_k:
+            return self._shared_memory_of_latents(config, kernel)
         if over_rows(kernel):
             buffers = {
                 "q": tile_q * d,
@@ -245,6 +255,28 @@ class CudaBackwardLayout:
             buffers["sums"] = (warps + self.parts(config) * tile_kv) * 4
         return buffers
 
+    def _shared_memory_of_latents(self, config: TileConfig, kernel: KernelName) -> dict[str, int]:
+        tile_q, tile_kv, size = config.tile_q, config.tile_kv, self.layout.element.bytes
+        of_q, of_kv = (1, config.stages) if over_rows(kernel) else (config.stages, 1)
+        buffers = {
+            "k": of_kv * tile_kv * self.layout.qk.width * size,
+            "q": of_q * tile_q * self.layout.qk.width * size,
+            "do": of_q * tile_q * self.layout.v.width * size,
+            "ds": tile_q * tile_kv * size,
+        }
+        of_keys = {"p": tile_q * tile_kv * size, "rows": config.stages * 2 * tile_q * 4}
+        return buffers if over_rows(kernel) else buffers | of_keys
+
+    def columns_of_latents(self, config: TileConfig, kernel: KernelName) -> int:
+        """Returns the columns of the gradient that a warp sums."""
+        rows = config.tile_q if over_rows(kernel) else config.tile_kv
+        shares = max(config.warps * self.rows_of_latents(config, kernel) // rows, 1)
+        return round_up_depth(-(-self.layout.qk.width // shares))
+
+    def rows_of_latents(self, config: TileConfig, kernel: KernelName) -> int:
+        """Returns the rows of the gradient that a warp sums."""
+        return LATENT_ROWS if over_rows(kernel) or config.tile_kv % SHARED_KEYS else SHARED_KEYS
+
     def walks_for_each(self, kernel: KernelName) -> int:
         """Returns 0: a block walks over all queries that see its keys."""
         return 0
@@ -254,6 +286,9 @@ class CudaBackwardLayout:
         threads = 32 * config.warps
         d, dv = (self.slice_of(x.width, kernel) for x in (self.layout.qk, self.layout.v))
         acc = tile_q * d if over_rows(kernel) else tile_kv * (d + dv)
+        if self.layout.v_in_k:
+            of_warp = self.rows_of_latents(config, kernel) * self.columns_of_latents(config, kernel)
+            acc = of_warp * config.warps
         scores = tile_q * tile_kv // threads
         small = {"small": scores} if self.layout.is_f32 else {}  # of operands in two parts, and what they add
         sticks = {"p": scores, "shares": scores} if self.breaks_sticks else {}

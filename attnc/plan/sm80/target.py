@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from attnc.diagnostics import Diagnostic
-from attnc.model.attention import Variant
+from attnc.model.attention import Attention, Variant
 from attnc.model.schedule import BackwardConfig, ForwardConfig, Knob, Schedule, Summation, TileConfig
 from attnc.plan.access import HALF
 from attnc.plan.device import DEVICES, Device, devices_from
@@ -25,6 +25,7 @@ from attnc.plan.sm80.backward import (
     cuda_backward_estimate,
     cuda_choices,
     plan_cuda_backward,
+    refuse_latent_gradients,
 )
 from attnc.plan.sm80.forward import check_cuda, cuda_configs, cuda_estimate, cuda_layout
 from attnc.plan.sm80.layout import CudaBackwardLayout, CudaLayout, device_memory, traffic
@@ -58,6 +59,9 @@ class Sm80(Target):
         attention = normalise(variant.attention)
         narrow = max(feature(attention.q), feature(attention.v)) <= _NARROW
         return "atomic" if not deterministic and narrow and is_plain(attention) else "two_pass"
+
+    def refuse_latent_gradients(self, attention: Attention) -> str:
+        return refuse_latent_gradients(attention)
 
     def default_schedule(self, shape: TileShape) -> Iterator[str]:
         if shape.width > _WIDEST:  # the plan has the sizes

@@ -140,7 +140,12 @@ class CudaBackwardText(CudaFileText):
         self.dropout, self.chain = Drawing(planned.softmax.dropout), planned.chain
         # dq += ds k: ds lies in shared memory, keys as rows
         turns = self.chain.adds_dq is not None and not planned.over_q
-        self.warps = WarpShare(exchange=self.plan.exchange and not planned.over_q, turns_columns=turns)
+        self.warps = WarpShare(
+            exchange=self.plan.exchange and not planned.over_q,
+            turns_columns=turns,
+            spreads=self.layout.v_in_k,
+            over_q=planned.over_q,
+        )
         self.numbers = tuple(score_numbers(planned))
         self.sliced = self.plan.sliced
         self.mask = MaskTest(planned, self._show, self.loop.masked)

@@ -68,11 +68,14 @@ class Factors:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WarpShare:
     """How warps share a tile. exchange: each has keys, and gives what it makes of them to the others;
-    turns_columns: tiles are read along their columns, too.
+    turns_columns: tiles are read along their columns, too; spreads: each makes some rows and columns of
+    scores, and sums some columns of a gradient; over_q: rows are queries, not keys.
     """
 
     exchange: bool
     turns_columns: bool
+    spreads: bool = False
+    over_q: bool = False
 
     @property
     def first_query(self) -> str:
@@ -80,8 +83,14 @@ class WarpShare:
 
     @property
     def first_column(self) -> str:
+        if self.spreads:
+            return "first_key + " if self.over_q else "first_query + "
         return "first_query + " if self.exchange else ""
 
     @property
     def shows_left(self) -> bool:
-        return self.exchange or self.turns_columns
+        return self.exchange or self.turns_columns or self.spreads
+
+    @property
+    def loads_left(self) -> bool:
+        return self.exchange or self.spreads
