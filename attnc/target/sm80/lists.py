@@ -184,7 +184,7 @@ class CudaListsText:
         from attnc.target.sm80.declaration import cuda_kernel
 
         if self.by_entry:  # as many threads as the kernel that reads the lists
-            shared = f"config.WARPS * {128 * (LIST_WORDS + 1) + 4}"
+            shared = f"config.WARPS * {128 * LIST_WORDS + 4}"
             return cuda_kernel(self.name, self.lines, changes={"shared": shared})
         own = {"WARPS": str(LIST_THREADS // 32), "shared": "0"}
         return cuda_kernel(self.name, self.lines, changes=own)
