@@ -86,7 +86,7 @@ def plan_decode(
     loops, tail = regions(attention.mask, "kv", attention.mask.span, outruns=outruns(attention, "kv"))
     kept = kept_by_some(attention.mask)
     loops = with_fills(loops, kept)
-    if listed_rows is not None and listing is not None:
+    if listed_rows is not None and listing is not None and target.lists_are_bits:
         loops, found = along_rows(loops, listed_rows, listing.condition.extents[-1])
         lines = (*lines, *found)
     elif listing is not None and target.lists_are_bits:  # which lists of single keys are not

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from attnc.expr.construct import ZERO, add, compare, conj, floordiv, mul
 from attnc.expr.interval import I32, SIZE
-from attnc.expr.nodes import TRUE, Binary, Call, Const, Dim, Expr, Index, Load, Ref, Search, walk
+from attnc.expr.nodes import TRUE, Binary, Call, Const, Dim, Expr, Index, InList, Load, Ref, Search, walk
 from attnc.expr.simplify import substitute
 from attnc.model.attention import Attention, Variant
 from attnc.model.schedule import Schedule
@@ -47,18 +47,18 @@ def lists_rows(attention: Attention, schedule: Schedule, target: Target) -> bool
     of a list.
     """
     listing = listing_of(attention)
-    if listing is None or listing.keys != 1 or not (target.lists_are_bits and schedule.is_decode):
+    if listing is None or listing.keys != 1 or not (schedule.is_decode and packs_heads(schedule)):
         return False
-    if not packs_heads(schedule):
-        return False
+    if not target.lists_are_bits:  # these test a mask key by key, and look up pages
+        return attention.q.storage.is_packed and attention.k.storage.is_packed
     tensors = (attention.q, attention.k, attention.v)
     are_plain = all(tensor.storage.is_plain or tensor.storage.is_part for tensor in tensors)
     return not are_plain or listing.rest != TRUE or bool(attention.lengths)
 
 
-def as_rows(variant: Variant) -> Variant:
+def as_rows(variant: Variant, made: ListedRows) -> Variant:
     """Returns the variant as a kernel sees it that takes all rows of a list: with packed sequences as one,
-    and no more of the mask than the list.
+    and no more of the mask than the list of each query.
     """
     attention = name_sequences(variant.attention)
     listing = listing_of(attention)
@@ -69,14 +69,19 @@ def as_rows(variant: Variant) -> Variant:
         is_packed = tensor.name in names and tensor.storage.is_packed
         return replace(tensor, storage=Dense()) if is_packed else tensor
 
-    made = replace(
+    sizes: tuple[Expr, ...] = (Dim("B"), *((made.lines[1],) if made.by_head else ()), Dim("M"))
+    places: tuple[Expr, ...] = (Index("b"), *((GROUP,) if made.by_head else ()), Index("q_idx"))
+    condition = listing.condition
+    entries = (*sizes, condition.extents[-1])
+    own = InList(condition.tensor, places, entries, condition.entry, span=attention.mask.span)
+    flat = replace(
         attention,
         inputs=tuple(map(lay_flat, attention.inputs)),
         outputs=tuple(map(lay_flat, attention.outputs)),
         lengths={},
-        mask=replace(listing.condition, span=attention.mask.span),
+        mask=own,
     )
-    return replace(variant, attention=made)
+    return replace(variant, attention=flat)
 
 
 def name_sequences(attention: Attention) -> Attention:

@@ -15,7 +15,7 @@ from math import gcd
 from typing import TypeVar
 
 from attnc.expr.construct import ZERO, add, compare, conj, disj, floordiv, minimum, mul, where
-from attnc.expr.nodes import And, Binary, Const, Dim, Expr, Index, InList, Ref, walk
+from attnc.expr.nodes import And, Binary, Const, Dim, Expr, Index, InList, Load, Ref, walk
 from attnc.expr.simplify import substitute
 from attnc.model.attention import Attention, Variant
 from attnc.model.schedule import Knob, Phase, Schedule, TileConfig
@@ -136,6 +136,10 @@ def block_of_rows(index: Expr) -> int | None:
             return 1
         case Binary(op="//", left=Index(name="q_idx"), right=Const(value=int() as rows)):
             return rows
+        case Binary(op="+", left=Load(), right=Index(name="q_idx")):
+            return 1  # of packed queries
+        case Binary(op="//", left=of_row, right=Const(value=1)):
+            return block_of_rows(of_row)
         case _:
             return None
 

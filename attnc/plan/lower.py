@@ -18,7 +18,7 @@ from attnc.plan.decode import plan_decode
 from attnc.plan.differentiable import has_backward
 from attnc.plan.forward import plan_forward
 from attnc.plan.ir import Decode, Forward, Module
-from attnc.plan.listed_rows import as_rows, lists_rows, plan_listed_rows, row_sizes
+from attnc.plan.listed_rows import as_rows, lists_rows, name_sequences, plan_listed_rows, row_sizes
 from attnc.plan.lists import list_making, list_sizes, listing_of
 from attnc.plan.signature import arguments, capacity, kept_for_gradients, normalise, results
 from attnc.plan.targets import complete_schedule, target_of
@@ -38,10 +38,11 @@ def plan(variant: Variant, schedule: Schedule) -> Module:
     if target_of(schedule.target).converts_before(variant, schedule):
         conversion = plan_conversion(variant)
         variant = conversion.variant
-    listed_rows, taken = None, declared
+    listed_rows, seen, made = None, declared, listing_of(normalise(variant.attention))
     if lists_rows(variant.attention, schedule, target_of(schedule.target)):
-        listed_rows, taken = plan_listed_rows(variant), as_rows(declared)
-        variant = as_rows(variant)
+        listed_rows = plan_listed_rows(variant)
+        seen = variant = as_rows(variant, listed_rows)
+        made = listing_of(normalise(name_sequences(declared.attention)))
     attention = normalise(variant.attention)
     listing = listing_of(attention)
     sizes = (*capacity(normalise(declared.attention)), *list_sizes(attention, listing))
@@ -57,7 +58,7 @@ def plan(variant: Variant, schedule: Schedule) -> Module:
     module = Module(
         variant=declared,
         target=schedule.target,
-        args=arguments(taken.attention),
+        args=arguments(seen.attention),
         sizes=sizes,
         outputs=results(attention),
         kernel=kernel,
@@ -67,9 +68,10 @@ def plan(variant: Variant, schedule: Schedule) -> Module:
         conversion=conversion,
         backward=plan_backward(variant, attention, schedule, kernel, listing) if differentiable else None,
         lists=None
-        if listing is None
-        else list_making(listing, is_distinct=attention.tensor(listing.condition.tensor).is_distinct),
+        if made is None
+        else list_making(made, is_distinct=attention.tensor(made.condition.tensor).is_distinct),
         listed_rows=listed_rows,
+        rows_of=None if listed_rows is None else seen,
     )
     verify_module(module)
     return module

@@ -1,5 +1,5 @@
-"""Lists of single keys on Hopper beside masks, lengths, pages and packed sequences: kernels that take rows of
-memory, on the simulator.
+"""Lists of single keys as lists of rows of memory: on Hopper beside masks, lengths, pages and packed sequences;
+for Triton of packed sequences, with gradients.
 """
 
 from __future__ import annotations
@@ -134,3 +134,75 @@ BY_DAY = ("packed sequences", "packed queries over pages", "elements of heads", 
 def test_lists_name_rows_of_memory(name: str) -> None:
     skip_without_compiler("cuda.sm_90a")
     assert not list(wrong(subject(name), SIZES, range(1, 1 + examples(2))))
+
+
+TRITON = """attention a {
+  input q: bf16[T, HEADS, 32] via ragged(cu)
+  KEYS
+  input cu: i32[B + 1]
+  input ck: i32[B + 1]
+  input idx: i32[LISTS, S]
+  EXTRAS
+  score = dot(q, k) / 6
+  mask = MASK
+  normalize = SOFTMAX
+  output o: bf16[T, HEADS, COLUMNS]
+  output lse: f32[HEADS, T]
+  GRADS
+}
+
+schedule a for triton {
+  loops = [kv], pack = gqa
+  SCHEDULE
+}
+"""
+LATENT = "input k: bf16[U, 1, 32] via ragged(ck)\n  input v: bf16[U, 1, 16] via prefix(k)"
+ON_TRITON: Mapping[str, Mapping[str, str]] = {
+    "latent attention": {"GRADS": "grad q, k"},
+    "added as it comes": {
+        "GRADS": "grad q, k",
+        "SCHEDULE": "backward { accumulate.dk = atomic }",
+        "MASK": "listed(idx, rows = 1, keys = 1)",
+    },
+    "heads with keys of their own": {
+        "HEADS": "Hkv * G",
+        "KEYS": "input k, v: bf16[U, Hkv, 32] via ragged(ck)",
+        "LISTS": "T, Hkv",
+        "COLUMNS": "32",
+        "GRADS": "grad q, k, v",
+        "EXTRAS": "input doc: i32[U]",
+        "MASK": "doc[ck[b] + q_pos] == doc[ck[b] + kv_idx] and listed(idx, rows = 1, keys = 1)",
+    },
+    "a sink": {"EXTRAS": "input sink: f32[G]\n  input cnt: i32[T]", "SOFTMAX": "softmax(sink = sink[h])"},
+    "keys alone": {"GRADS": "grad k", "MASK": "window(20, 3) and listed(idx, rows = 1, keys = 1)"},
+    "a length": {"EXTRAS": "input n: i32[B]\n  length N = n[b]", "GRADS": "grad q, k"},
+}
+
+
+def subject_on_triton(name: str) -> Subject:
+    usual = {
+        "HEADS": "G",
+        "KEYS": LATENT,
+        "LISTS": "T",
+        "EXTRAS": "",
+        "MASK": "listed(idx, rows = 1, keys = 1) and causal",
+        "SOFTMAX": "softmax",
+        "COLUMNS": "16",
+        "GRADS": "",
+        "SCHEDULE": "",
+    }
+    text = TRITON
+    for word, value in {**usual, **ON_TRITON[name]}.items():
+        text = text.replace(word, value)
+    return subject_of_text(text)
+
+
+TRITON_SIZES = {"B": 3, "Hkv": 2, "G": 3, "S": 40, "T": 13, "U": 90}
+TRITON_BY_DAY = ("latent attention", "heads with keys of their own", "a sink")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(x, marks=[] if x in TRITON_BY_DAY else [pytest.mark.nightly]) for x in ON_TRITON]
+)
+def test_packed_sequences_beside_lists_of_tokens(name: str) -> None:
+    assert not list(wrong(subject_on_triton(name), TRITON_SIZES, range(1, 1 + examples(2))))

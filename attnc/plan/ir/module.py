@@ -132,8 +132,9 @@ class Module:
     also write, and do when gradients are wanted: lse, where the spec does not ask for it, and the attention
     before an epilogue. label: of the schedule, where an attention has several for this target. lists: what is
     made of the lists of a mask before kernels walk over them; listed_rows: how, where these are lists of rows
-    of memory, and `args` are as a kernel sees them that takes all rows of a list. margin: what is made of q
-    and k, where kernels leave keys out by it. conversion: what of k and v is converted before `kernel` runs.
+    of memory; rows_of: the variant as a kernel sees it that takes all rows of a list, as it does `args`.
+    margin: what is made of q and k, where kernels leave keys out by it. conversion: what of k and v is
+    converted before `kernel` runs.
     """
 
     variant: Variant
@@ -147,6 +148,7 @@ class Module:
     backward: Backward | None = None
     lists: ListMaking | None = None
     listed_rows: ListedRows | None = None
+    rows_of: Variant | None = None
     margin: Margin | None = None
     conversion: Conversion | None = None
 
@@ -155,6 +157,11 @@ class Module:
         """The module as its kernel sees it: behind what is converted before."""
         made = self.conversion
         return self if made is None else replace(self, variant=made.variant, args=made.args)
+
+    @property
+    def seen(self) -> Module:
+        """The module as its kernels see it that take all rows of a list."""
+        return self if self.rows_of is None else replace(self, variant=self.rows_of)
 
     @property
     def taken(self) -> tuple[Arg, ...]:

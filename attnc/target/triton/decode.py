@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import takewhile
 
 from attnc.expr.construct import ZERO
+from attnc.model.tensors import Role
 from attnc.plan.access import Rows
 from attnc.plan.decode import has_fixed_splits
 from attnc.plan.ir import Decode, Fetch, Loop, Module, Statement
@@ -167,7 +168,21 @@ class DecodeText(KernelText):
     def advance(self) -> list[str]:
         """K and V move to the KV head; rows of q and o have heads of their own."""
         moves = [line for line in super().advance if line.startswith(("K", "V"))]
-        return ["Q += b.to(tl.int64) * stride_qb", *moves]
+        return [*self._to_sequence("q", "Q"), *moves]
+
+    def _to_sequence(self, name: str, pointer: str) -> list[str]:
+        """Statements that move a pointer to the sequence at hand."""
+        if self.view.row_zero(name).tensor.axis(Role.BATCH) is None:
+            return []
+        return [f"{pointer} += b.to(tl.int64) * stride_{name}b"]
+
+    @property
+    def exists_when(self) -> str:
+        """The condition that a query is one of a sequence, "" where all are."""
+        rows = self.module.listed_rows
+        if rows is not None and rows.marks:
+            return "listed >= 0"
+        return "q_idx < M" if self.view.clears else ""
 
     def row_at(self, name: str) -> str:
         """Pointers to the rows of q, o or lse, once the tensor's own points to the sequence."""
@@ -316,13 +331,13 @@ class DecodeText(KernelText):
     @property
     def store(self) -> str:
         lines = [
-            "O += b.to(tl.int64) * stride_ob",
+            *self._to_sequence("o", "O"),
             f"o_at = {self.row_at('o')}",
             f"tl.store(o_at[:, None] + d[None, :], o.to({self.o_dtype}), mask={self.row_mask})",
         ]
         if self.view.has_lse:
             stores = [
-                "lse_ptr += b.to(tl.int64) * stride_lseb",
+                *self._to_sequence("lse", "lse_ptr"),
                 f"lse_at = {self.row_at('lse')}",
                 f"tl.store(lse_at, {self.lse}, mask=exists)",
             ]

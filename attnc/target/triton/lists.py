@@ -4,7 +4,7 @@ the declarations of their launches and memory.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from attnc.expr.nodes import Expr, Load, show
 from attnc.plan.ir import Module
@@ -88,6 +88,29 @@ class ListsText:
                 return f"tl.minimum({scalar(limit)}, {self.entries})"
 
     @property
+    def stop(self) -> str:
+        """Where the keys end that a list can name."""
+        return BLOCKS.name
+
+    @property
+    def keeps(self) -> list[str]:
+        """Statements that find which of the keys `kv_idx` are kept: of lists of rows of memory."""
+        return []
+
+    @property
+    def length(self) -> str:
+        return "found"
+
+    def place(self, key: str) -> str:
+        """Returns what a list holds of a key."""
+        return key
+
+    @property
+    def _inputs(self) -> Sequence[tuple[str, int]]:
+        """The tensors that are read, each with the number of its axes."""
+        return self.made.inputs
+
+    @property
     def line_of_row(self) -> str:
         """The list of a block of queries, of the group of lists at hand: in 64 bits, as the group is."""
         axis, lines = self.made.row_axis, self.made.lines
@@ -121,7 +144,7 @@ class ListsText:
         return self._parameters("_marks_ptr")
 
     def _parameters(self, own: str) -> list[str]:
-        inputs = self.made.inputs
+        inputs = self._inputs
         pointers = ", ".join([*(f"{name}_ptr" for name, _ in inputs), "_lists_ptr", own])
         strides = [f"stride_{name}_{axis}" for name, rank in inputs for axis in range(rank)]
         return [pointers, ", ".join(strides), ", ".join(self.sizes)]
@@ -155,7 +178,7 @@ class ListsText:
         """Yields the launches of the kernels that make lists for a forward, or for a backward, which has
         configs.
         """
-        inputs = [name for name, _ in self.made.inputs]
+        inputs = [name for name, _ in self._inputs]
         if config and self.sorts:
             pointers = [*inputs, "_lists", "_marks"]
             yield triton_kernel(

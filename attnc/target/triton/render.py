@@ -47,6 +47,7 @@ from attnc.target.triton.kernel import KernelText, triton_kernel
 from attnc.target.triton.lists import ListsText
 from attnc.target.triton.parameters import PreprocessText
 from attnc.target.triton.printer import SYNTAX, load, scalar, score, statement, tiled, widening
+from attnc.target.triton.row_lists import RowListsText
 from attnc.target.triton.selected import BlockText, OrderText, SelectedText, SumText, TurnText
 from attnc.target.triton.tokens import TokenSumText, TokenText
 from attnc.tuned.choices import NOT_TUNED, Tuned
@@ -76,7 +77,7 @@ def render_triton(
     tuned: Tuned = NOT_TUNED,
 ) -> dict[str, str]:
     """Returns the one file of a variant. Arguments as for `files.render_files`."""
-    kernel = module.kernel
+    declared, module, kernel = module, module.seen, module.kernel
     text = DecodeText(module, kernel) if isinstance(kernel, Decode) else KernelText(module, kernel)
     environment = triton_environment()
     common = {
@@ -90,7 +91,7 @@ def render_triton(
     split = split_of(kernel)
     if isinstance(kernel, Decode) and split is not None:
         forward["combine"] = CombineText(module, kernel)
-    lists = None if module.lists is None else ListsText(module, module.lists)
+    lists = lists_text(module)
     made = "" if lists is None else environment.get_template("triton/_lists.py.jinja").render(text=lists)
     kernels = made + "\n\n".join(
         environment.get_template(f"{module.target}/{name}.py.jinja").render(common, text=own)
@@ -103,14 +104,14 @@ def render_triton(
         kernels = "\n\n".join((kernels, *_backward_kernels(module, back, texts, common)))
     code = without_comments(kernels, "#")
     declaration = triton_declaration(module, kernel, text, back, operator_name(module, code), lists)
-    call = Signature(module)
+    call = Signature(declared)
     page = environment.get_template(f"{module.target}/module.py.jinja").render(
         common,
         kernels=kernels,
         call=call,
         declaration=print_value(declaration, "CALL = "),
         imports=imports(declaration.classes | call.called, "triton"),
-        header=_header(module, path, sha256),
+        header=_header(declared, path, sha256),
         numbers=tuple(module_numbers(module)),
         tuning={
             **tuning(module, tuned),
@@ -123,6 +124,15 @@ def render_triton(
         device_functions=device_functions(module),
     )
     return {f"{module.variant.name}.py": tidy(page)}
+
+
+def lists_text(module: Module) -> ListsText | None:
+    """Returns the text of the kernels that make lists ready, None where there are none."""
+    if module.lists is None:
+        return None
+    if module.listed_rows is not None:
+        return RowListsText(module, module.lists, module.listed_rows)
+    return ListsText(module, module.lists)
 
 
 #: Texts of kernels whose rows are heads of single queries.
@@ -206,7 +216,7 @@ def device_functions(module: Module) -> frozenset[str]:
     rows lie in memory.
     """
     forward, backward, kernels = module.kernel, module.backward, module.kernels.values()
-    called = {name for expr in expressions_within((forward, backward)) for name in _called_by(expr)}
+    called = {name for expr in expressions_within((forward, backward, module.listed_rows)) for name in _called_by(expr)}
     called.update(*map(_moves_rows, kernels))
     attention = module.variant.attention
     for name, tensor in (("k", attention.k), ("v", attention.v)):

@@ -69,7 +69,7 @@ CALL = HopperAttention(
         Tensor("selected", "i32[T, S]"),
     ),
     outputs=(Tensor("o", "bf16[T, H, 512]", "mh"), Tensor("lse", "f32[T, H]", "mh")),
-    sizes={"B": "1", "M": "T", "N": "P * 64", "list_blocks": "N"},
+    sizes={"B": "1", "M": "T", "N": "P * 64", "list_blocks": "N", "list_rows": "M"},
     work="B * H * T",
     configs=CONFIGS,
     tuned=TUNED,
