@@ -1,5 +1,5 @@
-"""Lists of single keys as lists of rows of memory: on Hopper beside masks, lengths, pages and packed sequences;
-for Triton of packed sequences, with gradients.
+"""Lists of single keys as lists of rows of memory: on Hopper beside masks, lengths, pages and packed
+sequences; for Triton of packed sequences, with gradients.
 """
 
 from __future__ import annotations
@@ -197,7 +197,7 @@ def subject_on_triton(name: str) -> Subject:
     return subject_of_text(text)
 
 
-TRITON_SIZES = {"B": 3, "Hkv": 2, "G": 3, "S": 40, "T": 13, "U": 90}
+TRITON_SIZES = {"B": 3, "M": 5, "N": 40, "Hkv": 2, "G": 3, "S": 40, "T": 13, "U": 90}
 TRITON_BY_DAY = ("latent attention", "heads with keys of their own", "a sink")
 
 

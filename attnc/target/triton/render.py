@@ -216,7 +216,8 @@ def device_functions(module: Module) -> frozenset[str]:
     rows lie in memory.
     """
     forward, backward, kernels = module.kernel, module.backward, module.kernels.values()
-    called = {name for expr in expressions_within((forward, backward, module.listed_rows)) for name in _called_by(expr)}
+    planned = (forward, backward, module.listed_rows)
+    called = {name for expr in expressions_within(planned) for name in _called_by(expr)}
     called.update(*map(_moves_rows, kernels))
     attention = module.variant.attention
     for name, tensor in (("k", attention.k), ("v", attention.v)):

@@ -1,5 +1,5 @@
-"""The kernels that make lists of rows of memory: what `templates/triton/_lists.py.jinja` prints of what a query
-sees besides its list.
+"""The kernels that make lists of rows of memory: what `templates/triton/_lists.py.jinja` prints of what a
+query sees besides its list.
 """
 
 from __future__ import annotations
