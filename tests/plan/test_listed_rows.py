@@ -115,7 +115,9 @@ def test_queries_of_no_sequence_are_marked_beside_a_sink(shortens: bool) -> None
 
 def test_the_kernel_behind_sees_one_sequence_and_no_mask() -> None:
     module = planned(**{**QUERIES, "REST": "and causal"})
-    seen = as_rows(module.variant).attention
+    assert module.listed_rows is not None
+    seen = as_rows(module.variant, module.listed_rows).attention
+    assert module.seen.variant.attention == seen
     assert seen.q.storage.is_plain
     assert show(seen.mask).startswith("listed(")
     assert show(seen.tensor("cu").shape[0]) == "sequences + 1"
