@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from attnc.build import front, plan_program
-from attnc.plan.layout import Traffic
+from attnc.plan.layout import KernelName, Traffic
 from attnc.plan.picture import picture
-from attnc.plan.sm80 import layout_of
+from attnc.plan.sm80 import backward_layout_of, layout_of
 from attnc.plan.sm80.layout import Swizzle, traffic
 from tests.plans import SPECS
 
@@ -69,3 +69,30 @@ def test_predicted_bytes_are_those_that_a_gpu_counted() -> None:
         copied = 1024 * 64 * 2 * (33 if name.startswith("fa2") else 18) * 128
         found = (total.moved, total.shared_read, total.shared_written - copied)
         assert found == pytest.approx(counted[name], rel=2e-3)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "rows", "columns", "kept"),
+    [("dq", 16, 144, {"q", "do", "k", "ds"}), ("dk", 32, 144, {"q", "do", "k", "ds", "p", "rows"})],
+)
+def test_warps_sum_columns_of_latents_once(
+    kernel: KernelName, rows: int, columns: int, kept: set[str]
+) -> None:
+    """Of a tile of 576 columns, eight warps have each element of the gradient once, in their registers."""
+    (module,) = (
+        module
+        for module in plan_program(front(SPECS / "mla_training.attn")).modules
+        if module.variant.attention.name == "mla_training" and module.target == "cuda.sm_80"
+    )
+    assert module.backward is not None
+    plan = backward_layout_of(module.backward)
+    for config in (planned.configs[0] for planned in module.backward.kernels if planned.kind == kernel):
+        assert (plan.rows_of_latents(config, kernel), plan.columns_of_latents(config, kernel)) == (
+            rows,
+            columns,
+        )
+        tile = config.tile_q if kernel == "dq" else config.tile_kv
+        assert config.warps * rows * columns == tile * 576
+        assert set(plan.shared_memory(config, kernel)) == kept
+        assert plan.registers(config, kernel)["acc"] == rows * columns // 32
+        assert plan.shared_memory(config, kernel)["k"] % (config.tile_kv * 576 * 2) == 0
