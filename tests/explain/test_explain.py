@@ -60,6 +60,9 @@ def test_every_spec_can_be_explained(name: str) -> None:
         ):
             assert f"\n{section}" in text
         assert all(len(line) <= 400 for line in text.splitlines())
+        if found.module.backward is not None:
+            kernels = backward_dict(explain_backward(found.module, DEVICES["sm_90"], {}))
+            assert len(kernels) == len(found.module.backward.kernels)
 
 
 def test_buffers_stand_in_columns() -> None:

@@ -163,6 +163,7 @@ def cuda_backward_estimate(plan: CudaBackwardLayout, config: TileConfig, kernel:
         "ds": f"{tile_kv}x{tile_q}",
         "rows": f"{stages} x 2x{tile_q}",
         "sums": "other gradients",
+        "sticks": f"2x{config.warps}x{tile_q}",
     }
     streamed = ("k", "v") if over_rows(kernel) else ("q", "do")
     buffers = tuple(
