@@ -138,6 +138,8 @@ def _refuse_gradients(
         lists = "lists" if shares_ds(attention) else f"lists of {blocks}"
         message = f"beside {lists}, gradients of {schedule.target} are of two passes"
         instead = "write 'accumulate.dq = two_pass'"
+        if target.adds_packed_dq(variant, "atomic"):
+            message, instead = f"{message}, or dq is atomic", f"{instead} or 'accumulate.dq = atomic'"
     elif any(index not in (GROUP, Index("h")) for index in reads_head) or (
         Index("h") in reads_head and kv_heads(normalise(attention)) != Dim("H")
     ):
