@@ -78,15 +78,18 @@ def first_of_each_kernel() -> set[str]:
     return set(found.values())
 
 
+FIRST = first_of_each_kernel()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [
-        *each([name for name in KEPT if name in first_of_each_kernel()], of=2),
+        *each([name for name in KEPT if name in FIRST], of=2),
         *(
             pytest.param(name, id=name, marks=(pytest.mark.nightly, NEEDS_GXX))
             for name in KEPT
-            if name not in first_of_each_kernel()
+            if name not in FIRST
         ),
     ],
 )
