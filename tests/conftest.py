@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, Phase, Verbosity, settings
+from hypothesis.internal.conjecture import providers
 
 from tests.golden_files import golden, pytest_addoption
 from tests.profiles import is_night
@@ -55,6 +56,10 @@ settings.register_profile(
     verbosity=Verbosity.verbose,
 )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "pr"))
+if not is_night():
+    # Hypothesis draws numbers that stand in the text of the modules that a process has loaded, kernels among
+    # them: examples would depend on the tests before, and each text is parsed. The night draws them too.
+    vars(providers)["_get_local_constants"] = lambda: vars(providers)["_local_constants"]
 
 
 #: Text to plan to text, and what is printed: all tests here that are not slow are quick.
