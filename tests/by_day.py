@@ -4,24 +4,40 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
+from _pytest.mark.structures import ParameterSet
 
-if TYPE_CHECKING:
-    from _pytest.mark.structures import ParameterSet
+
+def each_by_day(cases: Iterable[Any], *, of: int) -> list[ParameterSet]:
+    """Returns cases, or the arguments of each, as parameters, one in `of` of them by day."""
+    made = [
+        case
+        if isinstance(case, ParameterSet)
+        else pytest.param(*(case if isinstance(case, tuple) else (case,)))
+        for case in cases
+    ]
+    return [_left_to_the_night(case) if at % of else case for at, case in enumerate(made)]
 
 
 def some_by_day(*factors: Iterable[Any], of: int) -> list[ParameterSet]:
     """Returns every combination of the factors as parameters, one in `of` of them by day: along diagonals, so
     that each value of each factor is among these wherever another factor has `of` values.
     """
-    values: list[Sequence[Any]] = [tuple(factor) for factor in factors]
-    return [
-        pytest.param(
-            *(factor[i] for factor, i in zip(values, at, strict=True)),
-            id="-".join(str(factor[i]) for factor, i in zip(values, at, strict=True)),
-            marks=() if sum(at) % of == 0 else pytest.mark.nightly,
-        )
-        for at in product(*(range(len(factor)) for factor in values))
+    values: list[Sequence[ParameterSet]] = [
+        [value if isinstance(value, ParameterSet) else pytest.param(value) for value in factor]
+        for factor in factors
     ]
+    found = []
+    for at in product(*(range(len(factor)) for factor in values)):
+        parts = [factor[i] for factor, i in zip(values, at, strict=True)]
+        together = [value for part in parts for value in part.values]
+        marks = [mark for part in parts for mark in part.marks]
+        case = pytest.param(*together, id="-".join(map(str, together)), marks=marks)
+        found.append(_left_to_the_night(case) if sum(at) % of else case)
+    return found
+
+
+def _left_to_the_night(case: ParameterSet) -> ParameterSet:
+    return case._replace(marks=[*case.marks, pytest.mark.nightly])

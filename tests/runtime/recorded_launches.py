@@ -24,6 +24,8 @@ from tests.runtime.same_memory import Memory
 from tests.tensors import results, shifted, spread
 
 STREAM = 7
+#: Specs of small tiles, beside the committed ones.
+SMALL = Path(__file__).parent / "specs"
 Record = bytes
 
 
@@ -85,7 +87,8 @@ class Case:
         from attnc.runtime.loader import load_module
         from tests.plans import module_of
 
-        self.planned = module_of(spec)
+        path = SMALL / f"{spec}.attn"
+        self.planned = module_of(path if path.is_file() else spec)
         self.recorder, self.memory = recorder, Memory()
         self.module = self._without_gpu(load_module(self.planned))
         self.function: Callable[..., Any] = getattr(self.module, spec)

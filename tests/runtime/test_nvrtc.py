@@ -1,14 +1,12 @@
 """Every committed CUDA kernel compiles, without a GPU, and takes what its plan says.
 
-By day those whose text no GPU has run yet, and every fourth of the others, which compiled before they ran.
+By day those whose text no GPU has run yet, and one in twelve of the others, which compiled before they ran.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -29,16 +27,16 @@ from attnc.source import Source
 from attnc.syntax.parser import parse, prelude
 from attnc.target.files import render_files
 from attnc.verify.record import list_lapsed, read
+from tests.by_day import each_by_day
 from tests.compiled import compile_configs
 from tests.plans import plans_of
 from tests.sass import loops
 from tests.verify.judging import modules_of, spec
 
-if TYPE_CHECKING:
-    from _pytest.mark.structures import ParameterSet
-
 ROOT = Path(__file__).parents[2]
 GENERATED = ROOT / "generated"
+#: One in so many modules compiles by day, whatever its record.
+BY_DAY = 12
 MODULES = sorted(path for path in GENERATED.glob("*/cuda_*/*.py") if path.name != "__init__.py")
 #: Bytes that a thread may spill: 128 x 64 tiles of 4 warps fill all registers, and are fastest at D = 128.
 NEGLIGIBLE = 128
@@ -58,18 +56,10 @@ def name_of(path: Path) -> str:
     return f"{path.parts[-3]}-{path.stem}"
 
 
-def by_day(paths: Sequence[Path]) -> list[ParameterSet]:
-    """Returns modules as parameters, of which every fourth compiles by day."""
-    return [
-        pytest.param(path, id=name_of(path), marks=() if i % 4 == 0 else pytest.mark.nightly)
-        for i, path in enumerate(paths)
-    ]
-
-
 @cache
 def unseen() -> list[Path]:
     """Of those left to the night: modules without a record of their text."""
-    names = {path.relative_to(GENERATED).as_posix(): path for i, path in enumerate(MODULES) if i % 4}
+    names = {path.relative_to(GENERATED).as_posix(): path for i, path in enumerate(MODULES) if i % BY_DAY}
     return [names[name] for name in list_lapsed(GENERATED, names, read(GENERATED).verified)]
 
 
@@ -137,13 +127,13 @@ def check_backward(path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("path", by_day(MODULES))
+@pytest.mark.parametrize("path", each_by_day(MODULES, of=BY_DAY), ids=name_of)
 def test_the_default_config_compiles_for_its_architecture(path: Path) -> None:
     check_forward(path)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("path", by_day(MODULES))
+@pytest.mark.parametrize("path", each_by_day(MODULES, of=BY_DAY), ids=name_of)
 def test_the_backward_compiles_too(path: Path) -> None:
     check_backward(path)
 
@@ -157,7 +147,7 @@ def test_what_no_gpu_has_run_compiles(part: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("arch", ["sm_86", "sm_90", "sm_120"])
+@pytest.mark.parametrize("arch", each_by_day(["sm_120", "sm_86", "sm_90"], of=3))
 def test_newer_architectures_take_the_same_text(arch: str) -> None:
     for _, cubin in compile_configs(ROOT / "generated/causal_gqa/cuda_sm_80/bf16_d64.py", arch):
         assert cubin.spills <= 64
@@ -216,7 +206,9 @@ def test_what_does_not_compile_is_an_error_with_the_log() -> None:
         compile_cubin('extern "C" __global__ void f() { undefined_name(); }', ["-arch=sm_80"])
 
 
-@pytest.mark.parametrize("module", ["fa1/cuda_sm_80/bf16_d64.py", "dropout/cuda_sm_90a/d64.py"])
+@pytest.mark.parametrize(
+    "module", each_by_day(["fa1/cuda_sm_80/bf16_d64.py", "dropout/cuda_sm_90a/d64.py"], of=2)
+)
 def test_ahead_of_time_cubins_are_what_the_module_looks_for(
     module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -237,14 +229,17 @@ def test_ahead_of_time_cubins_are_what_the_module_looks_for(
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("dv", "schedule", "drops"),
-    [
-        (256, "tile.kv = 64", True),
-        (16, "consumers = 2, tile.kv = 160, overlap = false", True),
-        (160, "consumers = 3, tile.kv = 32", True),
-        (112, "consumers = 4, tile.kv = 32, overlap = false", True),
-        (16, "consumers = 3, tile.kv = 192, overlap = false", False),
-        (16, "consumers = 4, tile.kv = 128, overlap = false", False),
-    ],
+    each_by_day(
+        [
+            (256, "tile.kv = 64", True),
+            (16, "consumers = 2, tile.kv = 160, overlap = false", True),
+            (160, "consumers = 3, tile.kv = 32", True),
+            (112, "consumers = 4, tile.kv = 32, overlap = false", True),
+            (16, "consumers = 3, tile.kv = 192, overlap = false", False),
+            (16, "consumers = 4, tile.kv = 128, overlap = false", False),
+        ],
+        of=3,
+    ),
 )
 def test_the_widest_products_fit_the_registers_of_a_launch(dv: int, schedule: str, drops: bool) -> None:
     lines = [
@@ -319,19 +314,22 @@ LAZY, DECODE = "softmax = online(maximum = lazy(20))", "loops = [kv], pack = gqa
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "d", "page", "more", "schedule"),
-    [
-        (PAGED, 64, 1, KEYS, LAZY),
-        (PAGED, 128, 4, CAUSAL, LAZY),
-        (PAGED, 256, 20, CAUSAL, LAZY),
-        (PAGED, 128, 1, KEYS, f"consumers = 3, tile.kv = 64, {LAZY}"),
-        (PAGED, 128, 1, CAUSAL, DECODE),
-        (PAGED, 256, 20, KEYS, DECODE),
-        (LATENT, 512, 1, CAUSAL, DECODE),
-        (LATENT, 512, 4, CAUSAL, DECODE),
-        (PAGED, 72, 4, CAUSAL, LAZY),
-        (PAGED, 40, 1, CAUSAL, DECODE),
-        (LATENT.replace("{d} + 64", "264"), 256, 1, CAUSAL, f"{DECODE}, consumers = 2"),
-    ],
+    each_by_day(
+        [
+            (PAGED, 64, 1, KEYS, LAZY),
+            (PAGED, 128, 4, CAUSAL, LAZY),
+            (PAGED, 256, 20, CAUSAL, LAZY),
+            (PAGED, 128, 1, KEYS, f"consumers = 3, tile.kv = 64, {LAZY}"),
+            (PAGED, 128, 1, CAUSAL, DECODE),
+            (PAGED, 256, 20, KEYS, DECODE),
+            (LATENT, 512, 1, CAUSAL, DECODE),
+            (LATENT, 512, 4, CAUSAL, DECODE),
+            (PAGED, 72, 4, CAUSAL, LAZY),
+            (PAGED, 40, 1, CAUSAL, DECODE),
+            (LATENT.replace("{d} + 64", "264"), 256, 1, CAUSAL, f"{DECODE}, consumers = 2"),
+        ],
+        of=3,
+    ),
 )
 def test_who_copies_rows_has_the_registers_for_it(
     text: str, d: int, page: int, more: str, schedule: str, tmp_path: Path
@@ -348,7 +346,9 @@ def test_who_copies_rows_has_the_registers_for_it(
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("d", "dv", "way"),
-    [(40, 40, "atomic"), (72, 72, "ordered"), (72, 40, "two_pass"), (136, 200, "two_pass")],
+    each_by_day(
+        [(40, 40, "atomic"), (136, 200, "two_pass"), (72, 40, "two_pass"), (72, 72, "ordered")], of=2
+    ),
 )
 def test_rows_narrower_than_products_leave_no_remark(d: int, dv: int, way: str, tmp_path: Path) -> None:
     """Nobody that multiplies spills, no product waits for another, and no constant is left unused."""
@@ -394,12 +394,15 @@ def test_the_kernels_of_a_cuda_backward_tell_what_they_take() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("d", "tiles"),
-    [
-        (64, "consumers = 3, tile.kv = 128, stages = 3"),
-        (128, "consumers = 2, tile.kv = 128, stages = 2"),
-        (128, "consumers = 3, tile.kv = 64, stages = 4, overlap = false"),
-        (256, "consumers = 2, tile.kv = 80, stages = 2"),
-    ],
+    each_by_day(
+        [
+            (64, "consumers = 3, tile.kv = 128, stages = 3"),
+            (128, "consumers = 2, tile.kv = 128, stages = 2"),
+            (128, "consumers = 3, tile.kv = 64, stages = 4, overlap = false"),
+            (256, "consumers = 2, tile.kv = 80, stages = 2"),
+        ],
+        of=4,
+    ),
 )
 def test_blocks_that_share_tiles_spill_nothing_and_wait_for_no_memory(
     d: int, tiles: str, tmp_path: Path

@@ -17,6 +17,8 @@ from attnc.support.cache import cache_folder
 HERE = Path(__file__).parent
 #: Tensor maps; an optional pointer and inputs without maps; a second kernel and scratch; gradients.
 SPECS = ("full", "bias", "decode", "gradients:full")
+#: The same of small tiles, which compile in seconds.
+SMALL = ("small_bias", "small_decode")
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +39,7 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("specs", [SPECS[1:3], pytest.param(SPECS, marks=pytest.mark.nightly)], ids=len)
+@pytest.mark.parametrize("specs", [SMALL, pytest.param(SPECS, marks=pytest.mark.nightly)], ids=len)
 def test_launches_pass_what_triton_passes(driver: Path, specs: tuple[str, ...]) -> None:
     """In one process, as importing takes longer than what is checked. What Triton compiles is kept from run
     to run, by its content, and ptxas need not optimise it.

@@ -11,6 +11,7 @@ from attnc.runtime.cubin import disassemble
 from attnc.runtime.loader import load_module, program_of
 from attnc.runtime.nvrtc import compile_cubin
 from attnc.runtime.toolchains import tool
+from tests.by_day import each_by_day, some_by_day
 from tests.compiled import compile_configs
 from tests.sass import Loop, findings, loops, unwritten
 from tests.verify.judging import modules_of, spec
@@ -196,13 +197,16 @@ def test_addresses_that_differ_between_threads_are_told_from_uniform_ones() -> N
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "module",
-    [
-        "causal_gqa/cuda_sm_90a/bf16_d128.py",
-        "causal_gqa/cuda_sm_90a/bf16_d256.py",
-        "local_sink/cuda_sm_90a/w128_d64.py",
-        "softcap/cuda_sm_90a/d128.py",
-        "varlen/cuda_sm_90a/d128.py",
-    ],
+    each_by_day(
+        [
+            "causal_gqa/cuda_sm_90a/bf16_d128.py",
+            "causal_gqa/cuda_sm_90a/bf16_d256.py",
+            "local_sink/cuda_sm_90a/w128_d64.py",
+            "softcap/cuda_sm_90a/d128.py",
+            "varlen/cuda_sm_90a/d128.py",
+        ],
+        of=4,
+    ),
 )
 def test_committed_kernels_hide_their_exponentials(module: str) -> None:
     """Waits are behind the softmax, addresses in uniform registers, and sums among the exponentials."""
@@ -217,15 +221,25 @@ def test_committed_kernels_hide_their_exponentials(module: str) -> None:
 
 @needs_nvdisasm
 @pytest.mark.slow
-@pytest.mark.parametrize("overlap", ["true", "false"])
 @pytest.mark.parametrize(
-    ("d", "tiles"),
-    [(64, "consumers = 2"), (64, "consumers = 3"), (64, "consumers = 4, tile.kv = 64"), (128, ""), (256, "")],
+    ("tiles", "overlap"),
+    some_by_day(
+        [
+            (64, "consumers = 2"),
+            (128, ""),
+            (256, ""),
+            (64, "consumers = 3"),
+            (64, "consumers = 4, tile.kv = 64"),
+        ],
+        ["true", "false"],
+        of=4,
+    ),
 )
-def test_turns_cost_no_wait_and_hold_all_products(d: int, tiles: str, overlap: str) -> None:
+def test_turns_cost_no_wait_and_hold_all_products(tiles: tuple[int, str], overlap: str) -> None:
     """Products are issued between the barrier of a turn and the arrival at the next one's, and ptxas
     serialises none of them (C7510 to C7520).
     """
+    d, knobs = tiles
     lines = [
         f"input q: bf16[B, M, H, {d}]",
         f"input k, v: bf16[B, N, H, {d}]",
@@ -234,7 +248,7 @@ def test_turns_cost_no_wait_and_hold_all_products(d: int, tiles: str, overlap: s
         "normalize = softmax",
         f"output o: bf16[B, M, H, {d}]",
     ]
-    schedule = f"softmax = online(maximum = lazy(20)), overlap = {overlap}, pingpong = true\n  {tiles}"
+    schedule = f"softmax = online(maximum = lazy(20)), overlap = {overlap}, pingpong = true\n  {knobs}"
     (module,) = modules_of(spec(lines, schedule, target="cuda.sm_90a"))
     program = program_of(load_module(module))
     config = program.kernels[module.kernel.name].configs[0]
