@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -52,12 +53,15 @@ RUNS: Mapping[str, tuple[str, tuple[str, ...]]] = {
         "verify --count 1 --seconds 1 --target cuda.sm_90a SPEC",
         ("there is no target", *PROJECTIONS),
     ),
+    "verify_large": ("verify --large SPEC", ("need a GPU", "has no large cases")),
+    "fuzz": ("fuzz --examples 1 --seconds 1 SPEC", ()),
+}
+#: Those of which every process imports PyTorch.
+NIGHTLY: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "verify_ranks": (  # or the first variant is one of several schedules: ranks have kernels of their own
         "verify --ranks 2 --count 1 --seconds 1 SPEC",
         (*ALONE, "there is no variant"),
     ),
-    "verify_large": ("verify --large SPEC", ("need a GPU", "has no large cases")),
-    "fuzz": ("fuzz --examples 1 --seconds 1 SPEC", ()),
 }
 
 
@@ -96,7 +100,16 @@ def first_variant(name: str) -> str:
     return f"--variant {names[0]}"
 
 
-@pytest.mark.parametrize(("command", "name"), some_by_day(RUNS, SPECS, of=21))
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [
+        *some_by_day(RUNS, SPECS, of=24),
+        *(
+            pytest.param(command, name, id=f"{command}-{name}", marks=pytest.mark.nightly)
+            for command, name in product(NIGHTLY, SPECS)
+        ),
+    ],
+)
 def test_every_command_that_runs_kernels_has_a_verdict(
     command: str,
     name: str,
@@ -104,7 +117,7 @@ def test_every_command_that_runs_kernels_has_a_verdict(
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    arguments, mistakes = RUNS[command]
+    arguments, mistakes = {**RUNS, **NIGHTLY}[command]
     code = run(f"{arguments} {first_variant(name)}", name, tmp_path, monkeypatch)
     done = capfd.readouterr()
     refused = code in (1, 2) and any(mistake in done.err for mistake in mistakes)

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.by_day import each_by_day
+
 ROOT = Path(__file__).parents[2]
 #: `attnc verify`, whose third case is ended by a signal.
 PROGRAM = """
@@ -44,7 +46,7 @@ def ended(name: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
 
 
-@pytest.mark.parametrize("name", ["SIGSEGV", "SIGKILL"])
+@pytest.mark.parametrize("name", each_by_day(["SIGSEGV", "SIGKILL"], of=2))
 def test_what_a_signal_ended_is_said_with_its_case(name: str) -> None:
     run = ended(name)
     assert run.returncode == 1, run.stderr
@@ -53,7 +55,7 @@ def test_what_a_signal_ended_is_said_with_its_case(name: str) -> None:
     assert "--case" in run.stderr
 
 
-@pytest.mark.parametrize("name", ["SIGHUP", "SIGTERM"])
+@pytest.mark.parametrize("name", each_by_day(["SIGTERM", "SIGHUP"], of=2))
 def test_a_signal_that_was_sent_on_purpose_is_handed_on(name: str) -> None:
     run = ended(name)
     assert run.returncode == 128 + signal.Signals[name]

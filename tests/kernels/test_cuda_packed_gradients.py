@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from attnc.verify.properties import violations
-from tests.by_day import some_by_day
+from tests.by_day import each_by_day, some_by_day
 from tests.kernels import test_packed_gradients as packed
 from tests.kernels.test_packed_gradients import FEATURES, KEYS, LENGTHS, PACKED, PLAIN, QUERIES, SELF, case
 from tests.targets import needs_gxx
@@ -37,26 +37,26 @@ STORAGES = {"two": PACKED, "self": SELF, "queries": QUERIES, "keys": KEYS}
 subject = partial(packed.subject, schedule=SCHEDULE)
 
 
-@pytest.mark.parametrize(("storage", "seed"), some_by_day(STORAGES, range(4), of=2))
+@pytest.mark.parametrize(("storage", "seed"), some_by_day(STORAGES, range(4), of=4))
 def test_every_storage(storage: str, seed: int) -> None:
     made = subject(STORAGES[storage])
     assert_within_bound(made, case(made, seed), fills=every_fill())
 
 
-@pytest.mark.parametrize("storage", STORAGES)
+@pytest.mark.parametrize("storage", each_by_day(STORAGES, of=2))
 def test_properties(storage: str) -> None:
     made = subject(STORAGES[storage])
     assert list(violations(made, case(made, 2))) == []
 
 
-@pytest.mark.parametrize(("feature", "seed"), some_by_day(FEATURES, (3, 4), of=2))
+@pytest.mark.parametrize(("feature", "seed"), some_by_day(FEATURES, (3, 4), of=4))
 def test_every_feature(feature: str, seed: int) -> None:
     made = subject(**FEATURES[feature])
     assert_within_bound(made, case(made, seed, R=15), fills=("nan",))
 
 
 @pytest.mark.parametrize(
-    ("lengths", "dq", "seed"), some_by_day(LENGTHS, ("apart", "atomic", "sequential"), (0, 3), of=2)
+    ("lengths", "dq", "seed"), some_by_day(LENGTHS, ("apart", "atomic", "sequential"), (0, 3), of=5)
 )
 def test_lengths_of_ordinary_tensors(lengths: str, dq: str, seed: int) -> None:
     backward = "" if dq == "apart" else f"accumulate.dq = {dq}"

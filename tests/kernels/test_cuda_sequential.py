@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from attnc.verify.properties import violations
+from tests.by_day import each_by_day
 from tests.kernels import test_packed_gradients as packed
 from tests.kernels.test_packed_gradients import PLAIN, case
 from tests.targets import needs_gxx
@@ -32,30 +33,33 @@ subject = partial(packed.subject, PLAIN, schedule=SCHEDULE)
 
 @pytest.mark.parametrize(
     "spec",
-    [
-        {},
-        {"mask": "window(9, 4)"},
-        {"heads": "H", "grads": "q, v"},
-        {
-            "softmax": "softmax(sink = sink[h])",
-            "extras": "input sink: f32[Hkv * G]",
-            "grads": "q, k, v, sink",
-        },
-        {
-            "softmax": "softmax(dropout = p, seed = seed)",
-            "extras": "input p: f32[]\n  input seed: i64[]",
-        },
-        {
-            "score": "dot(q, k) / 4 - slope[h] * abs(q_pos - kv_idx) * 0.1",
-            "extras": "input slope: f32[Hkv * G]",
-            "grads": "q, k, v, slope",
-        },
-        {
-            "score": "dot(q, k) / 4 + column[kv_idx] + pair[b, h, q_idx, kv_idx]",
-            "extras": "input column: f32[N]\n  input pair: f16[B, Hkv * G, M, N]",
-            "grads": "q, k, v, column, pair",
-        },
-    ],
+    each_by_day(
+        [
+            {},
+            {"mask": "window(9, 4)"},
+            {"heads": "H", "grads": "q, v"},
+            {
+                "softmax": "softmax(sink = sink[h])",
+                "extras": "input sink: f32[Hkv * G]",
+                "grads": "q, k, v, sink",
+            },
+            {
+                "softmax": "softmax(dropout = p, seed = seed)",
+                "extras": "input p: f32[]\n  input seed: i64[]",
+            },
+            {
+                "score": "dot(q, k) / 4 - slope[h] * abs(q_pos - kv_idx) * 0.1",
+                "extras": "input slope: f32[Hkv * G]",
+                "grads": "q, k, v, slope",
+            },
+            {
+                "score": "dot(q, k) / 4 + column[kv_idx] + pair[b, h, q_idx, kv_idx]",
+                "extras": "input column: f32[N]\n  input pair: f16[B, Hkv * G, M, N]",
+                "grads": "q, k, v, column, pair",
+            },
+        ],
+        of=2,
+    ),
     ids=lambda spec: ", ".join(f"{value}"[:24] for value in spec.values()) or "plain",
 )
 def test_every_feature(spec: dict[str, Any]) -> None:

@@ -91,8 +91,10 @@ def test_the_size_of_shares_decides_how_many_there_are() -> None:
         assert torch.equal(one, other)
 
 
-@pytest.mark.parametrize("pack", ["gqa", "none"])
-@pytest.mark.parametrize("dims", [{"G": 1}, {"G": 8, "M": 1}, {"G": 5, "M": 7}, {"N": 0}, {"B": 0}], ids=str)
+@pytest.mark.parametrize(
+    ("dims", "pack"),
+    some_by_day([{"G": 1}, {"G": 8, "M": 1}, {"G": 5, "M": 7}, {"N": 0}, {"B": 0}], ["gqa", "none"], of=2),
+)
 def test_groups(pack: str, dims: dict[str, int]) -> None:
     made = decode("3", pack=pack)
     for layouts in ({}, transposed(made.variant.attention)):

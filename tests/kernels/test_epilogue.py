@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from attnc.verify.case import Case
+from tests.by_day import each_by_day, some_by_day
 from tests.targets import EACH, needs_gxx, skip_without_compiler, small_tiles
 from tests.verify.judging import assert_within_bound, right_by_day, spec, subject_of_text, transposed
 
@@ -54,11 +55,13 @@ PACKED = (
 )
 
 
-@pytest.mark.parametrize("target", EACH)
-@pytest.mark.parametrize("lines", [GATE, ALL], ids=["gate", "all"])
-def test_epilogue(lines: tuple[str, ...], target: str) -> None:
+KINDS = {"gate": GATE, "all": ALL}
+
+
+@pytest.mark.parametrize(("kind", "target"), some_by_day(KINDS, EACH, of=2))
+def test_epilogue(kind: str, target: str) -> None:
     skip_without_compiler(target)
-    right_by_day(subject_of_text(spec(lines, small_tiles(target), target=target)), count=2)
+    right_by_day(subject_of_text(spec(KINDS[kind], small_tiles(target), target=target)), count=2)
 
 
 @pytest.mark.parametrize("target", EACH)
@@ -90,16 +93,17 @@ def test_the_attention_of_rows_past_a_length_is_kept_as_zeros(target: str) -> No
 
 @needs_gxx
 @pytest.mark.slow
-@pytest.mark.parametrize("lines", [GATE, ALL, PACKED], ids=["gate", "all", "packed"])
-def test_epilogue_on_hopper(lines: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("kind", each_by_day(["all", "gate", "packed"], of=2))
+def test_epilogue_on_hopper(kind: str) -> None:
+    lines = {**KINDS, "packed": PACKED}[kind]
     wide = tuple(line.replace("16]", "64]").replace("24]", "64]") for line in lines)
     made = subject_of_text(spec(wide, "softmax = online(maximum = lazy(12))", target="cuda.sm_90a"))
-    rows = {"M": 21, "N": 21} if lines is PACKED else {"M": 70, "N": 133}
+    rows = {"M": 21, "N": 21} if kind == "packed" else {"M": 70, "N": 133}
     assert_within_bound(made, Case(dims={"B": 2, "H": 2, "Hkv": 1, "G": 2, **rows}))
 
 
 @needs_gxx
-@pytest.mark.parametrize("extras", ["drawn", "far"])
+@pytest.mark.parametrize("extras", each_by_day(["far", "drawn"], of=2))
 def test_rows_of_any_stride_are_copied_ahead(extras: str) -> None:
     """24 columns of the 32 that are multiplied, of rows that begin anywhere; sigmoids by one reciprocal."""
     lines = tuple(line.replace("16]", "24]") for line in GATE)

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from attnc.verify.subject import Subject
+from tests.by_day import some_by_day
 from tests.targets import EACH, skip_without_compiler, small_tiles
 from tests.verify.judging import right_by_day, spec, subject_of_text
 
@@ -53,11 +54,13 @@ def inputs(subject: Subject, step: float) -> list[torch.Tensor]:
     return [x.to(subject.device) for x in (*made, c)]
 
 
-@pytest.mark.parametrize("target", EACH)
-@pytest.mark.parametrize("lines", [FORGETTING, CAPPED], ids=["plain", "capped"])
-def test_forgetting_is_right(lines: tuple[str, ...], target: str) -> None:
+KINDS = {"plain": FORGETTING, "capped": CAPPED}
+
+
+@pytest.mark.parametrize(("kind", "target"), some_by_day(KINDS, EACH, of=2))
+def test_forgetting_is_right(kind: str, target: str) -> None:
     skip_without_compiler(target)
-    right_by_day(subject_of_text(spec(lines, small_tiles(target), target=target)), count=2)
+    right_by_day(subject_of_text(spec(KINDS[kind], small_tiles(target), target=target)), count=2)
 
 
 @pytest.mark.slow

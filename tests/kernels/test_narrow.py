@@ -119,7 +119,7 @@ def widened(value: Value, dtype: torch.dtype) -> Value:
     return value.to(dtype) if is_narrow and isinstance(value, torch.Tensor) else value
 
 
-@pytest.mark.parametrize(("kind", "pair", "q"), some_by_day(KINDS, PAIRS[:3], ("bf16", "f16"), of=12))
+@pytest.mark.parametrize(("kind", "pair", "q"), some_by_day(KINDS, PAIRS[:3], ("bf16", "f16"), of=18))
 def test_the_bits_are_those_of_the_same_numbers_in_16_bits(kind: str, pair: tuple[str, str], q: str) -> None:
     k, v = (q if dtype == "bf16" else dtype for dtype in types_of(kind, pair))
     narrow, wide = subject(kind, k, v, q), subject(kind, q, q, q)

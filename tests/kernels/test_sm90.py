@@ -110,7 +110,7 @@ KINDS = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", some_by_day(KINDS, of=2))
+@pytest.mark.parametrize("kind", some_by_day(KINDS, of=3))
 def test_masks_and_scores_are_right(kind: str) -> None:
     made = subject(KINDS[kind])
     found = verdict(made)
@@ -396,11 +396,11 @@ SLOPES = {
     ("slope", "way", "mask"),
     [
         *(
-            pytest.param(slope, "two_pass", "", marks=pytest.mark.nightly if number % 2 else ())
+            pytest.param(slope, "two_pass", "", marks=pytest.mark.nightly if number % 3 else ())
             for number, slope in enumerate(SLOPES)
         ),
         ("kink", "two_pass", "causal"),
-        ("square", "atomic", ""),
+        pytest.param("square", "atomic", "", marks=pytest.mark.nightly),
     ],
 )
 def test_the_slope_of_a_score_is_that_of_the_product(slope: str, way: str, mask: str) -> None:

@@ -90,7 +90,7 @@ KINDS = {
 SIZES = ((300, 200), (130, 300), (1, 1), (513, 40))
 
 
-@pytest.mark.parametrize("kind", some_by_day(KINDS, of=2))
+@pytest.mark.parametrize("kind", some_by_day(KINDS, of=3))
 def test_blocks_that_share_tiles_are_right(kind: str) -> None:
     made = subject(KINDS[kind])
     for seed, (m, n) in enumerate(SIZES):

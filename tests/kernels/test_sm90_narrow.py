@@ -22,7 +22,8 @@ from attnc.verify.check import check
 from attnc.verify.problem import build
 from attnc.verify.properties import violations
 from attnc.verify.subject import Subject, subject_of
-from tests.by_day import some_by_day
+from tests.by_day import each_by_day, some_by_day
+from tests.profiles import is_night
 from tests.targets import needs_gxx
 from tests.verify.judging import modules_of, spec
 
@@ -347,7 +348,7 @@ SIZES_OF_PROMPTS = (
 )
 
 
-@pytest.mark.parametrize("kind", some_by_day(PROMPTS, of=3))
+@pytest.mark.parametrize("kind", some_by_day(PROMPTS, of=6))
 def test_prompts_are_within_the_bound_and_have_the_bits_of_16(kind: str) -> None:
     made = subject(kind)
     for dims in SIZES_OF_PROMPTS:
@@ -358,7 +359,7 @@ def test_prompts_are_within_the_bound_and_have_the_bits_of_16(kind: str) -> None
 
 
 @pytest.mark.parametrize(
-    "kind", [x if n % 3 == 2 else pytest.param(x, marks=pytest.mark.nightly) for n, x in enumerate(BEFORE)]
+    "kind", [x if n % 6 == 2 else pytest.param(x, marks=pytest.mark.nightly) for n, x in enumerate(BEFORE)]
 )
 def test_prompts_of_what_was_converted_before_have_the_bits_of_16(kind: str) -> None:
     made = subject(kind)
@@ -373,19 +374,20 @@ def test_prompts_of_what_was_converted_before_have_the_bits_of_16(kind: str) -> 
 
 def case(made: Subject, sizes: tuple[int, int, int, int], **changes: Any) -> Case:
     b, m, g, n = sizes
+    m = min(m, made.configs[0].BLOCK_M // 2)  # two tiles of grouped rows
     heads = {} if made.variant.attention.v.storage.is_part else {"Hkv": 2}
     return Case(**{"dims": {"B": b, "M": m, "G": g, "N": n, "R": 64, **heads}, "logits": "rising", **changes})
 
 
-@pytest.mark.parametrize(("kind", "sizes"), some_by_day(KINDS, SIZES, of=14))
+@pytest.mark.parametrize(("kind", "sizes"), some_by_day(KINDS, SIZES, of=18))
 def test_outputs_are_within_the_bound(kind: str, sizes: tuple[int, int, int, int]) -> None:
     made = subject(kind)
-    for config in range(0, len(made.configs), 2):
+    for config in range(0, len(made.configs), 2 if is_night() else 3):
         found = check(made, case(made, sizes, config=config, seed=config), fills=("nan",))
         assert found.ok, found.message
 
 
-@pytest.mark.parametrize("kind", some_by_day(KINDS, of=10))
+@pytest.mark.parametrize("kind", some_by_day(KINDS, of=14))
 def test_the_bits_are_those_of_16_bits(kind: str) -> None:
     made = subject(kind)
     assert made.plan is not None
@@ -396,7 +398,9 @@ def test_the_bits_are_those_of_16_bits(kind: str) -> None:
         assert list(found) == []
 
 
-@pytest.mark.parametrize("kind", ["latent", "latent, odd rows, dense", "latent blocks in halves"])
+@pytest.mark.parametrize(
+    "kind", each_by_day(["latent, odd rows, dense", "latent", "latent blocks in halves"], of=3)
+)
 def test_rows_of_8_bits_may_begin_at_any_multiple_of_8_bytes(kind: str) -> None:
     made = subject(kind)
     beside = TensorLayout(order=(0, 1, 2, 3), gaps=(0, 0, 0, 8), offset=8)
@@ -430,14 +434,14 @@ LYING = {
 }
 
 
-@pytest.mark.parametrize("lies", list(LYING.values()), ids=list(LYING))
 @pytest.mark.parametrize(
-    "kind", ["warps, blocks in pages", "warps, blocks of powers of two", "blocks in pages"]
+    ("kind", "lies"),
+    some_by_day(["warps, blocks in pages", "warps, blocks of powers of two", "blocks in pages"], LYING, of=3),
 )
-def test_scales_may_lie_anyhow(kind: str, lies: TensorLayout) -> None:
+def test_scales_may_lie_anyhow(kind: str, lies: str) -> None:
     made = subject(kind)
     name = "es" if "powers" in kind else "ks"
-    found = check(made, case(made, SIZES[1], seed=1, layouts={name: lies}), fills=("nan",))
+    found = check(made, case(made, SIZES[1], seed=1, layouts={name: LYING[lies]}), fills=("nan",))
     assert found.ok, found.message
 
 

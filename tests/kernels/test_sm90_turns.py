@@ -15,7 +15,7 @@ from attnc.target.files import render_files
 from attnc.verify.case import Case
 from attnc.verify.check import check
 from attnc.verify.subject import Subject, subject_of
-from tests.by_day import some_by_day
+from tests.by_day import each_by_day, some_by_day
 from tests.targets import needs_gxx
 from tests.verify.judging import modules_of, spec
 
@@ -100,7 +100,7 @@ def made(kind: str) -> Subject:
     return subject_of(module)
 
 
-@pytest.mark.parametrize("kind", some_by_day(KINDS, of=2))
+@pytest.mark.parametrize("kind", some_by_day(KINDS, of=3))
 @settings(max_examples=settings().max_examples // 25)
 @given(data=st.data())
 def test_turns_change_no_result_and_end(kind: str, data: st.DataObject) -> None:
@@ -119,7 +119,7 @@ def test_turns_change_no_result_and_end(kind: str, data: st.DataObject) -> None:
     assert found.ok, found.message
 
 
-@pytest.mark.parametrize("logits", ["rising", "spike", "huge", "very_negative"])
+@pytest.mark.parametrize("logits", each_by_day(["rising", "spike", "huge", "very_negative"], of=2))
 def test_tiles_that_are_computed_again_have_as_many_turns(logits: str) -> None:
     """Warps give tiles up each for itself; all then compute them once more."""
     case = Case(dims={"B": 1, "H": 2, "M": 400, "N": 300}, logits=logits)

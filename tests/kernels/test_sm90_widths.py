@@ -17,6 +17,7 @@ from attnc.verify.case import Case, TensorLayout
 from attnc.verify.check import check
 from attnc.verify.subject import Subject, subject_of
 from tests.by_day import some_by_day
+from tests.profiles import is_night
 from tests.targets import needs_gxx
 from tests.verify.judging import modules_of, spec, subject_of_text
 
@@ -95,10 +96,11 @@ def packed(d: int, dv: int) -> str:
 def is_right(
     made: Subject, dims: dict[str, int], apart: Collection[str] = ("q", "k", "v", "o", "do")
 ) -> None:
-    """Judges each config with rows side by side, and apart from each other."""
+    """Judges each config with rows side by side and apart from each other; by day one of the two, in turn."""
     named = {tensor.name for tensor in made.variant.attention.inputs} | {"o", "do"}
+    lying: tuple[dict[str, TensorLayout], ...] = ({name: APART for name in apart if name in named}, {})
     for config in range(len(made.configs)):
-        for layouts in ({}, {name: APART for name in apart if name in named}):
+        for layouts in lying if is_night() else (lying[config % 2],):
             case = Case(dims=dims, logits="rising", config=config, seed=config, layouts=layouts)
             found = check(made, case, fills=("nan",))
             assert found.ok, found.message

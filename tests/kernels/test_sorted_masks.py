@@ -11,6 +11,7 @@ from attnc.verify.problem import build
 from attnc.verify.subject import subject_of
 from attnc.verify.tolerance import expect
 from attnc.verify.verdict import judge
+from tests.by_day import each_by_day
 from tests.plan.sorted_masks import LINES, MASKS, nodes, text_of
 from tests.targets import EACH, skip_without_compiler, small_tiles
 from tests.verify.judging import assert_within_bound, modules_of, spec, subject_of_text
@@ -40,7 +41,7 @@ def test_cuda(mask: str, order: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mask", [MASKS[0], MASKS[4], MASKS[7]])
+@pytest.mark.parametrize("mask", each_by_day([MASKS[4], MASKS[0], MASKS[7]], of=3))
 def test_rows_of_64_bits_on_hopper(mask: str) -> None:
     """Whoever walks over the tiles of keys tests them by values of the queries' first and last row."""
     skip_without_compiler("cuda.sm_90a")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from attnc.verify.case import Case
+from tests.by_day import some_by_day
 from tests.targets import EACH, needs_gxx, skip_without_compiler, small_tiles
 from tests.verify.judging import assert_within_bound, right_by_day, spec, subject_of_text
 
@@ -64,15 +65,13 @@ def hstu(element: str, wanted: str = "") -> tuple[str, ...]:
     return tuple(line.format(wanted if "grad" in line else element) for line in HSTU)
 
 
-@pytest.mark.parametrize("target", EACH)
-@pytest.mark.parametrize(
-    "lines",
-    [hstu("bf16"), hstu("f16", ", table"), RELU, LINEAR],
-    ids=["hstu", "hstu of f16", "relu", "linear"],
-)
-def test_weights(lines: tuple[str, ...], target: str) -> None:
+KINDS = {"hstu": hstu("bf16"), "hstu of f16": hstu("f16", ", table"), "relu": RELU, "linear": LINEAR}
+
+
+@pytest.mark.parametrize(("kind", "target"), some_by_day(KINDS, EACH, of=2))
+def test_weights(kind: str, target: str) -> None:
     skip_without_compiler(target)
-    right_by_day(subject_of_text(spec(lines, small_tiles(target), target=target)), count=2)
+    right_by_day(subject_of_text(spec(KINDS[kind], small_tiles(target), target=target)), count=2)
 
 
 @pytest.mark.parametrize("target", EACH)
@@ -113,15 +112,14 @@ def widen(lines: tuple[str, ...], columns: int) -> tuple[str, ...]:
 @pytest.mark.parametrize(
     ("lines", "columns", "accumulate"),
     [
-        (hstu("bf16"), 64, "two_pass"),
-        (hstu("f16", ", table"), 96, "two_pass"),
-        (RELU, 128, "two_pass"),
-        (RELU, 160, "two_pass"),
-        (causal(LINEAR), 64, "ordered"),
-        (LINEAR, 128, "atomic"),
-        (PACKED, 128, "two_pass"),
+        pytest.param(hstu("bf16"), 64, "two_pass", id="hstu"),
+        pytest.param(hstu("f16", ", table"), 96, "two_pass", id="hstu of f16", marks=pytest.mark.nightly),
+        pytest.param(RELU, 128, "two_pass", id="relu", marks=pytest.mark.nightly),
+        pytest.param(RELU, 160, "two_pass", id="wide"),
+        pytest.param(causal(LINEAR), 64, "ordered", id="linear"),
+        pytest.param(LINEAR, 128, "atomic", id="atomic", marks=pytest.mark.nightly),
+        pytest.param(PACKED, 128, "two_pass", id="packed", marks=pytest.mark.nightly),
     ],
-    ids=["hstu", "hstu of f16", "relu", "wide", "linear", "atomic", "packed"],
 )
 def test_weights_on_hopper(lines: tuple[str, ...], columns: int, accumulate: str) -> None:
     schedule = f"order = longest_first\n  backward {{ accumulate.dq = {accumulate} }}"

@@ -21,6 +21,7 @@ from attnc.verify.check import report_broken
 from attnc.verify.search import AttentionTrial, Step
 from attnc.verify.subject import subject_of
 from attnc.verify.verdict import Verdict
+from tests.by_day import each_by_day
 from tests.processes import environment_of
 from tools.mutants import judge
 from tools.mutants.__main__ import draw_or_read
@@ -251,7 +252,8 @@ def test_a_mutant_of_another_text_is_not_judged(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("new", "is_same"), [("(STAGES)", True), ("(STAGES + 1)", False), ("(STAGES + (BLOCK_N == 64))", False)]
+    ("new", "is_same"),
+    each_by_day([("(STAGES)", True), ("(STAGES + (BLOCK_N == 64))", False), ("(STAGES + 1)", False)], of=2),
 )
 def test_machine_code_is_compared_at_every_config(new: str, is_same: bool, tmp_path: Path) -> None:
     place = Place(spec="fa1", attention="fa1", variant="f16_d64", target="cuda.sm_80")

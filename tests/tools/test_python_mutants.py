@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.by_day import each_by_day
 from tests.processes import run_program
 from tools.mutants import python, python_host, python_judge
 from tools.mutants.lines import Lines, keep_sources, move_lines, read_lines
@@ -182,17 +183,20 @@ def test_what_fails_of_the_mutant_alone_has_seen_it() -> None:
 
 @pytest.mark.parametrize(
     ("text", "outcome", "place"),
-    [
-        ("x = 1", "survived", ""),
-        ("x = 2", "killed", "test_small.py::test_x"),
-        ("raise ValueError", "killed", COLLECTION),
-        ("import os\nos._exit(0)", "killed", COLLECTION),
-        (
-            "class X:\n    def __eq__(self, other):\n        while True: pass\nx = X()",
-            "hung",
-            "test_small.py::test_x",
-        ),
-    ],
+    each_by_day(
+        [
+            ("x = 2", "killed", "test_small.py::test_x"),
+            ("raise ValueError", "killed", COLLECTION),
+            ("import os\nos._exit(0)", "killed", COLLECTION),
+            ("x = 1", "survived", ""),
+            (
+                "class X:\n    def __eq__(self, other):\n        while True: pass\nx = X()",
+                "hung",
+                "test_small.py::test_x",
+            ),
+        ],
+        of=2,
+    ),
 )
 def test_tests_run_in_a_child_which_may_end_or_hang(
     text: str, outcome: str, place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -181,7 +181,7 @@ def held(made: Subject, case: Case) -> None:
 
 @pytest.mark.slow
 @settings(
-    max_examples=max(settings().max_examples // (10 if is_night() else 16), 4),
+    max_examples=max(settings().max_examples // (10 if is_night() else 25), 4),
     suppress_health_check=list(HealthCheck),
 )
 @given(foreign_specs(), st.data())

@@ -174,14 +174,16 @@ SCALED_BY_KEY: Mapping[str, Any] = {
         pytest.param(spec(), id="pages"),
         pytest.param(spec("window(20, 0)", storage="lengths"), id="window", marks=pytest.mark.nightly),
         pytest.param(
-            spec("window(20, 0) or first(4) and causal", storage="lengths"), id="window and first keys"
+            spec("window(20, 0) or first(4) and causal", storage="lengths"),
+            id="window and first keys",
+            marks=pytest.mark.nightly,
         ),
         pytest.param(
             spec(extra="input sink: f32[H]", softmax="softmax(sink = sink[h])", mask="window(9, 0)"),
             id="sinks",
             marks=pytest.mark.nightly,
         ),
-        pytest.param(spec(score="softcap(dot(q, k) / 4, 5)"), id="softcap"),
+        pytest.param(spec(score="softcap(dot(q, k) / 4, 5)"), id="softcap", marks=pytest.mark.nightly),
         pytest.param(
             spec(extra="input slope: f32[H]", score="dot(q, k) / 4 + alibi(slope[h])"),
             id="slope of each head",
@@ -200,7 +202,7 @@ SCALED_BY_KEY: Mapping[str, Any] = {
             ),
             id="documents",
         ),
-        pytest.param(spec("true", storage="lengths"), id="all keys"),
+        pytest.param(spec("true", storage="lengths"), id="all keys", marks=pytest.mark.nightly),
         pytest.param(spec(**SCALED), id="a scale of v"),
         pytest.param(
             spec(storage="lengths", **SCALED_BY_KEY), id="a scale of each v", marks=pytest.mark.nightly
@@ -264,7 +266,11 @@ FAR = "dot(q, k) * 40"
     "text",
     [
         pytest.param(hopper(score=FAR), id="scores far apart"),
-        pytest.param(hopper(knobs="softmax = online", page=4), id="maxima of tiles, small pages"),
+        pytest.param(
+            hopper(knobs="softmax = online", page=4),
+            id="maxima of tiles, small pages",
+            marks=pytest.mark.nightly,
+        ),
         pytest.param(
             hopper(
                 "window(20, 0)",

@@ -59,7 +59,7 @@ RACES = [
 
 
 @needs_gxx
-@pytest.mark.parametrize("name", some_by_day(RACES, of=9))
+@pytest.mark.parametrize("name", some_by_day(RACES, of=14))
 def test_missing_waits_show_in_the_simulator(name: str) -> None:
     subject = planted(BUGS[name])
     assert isinstance(subject, Subject)
