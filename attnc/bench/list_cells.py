@@ -56,7 +56,6 @@ class ListCell:
 
     @property
     def visited(self) -> int:
-        """Queries and keys of a head of q that lists bring together."""
         return sum(self.rows * self.block * self.entries_of(at) for at in range(self.lists)) * self.batch
 
     def entries_of(self, at: int) -> int:

@@ -138,7 +138,6 @@ def _varlen(cell: ModelCell, x: ModelInputs) -> Launch:
 
 
 def _need_plain(cell: ModelCell) -> None:
-    """Raises Unavailable for what PyTorch's function cannot be asked for."""
     for asked, what in (
         (cell.window is not None, "windows"), (cell.softcap, "softcap"), (cell.sink, "sinks"),
         (cell.latent, "latent attention"),

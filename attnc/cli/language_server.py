@@ -95,8 +95,6 @@ def server() -> LanguageServer:
 
 
 class _Document:
-    """An open text, with places translated in both directions."""
-
     def __init__(self, uri: str, path: str, text: str, codec: PositionCodec) -> None:
         self.uri = uri
         self.source = Source(path, text)

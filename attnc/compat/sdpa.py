@@ -135,7 +135,6 @@ _STATE = ((2,), (1,), torch.uint64), ((), (), torch.uint64)
 
 
 def _with_state(o: torch.Tensor, lse: torch.Tensor, query: torch.Tensor) -> _Forward:
-    """Returns results with what the backward of dropout reads, and what nobody reads."""
     state, unused, mask = allocate((*_STATE, ((0,), (1,), query.dtype)), query)
     return o, lse, state, unused, mask
 

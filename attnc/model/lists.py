@@ -205,7 +205,6 @@ class _Reader:
         return None
 
     def _row_of(self, size: Expr, rows: Expr) -> Expr:
-        """Returns the index along an axis of blocks of queries, or of all rows of packed ones."""
         q = self.at.scope.tensors.get("q")
         if isinstance(q, Tensor) and isinstance(q.storage, Ragged) and _is_size(size, q, Role.QUERY):
             first = Load(q.storage.cu_seqlens, (Index("b"),), (Binary("+", Dim("B"), Const(1)),), "int")

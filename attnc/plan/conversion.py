@@ -106,7 +106,6 @@ class ConvertedRows:
 
     @property
     def pieces(self) -> int:
-        """Threads for a row."""
         return feature(self.tensors[0].stored.tensor) // self.at_once
 
 

@@ -137,8 +137,6 @@ def along_rows(loops: Regions, made: ListedRows, entries: Expr) -> tuple[Regions
 
 
 class _RowsPlanner:
-    """Plans the kernel of one attention, whose sequences have a name of their own."""
-
     def __init__(self, attention: Attention) -> None:
         listing = listing_of(attention)
         assert listing is not None

@@ -74,8 +74,6 @@ def picture(kernel: ir.Kernel, queries: int, keys: int, tile_q: int, tile_kv: in
 
 @dataclass(slots=True, kw_only=True)
 class _Scene:
-    """The example: sizes, and made-up contents of the tensors that the bounds read."""
-
     queries: int
     keys: int
     tile_q: int

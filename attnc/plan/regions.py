@@ -97,7 +97,6 @@ def regions(
 
 
 def _without_far(ranges: Ranges, axis: Axis, decay: Decay | None) -> Ranges:
-    """Returns the ranges without tiles whose weights are all negligible."""
     if decay is None:
         return ranges
     if axis == "kv":

@@ -164,7 +164,6 @@ class _SelectedMaker:
         return LoadNames.of(self.attention, "q" if outruns(self.attention, "kv") else None)
 
     def _walk(self, names: LoadNames) -> tuple[Regions, tuple[Statement, ...]]:
-        """Returns the loop over listed keys, and the statements that find the list of a query."""
         mask = self.attention.mask
         found, _ = regions(mask, "kv", mask.span, outruns=outruns(self.attention, "kv"))
         found = with_fills(found, kept_by_some(mask))

@@ -113,7 +113,6 @@ def _declared(body: Sequence[str], types: Collection[str]) -> Iterator[str]:
 
 
 def _names_declared(body: Sequence[str], at: int) -> Iterator[str]:
-    """Yields the names of a declaration, whose type ends before a place."""
     while at < len(body) and _NAME.match(body[at]) and body[at] not in _TYPES:
         yield body[at]
         depth = 0

@@ -182,7 +182,6 @@ def _cancelling(rng: Rng, v: Floats) -> Floats:
 
 
 def _one_hot(rng: Rng, v: Floats) -> Floats:
-    """Returns one-hot values: o shows single weights."""
     keys, features = np.arange(v.shape[1])[:, None, None], np.arange(v.shape[3])
     return np.broadcast_to((keys % max(v.shape[3], 1) == features) * 1.0, v.shape)
 

@@ -126,7 +126,6 @@ class Sm90DecodeLayout(CudaLayout):
 
     @property
     def mapped(self) -> tuple[str, ...]:
-        """What TMA copies."""
         return () if self.copies != "boxes" else ("k",) if self.v_in_k else ("k", "v")
 
     @property

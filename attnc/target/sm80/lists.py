@@ -43,12 +43,10 @@ class CudaListsText:
 
     @property
     def stop(self) -> str:
-        """Where the keys end that a list can name."""
         return "args.list_blocks"
 
     @property
     def found(self) -> str:
-        """The length of a list."""
         return "found"
 
     @property
@@ -58,7 +56,6 @@ class CudaListsText:
 
     @property
     def pages(self) -> list[str]:
-        """Statements that look up the pages of keys."""
         return []
 
     @property

@@ -76,7 +76,6 @@ class CudaRowListsText(CudaListsText):
 
     @property
     def found(self) -> str:
-        """The length of a list."""
         return f"{scalar(self._rows.is_query)} ? found : -1" if self._rows.marks else "found"
 
     @property
@@ -98,7 +97,6 @@ class CudaRowListsText(CudaListsText):
 
     @property
     def pages(self) -> list[str]:
-        """Statements that look up the pages of keys."""
         page, size = self._rows.page, self._rows.page_rows
         if page is None or size is None:
             return []

@@ -102,7 +102,6 @@ class GlobalRows:
 
     @property
     def lse_at(self) -> str:
-        """Where the lse of a query and head lies."""
         terms = "head * args.stride_lseh + q * args.stride_lsem"
         return f"{self.sequence('lse').removeprefix(' + ')} + {terms}".removeprefix(" + ")
 
@@ -120,7 +119,6 @@ class GlobalRows:
 
     @property
     def all_stored(self) -> str:
-        """The same of all heads of a tile."""
         return self.pack.all_rows(self.stored)
 
     def if_exists(self, value: str, otherwise: str) -> str:

@@ -32,7 +32,6 @@ class Split:
 
     @property
     def bounds(self) -> list[str]:
-        """The keys of a block: whole tiles, one behind the other."""
         lo, hi = scalar(self.planned.lo), scalar(self.planned.hi)
         starts_at_0 = self.planned.lo == ZERO
         visited = f"max({hi if starts_at_0 else f'{hi} - {lo}'}, 0)"

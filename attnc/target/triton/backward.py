@@ -397,7 +397,6 @@ class BackwardText(ProgramText):
 
     @property
     def left_names(self) -> list[str]:
-        """What the step takes that walks from the last key to the first (`sticks`)."""
         assert self.sticks is not None
         fixed = ["b", self.kv_name] if self.kernel.tma else []
         return self.sticks.left_names([part.q for part in self.parts], fixed)

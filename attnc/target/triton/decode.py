@@ -166,7 +166,6 @@ class DecodeText(KernelText):
 
     @property
     def advance(self) -> list[str]:
-        """K and V move to the KV head; rows of q and o have heads of their own."""
         moves = [line for line in super().advance if line.startswith(("K", "V"))]
         return [*self._to_sequence("q", "Q"), *moves]
 

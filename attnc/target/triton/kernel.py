@@ -374,7 +374,6 @@ class KernelText(ProgramText):
 
     @property
     def _args(self) -> list[Arg]:
-        """The arguments of the module, but for lists, which this kernel walks over in another form."""
         made = self.module.lists
         if made is None:
             return [*self.module.taken]

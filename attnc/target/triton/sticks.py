@@ -38,7 +38,6 @@ class SticksText:
 
     @property
     def edges(self) -> list[str]:
-        """Names of the sums at edges that the kernel reads or writes."""
         uses_before = self.hands_on if self._over_q else self.needs_dp
         return [BEHIND, *([BEFORE] if uses_before else [])]
 
