@@ -91,10 +91,19 @@ def both(tensors: Any, meaning: Meaning, **more: Any) -> Any:
     return tuple(attend(q, k, v, meaning, low=low, **more) for low in (False, True))
 
 
-def judge(name: str, got: torch.Tensor, right: torch.Tensor, plain: torch.Tensor, rate: float = 2.0) -> None:
+def judge(
+    name: str,
+    got: torch.Tensor,
+    right: torch.Tensor,
+    plain: torch.Tensor,
+    rate: float = 2.0,
+    *,
+    rounding: float = 0.0,
+) -> None:
     """AssertionError where `got` is further from the float32 result than the rule allows.
 
-    right: in float32, rounded once; plain: in the type of the inputs.
+    right: in float32, rounded once; plain: in the type of the inputs; rounding: what is allowed besides, for
+    numbers that kernels round and `plain` does not.
     """
     near = right.to(got.dtype)
     slack = 2 * ((near + 0.3 - 0.3) - near).float().nan_to_num(0.0).abs()
@@ -105,7 +114,7 @@ def judge(name: str, got: torch.Tensor, right: torch.Tensor, plain: torch.Tensor
     got, right, plain = got[finite], right[finite], plain[finite]
     if not right.numel():
         return
-    error, allowed = (got - right).abs().max(), rate * (plain - right).abs().max() + slack.max()
+    error, allowed = (got - right).abs().max(), rate * (plain - right).abs().max() + slack.max() + rounding
     assert error <= allowed, f"{name}: error {error:.3g}, allowed {allowed:.3g}"
 
 
