@@ -16,13 +16,13 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import lru_cache, partial
 from operator import index
 from typing import Any, TypeAlias
 
 import torch
 
+from attnc.adapters.bands import BAND, Band, carry
 from attnc.adapters.specs import (
     DTYPES,
     Changes,
@@ -39,8 +39,6 @@ from attnc.api.tensors import FLOATS, NUMBERS, GivenTensors
 
 is_compiling = torch.compiler.is_compiling
 MaskFunction: TypeAlias = Callable[..., torch.Tensor]
-
-_BAND = "attnc_band"
 
 #: What models pass on that no implementation of attention computes with, or that the mask has dealt with.
 _WITHOUT_EFFECT = frozenset(
@@ -60,19 +58,6 @@ _WITHOUT_EFFECT = frozenset(
         "use_cache",
     )
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Band:
-    """Row q_idx of M sees the keys first[b] .. last[b] - 1, at most `left` before and `right` after
-    q_pos = q_idx + stop[b] - M, None for all. first, last, stop: i32[B].
-    """
-
-    first: torch.Tensor
-    last: torch.Tensor
-    stop: torch.Tensor
-    left: int | None
-    right: int | None
 
 
 def register(name: str = "attnc") -> None:
@@ -95,8 +80,8 @@ def mask(
     device: torch.device | str = "cpu",
     **rest: object,
 ) -> torch.Tensor:
-    """Returns the band of a forward pass, attached to a tensor [B, 1, 1, 1] of NaN that carries it to the
-    attention; or, of a mask that is none, bool[B, 1, q_length, kv_length] of what it keeps.
+    """Returns the band of a forward pass, attached to a tensor [B, 1, q_length, kv_length] that carries it to
+    the attention; or, of a mask that is none, what it keeps as bools of this shape.
 
     mask_function: a band where what it keeps around the query ends at a distance on either side, or nowhere.
     attention_mask: [B, keys]; a band where each row has one run of ones: padding on the left, on the right,
@@ -119,14 +104,8 @@ def mask(
         if run is None:
             return _dense(_values_of(mask_function, batch_size, lengths, offsets, device), kept)
         first, last = run
-    # A consumer that does not know the band adds NaN and is seen to fail.
-    carrier = torch.full((batch_size, 1, 1, 1), torch.nan, device=device)
-    setattr(
-        carrier,
-        _BAND,
-        Band(first.int().contiguous(), last.int().contiguous(), stop.int().contiguous(), *ends),
-    )
-    return carrier
+    band = Band(first.int().contiguous(), last.int().contiguous(), stop.int().contiguous(), *ends)
+    return carry(band, (batch_size, 1, q_length, kv_length))
 
 
 def attention(
@@ -155,7 +134,7 @@ def attention(
     Rows that see no key (padding on the left) are 0. Raises ValueError or TypeError that names the argument,
     what was expected and what came: no mask for a causal module, weights to return, unknown arguments.
     """
-    band = getattr(attention_mask, _BAND, None)
+    band = getattr(attention_mask, BAND, None)
     own = attention_mask if band is None else None
     bounds = (None, None, None) if band is None else (band.first, band.last, band.stop)
     plan_key = None

@@ -295,6 +295,58 @@ def test_a_mask_is_a_band_where_some_band_keeps_the_same(
     assert right in (None, 0) or not any(end is None for other, end in bands if other == left)
 
 
+def test_a_band_goes_with_what_models_do_to_a_mask_that_they_pass_on() -> None:
+    kept = torch.ones(2, 9, dtype=torch.long)
+    kept[1, :3] = 0
+    carrier: Any = mask(2, 5, 9, 4, attention_mask=kept)
+    assert carrier.shape == (2, 1, 5, 9)
+    assert (carrier.dim(), carrier.size(2), len(carrier)) == (4, 5, 2)
+    for made in (
+        carrier[:, :, :, :9],
+        carrier.to("cpu"),
+        carrier.to(torch.bfloat16),
+        carrier.detach().contiguous(),
+        carrier.to("meta"),
+    ):
+        band = made.attnc_band
+        assert (band.left, band.right) == (None, 0)
+        assert band.first.device == made.device
+    assert carrier[:, :, :, :7].attnc_band.first.tolist() == [0, 3]
+
+
+def test_a_compiled_model_takes_a_band_from_outside() -> None:
+    """As transformers' `generate` does with static caches."""
+
+    def attend(q: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
+        assert len(given.shape) == 4
+        return attention(Module(), q, q, q, given[:, :, :, :9])[0] * 2
+
+    q = torch.randn(2, 4, 9, D)
+    inside = torch.compile(attend, fullgraph=True, backend="aot_eager")
+    for kept in (None, (torch.arange(9) >= torch.tensor([[0], [3]])).long()):
+        given = mask(2, 9, 9, attention_mask=kept)
+        torch.testing.assert_close(inside(q, given), attend(q, given))
+
+
+@pytest.mark.parametrize(
+    "compute",
+    [
+        lambda scores, mask: scores + mask,
+        lambda scores, mask: mask + scores,
+        lambda scores, mask: scores.masked_fill(mask.bool(), 0.0),
+        lambda scores, mask: torch.where(mask > 0, scores, 0.0),
+        lambda scores, mask: torch.nn.functional.scaled_dot_product_attention(scores, scores, scores, mask),
+        lambda scores, mask: scores[mask],
+        lambda scores, mask: scores.add_(mask),
+        lambda scores, mask: torch.cat((mask, scores)),
+    ],
+)
+def test_a_model_that_computes_with_a_band_is_refused(compute: Any) -> None:
+    """Models whose attention does not go through transformers' interface: numbers would be wrong."""
+    with pytest.raises(RuntimeError, match="this model computes its attention by itself"):
+        compute(torch.zeros(2, 1, 5, 5), mask(2, 5, 5))
+
+
 @given(st.lists(st.lists(st.booleans(), min_size=6, max_size=6), min_size=1, max_size=3), st.data())
 def test_padding_is_a_run_of_ones_before_the_last_query(rows: list[list[bool]], data: st.DataObject) -> None:
     kept = torch.tensor(rows)
