@@ -12,9 +12,10 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from attnc.adapters.bands import BAND, Band
 from attnc.adapters.flashinfer import BatchDecodeWithPagedKVCacheWrapper
 from attnc.adapters.pages import attend
-from attnc.adapters.transformers import _BAND, Band, attention
+from attnc.adapters.transformers import attention
 from attnc.api import repeats
 from attnc.compat import sdpa
 from attnc.compat.flash_attn import flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache
@@ -68,7 +69,7 @@ def banded() -> dict[str, Any]:
 
 def call_transformers(x: dict[str, Any]) -> Any:
     carrier = torch.full((B, 1, 1, 1), torch.nan)
-    setattr(carrier, _BAND, Band(x["first"], x["last"], x["stop"], None, 0))
+    setattr(carrier, BAND, Band(x["first"], x["last"], x["stop"], None, 0))
     return attention(torch.nn.Module(), x["q"], x["k"], x["v"], carrier)[0]
 
 
