@@ -55,13 +55,14 @@ def refuse_lists(variant: Variant, schedule: Schedule, target: Target) -> Iterat
         label, hint = "beside 'or' or below 'not'", "write it beside other conditions with 'and'"
         yield unsupported("a list that not every key has to be in is not lowered", span, label, hint)
         return
-    if not lists_rows(attention, schedule, target):
+    by_rows = lists_rows(attention, schedule, target)
+    if not by_rows:
         yield from _refuse_indices(listing, schedule, grads=bool(attention.grads))
     if target.lists_are_bits and not schedule.is_decode:
         yield from _refuse_warpgroups(variant, listing, schedule, target)
     elif schedule.is_decode:
         if target.lists_are_bits:
-            yield from _refuse_tokens(variant, listing, schedule)
+            yield from _refuse_tokens(variant, listing, schedule, by_rows=by_rows)
         yield from _refuse_decoding(attention, listing, schedule, splits=target.lists_are_bits)
     yield from _refuse_tiles(listing, schedule)
     yield from _refuse_atomic_sums(attention, schedule)
@@ -155,8 +156,12 @@ def _refuse_gradients(
         )
 
 
-def _refuse_tokens(variant: Variant, listing: Listing, schedule: Schedule) -> Iterator[Diagnostic]:
-    """Yields what kernels cannot do that take the keys of a list for all that there are."""
+def _refuse_tokens(
+    variant: Variant, listing: Listing, schedule: Schedule, *, by_rows: bool
+) -> Iterator[Diagnostic]:
+    """Yields what kernels cannot do that take the keys of a list for all that there are. by_rows: those of
+    lists of rows.
+    """
     attention, span = variant.attention, listing.condition.span
     instead = "write a schedule for the target 'triton'"
     exprs = (attention.score, attention.softmax.sink, attention.softmax.v_scale)
@@ -166,7 +171,7 @@ def _refuse_tokens(variant: Variant, listing: Listing, schedule: Schedule) -> It
         what, label = f"lists of blocks of {listing.keys} keys are not lowered", f"keys = {listing.keys}"
     elif not packs_heads(schedule):
         what, label = "tiles of queries with lists of their own are not lowered", "write 'pack = gqa'"
-    elif listing.rows and kv_heads(normalise(attention)) == Dim("H"):
+    elif (listing.rows or by_rows) and kv_heads(normalise(attention)) == Dim("H"):
         what, label = "lists of heads that share no keys are not lowered", "64 rows of a tile for one head"
     elif (knob := schedule.forward.get("warp_split")) is not None and "kv" in knob.choices:
         what, label, span = "lists shared by warps are not lowered", "remove it", knob.span

@@ -9,7 +9,7 @@ and its text is that of a list alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 
 from attnc.expr.construct import ZERO, add, compare, conj, floordiv, mul
@@ -29,8 +29,6 @@ from attnc.plan.steps import dims_of, fetches_for, needed_for, shortened_lengths
 from attnc.plan.target import Target
 from attnc.plan.width import ends_of
 
-#: Sequences of packed queries, of which a kernel sees one.
-SEQUENCES = Dim("sequences")
 #: The query of a list in its sequence, the row of memory of packed ones, and their sequence.
 _QUERY = Ref("query", "int", natural=True, within=(0, SIZE))
 _ROW = Ref("query_row", "int", natural=True, within=(0, SIZE))
@@ -86,18 +84,31 @@ def as_rows(variant: Variant, made: ListedRows) -> Variant:
 
 def name_sequences(attention: Attention) -> Attention:
     """Returns the attention with sequences counted by a name of their own, where queries are packed: a kernel
-    sees one sequence.
+    sees one sequence. So have sizes that inputs call M and N beside packed rows.
     """
-    if not attention.q.storage.is_packed:
+    packs_queries, packs_keys = (tensor.storage.is_packed for tensor in (attention.q, attention.k))
+    taken = {
+        node.name
+        for x in attention.inputs
+        for size in x.shape
+        for node in walk(size)
+        if isinstance(node, Dim)
+    }
+    batch: dict[Expr, Expr] = {Dim("B"): _free_size("sequences", taken)} if packs_queries else {}
+    axes = dict(batch)
+    axes |= {Dim("M"): _free_size("most_queries", taken)} if packs_queries else {}
+    axes |= {Dim("N"): _free_size("most_keys", taken)} if packs_keys else {}
+    if not axes:
         return attention
 
-    def fix(expr: Expr) -> Expr:
-        return substitute(expr, {Dim("B"): SEQUENCES})
-
     def fix_tensor(tensor: Tensor) -> Tensor:
-        return replace(tensor, shape=tuple(map(fix, tensor.shape)))
+        return replace(tensor, shape=tuple(substitute(size, axes) for size in tensor.shape))
 
-    return attention.rewrite(fix, fix_tensor)
+    return attention.rewrite(lambda expr: substitute(expr, batch), fix_tensor)
+
+
+def _free_size(name: str, taken: Collection[str]) -> Dim:
+    return Dim(name) if name not in taken else _free_size(f"{name}_", taken)
 
 
 def row_sizes(attention: Attention) -> tuple[Let, ...]:
@@ -144,7 +155,9 @@ class _RowsPlanner:
         self._heads = kv_heads(attention)
         self._mapping: dict[Expr, Expr] = {GROUP: KV_HEAD, Index("h"): KV_HEAD, Index("q_idx"): _QUERY}
         self._mapping[Index("q_pos")] = Binary("-", Binary("+", _QUERY, Dim("N")), Dim("M"))
+        self._sequences: Expr = Dim("B")
         if isinstance(q := attention.q.storage, Ragged):
+            self._sequences = add(attention.tensor(q.cu_seqlens).shape[0], Const(-1))
             ends = attention.tensor(q.cu_seqlens).shape
             of_row = Binary("+", Load(q.cu_seqlens, (Index("b"),), ends, "int"), Index("q_idx"))
             self._mapping |= {Index("b"): _SEQUENCE, of_row: _ROW}
@@ -229,10 +242,8 @@ class _RowsPlanner:
         return Fetch(name=name, load=Load(cu.name, (index,), cu.shape, "int"), axes=(), guard=guard)
 
     def _is_query(self) -> Expr:
-        inside = (
-            conj(compare("<=", ZERO, _SEQUENCE), compare("<", _SEQUENCE, SEQUENCES)) if self._packed else TRUE
-        )
-        return conj(inside, compare("<", _QUERY, Dim("M")))
+        ends = [compare("<=", ZERO, _SEQUENCE), compare("<", _SEQUENCE, self._sequences)]
+        return conj(*(ends if self._packed else ()), compare("<", _QUERY, Dim("M")))
 
     def _are_inside(self, indices: tuple[Expr, ...]) -> Iterator[Expr]:
         for index, size in zip(indices, self._listing.condition.extents, strict=False):

@@ -111,7 +111,12 @@ CASES: Mapping[str, Mapping[str, str]] = {
         "EXTRAS": "input t: f32[B, M]",
         "SCORE": "dot(q, k) * t[b, q_idx]",
     },
-    "the longest lists": {"MASK": "listed(idx, rows = 1, keys = 1) and kv_idx % 3 != 1"},
+    "a temperature of sequences": {
+        "EXTRAS": "input t: f32[B]",
+        "SCORE": "dot(q, k) * t[b]",
+        "MASK": "listed(idx, rows = 1, keys = 1)",
+    },
+    "every third key": {"MASK": "listed(idx, rows = 1, keys = 1) and kv_idx % 3 != 1"},
 }
 
 

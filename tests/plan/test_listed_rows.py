@@ -130,3 +130,12 @@ def test_the_kernel_behind_sees_one_sequence_and_no_mask() -> None:
 def test_sequences_keep_their_name_where_queries_are_not_packed() -> None:
     attention = planned(**PAGES).variant.attention
     assert name_sequences(attention) is attention
+
+
+def test_sizes_of_other_inputs_are_no_rows_of_memory() -> None:
+    """Beside packed queries an input may have axes M and N of its own, and one called as a kernel's size."""
+    extras = "input cu: i32[B + 1]\n  input see: bool[M, N, sequences]"
+    module = planned(**{**QUERIES, "EXTRAS": extras, "REST": "and see[q_idx, kv_idx, 0]"})
+    shapes = {arg.tensor.name: [show(size) for size in arg.tensor.shape] for arg in module.args}
+    assert shapes["see"] == ["most_queries", "N", "sequences"]
+    assert shapes["cu"] == ["sequences_ + 1"]

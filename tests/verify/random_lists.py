@@ -7,7 +7,7 @@ import re
 from hypothesis import assume
 from hypothesis import strategies as st
 
-from tests.verify.random_specs import is_lowered, specs
+from tests.verify.random_specs import HOPPER, is_lowered, specs
 
 #: Schedules for blocks of queries, and for single queries whose heads fill a tile.
 _WALKS = (
@@ -18,6 +18,8 @@ _SELECTS = (
     "schedule spec for triton {{\n  loops = [kv], pack = gqa, tile.q = 16, tile.kv = 16\n"
     "  backward {{ tile.q = 16, tile.kv = {keys} }}\n}}\n"
 )
+
+_TOKENS = "schedule spec for cuda.sm_90a {{\n  loops = [kv], pack = gqa{split}\n}}\n"
 
 
 @st.composite
@@ -44,5 +46,35 @@ def listed_specs(draw: st.DrawFn) -> str:
     head = head.replace("\n  score =", f"\n  input chosen: {kind}[{axes}]\n  score =", 1)
     schedule = _SELECTS.format(keys=draw(st.sampled_from((16, 32)))) if selects else _WALKS.format()
     found = f"{head}\n{schedule}"
+    assume(is_lowered(found))
+    return found
+
+
+@st.composite
+def listed_rows_specs(draw: st.DrawFn) -> str:
+    """The text of a drawn spec, for Hopper, with lists of single keys in its mask: beside whatever mask,
+    lengths and storages a random spec has.
+    """
+    drawn = specs(targets=(HOPPER,), with_gradients=False, depth=1)
+    head, _, _ = draw(drawn).partition("\nschedule ")
+    score = re.search(r"\n  (?:score|weight) = (.*)", head)
+    assert score is not None
+    head = head.replace(score[1], draw(st.sampled_from(("dot(q, k) / 8", "softcap(dot(q, k), 9)"))), 1)
+    packed = re.search(r"input q: .*ragged\((\w+)\)", head)
+    row = f"{packed[1]}[b] + q_idx" if packed else "q_idx"
+    of_rows = draw(st.sampled_from((row, "q_idx // 3", "(q_idx + 1) % 4", "")))
+    shared = {"B": "b", "Hkv": "h // G"} if "Hkv" in head else {"B": "b"}
+    named = sorted(draw(st.sets(st.sampled_from(sorted(shared)))))
+    places = [*(shared[axis] for axis in named), *([of_rows] if of_rows else [])]
+    axes = [*named, *(["R_rows"] if of_rows else []), "S_entries"]
+    kind, counted = draw(st.sampled_from(("i32", "i64"))), draw(st.sampled_from(("", "", ", count = 3")))
+    listed = f"listed(chosen{'[' + ', '.join(places) + ']' if places else ''}, keys = 1{counted})"
+    if (mask := re.search(r"\n  mask = (.*)", head)) is not None:
+        head = head.replace(mask[0], f"\n  mask = {listed} and ({mask[1]})")
+    else:
+        head = head.replace("\n  normalize", f"\n  mask = {listed}\n  normalize")
+    head = head.replace("\n  score =", f"\n  input chosen: {kind}[{', '.join(axes)}]\n  score =", 1)
+    split = draw(st.sampled_from(("", ", split.kv = auto", ", split.kv = 3")))
+    found = f"{head}\n{_TOKENS.format(split=split)}"
     assume(is_lowered(found))
     return found

@@ -50,6 +50,11 @@ class CudaListsText:
         return "found"
 
     @property
+    def end(self) -> str:
+        """How many keys of its list a kernel visits."""
+        return "list_length"
+
+    @property
     def keeps(self) -> list[str]:
         """The function that says whether a query sees a key."""
         return []

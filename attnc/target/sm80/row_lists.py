@@ -79,6 +79,10 @@ class CudaRowListsText(CudaListsText):
         return f"{scalar(self._rows.is_query)} ? found : -1" if self._rows.marks else "found"
 
     @property
+    def end(self) -> str:
+        return "max(list_length, 0)" if self._rows.marks else "list_length"
+
+    @property
     def keeps(self) -> list[str]:
         """The function that says whether a query sees a key."""
         if self._rows.keep == TRUE:

@@ -39,8 +39,8 @@ class Sm90DecodeText(CudaDecodeText):
         self.body = "decode_warps" if layout.by_warps else "decode"
         self.frame = "warps_module" if layout.by_warps else "decode_module"
         self.lists = lists_text(module, self.dtypes)
-        pages = "" if self.lists is None else self.lists.page_rows
-        self.rows = replace(self.rows, page=layout.page, by_entry=self.lists is not None, listed_pages=pages)
+        by_entry, pages = self.lists is not None, self.lists.page_rows if self.lists else ""
+        self.rows = replace(self.rows, page=layout.page, by_entry=by_entry, listed_pages=pages)
         self.starts_early = knows_first_tile(kernel) and self.lists is None and not self.segment
         self.splits_in_turn = bool(kernel.split and kernel.split.in_turn and not self.segment)
         if self.split is not None:
@@ -70,9 +70,9 @@ class Sm90DecodeText(CudaDecodeText):
     @property
     def first_loads(self) -> list[str]:
         """The first lines of `program`, which ask memory and wait for nothing: where rows lie, lengths."""
-        program = self.kernel.program
-        found = takewhile(lambda item: not isinstance(item, Let), program)
-        return list(map(self.step.statement, found if self.lists is None else program[:-1]))
+        found = takewhile(lambda item: not isinstance(item, Let), self.kernel.program)
+        of_list = [item for item in self.kernel.program if item.name != "N"]  # which no other reads
+        return list(map(self.step.statement, of_list if self.lists else found))
 
     @property
     def program(self) -> Iterator[str]:
