@@ -142,6 +142,23 @@ def test_a_gradient_of_lse_is_looked_at() -> None:
     assert not torch.equal(right[True][0], right[False][0])
 
 
+@pytest.mark.parametrize("place", range(7))
+def test_each_tensor_of_another_layout_is_looked_at(place: int) -> None:
+    """Also those that a forward has made: whoever kept them may have laid them out anew."""
+    family = attnc.compile(TEXT.format(lse=FORMS["returned"]), target="triton")
+    q, k, v, do = given = drawn(3)
+    o, lse = family(q, k, v)
+    tensors = [do, torch.zeros_like(lse), q, k, v, o, lse]
+    right = exact(given)[1:]
+    for turned in (False, True, False):
+        seen = [*tensors]
+        if turned:
+            seen[place] = tensors[place].transpose(1, 2).contiguous().transpose(1, 2)
+        found = family.module.default.CALL.gradients(*seen, None)
+        for got, expected in zip(found, right, strict=True):
+            torch.testing.assert_close(got.double(), expected, rtol=1e-4, atol=1e-4)
+
+
 def test_fewer_gradients_are_looked_at(attention: Any) -> None:
     for seed in range(6):
         results(attention, drawn(seed))
