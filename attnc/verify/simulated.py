@@ -69,17 +69,20 @@ def _count_fallbacks(subject: Subject, case: Case) -> Iterator[str]:
 
 def simulated_cases(space: Space) -> Iterator[Case]:
     """Yields a case in which every loop takes more turns than a pipeline has stages, with splits that are
-    joined where there are any; one of hardly a key, in which some loops take no turn, with more tiles than
-    programs of a persistent grid; one without keys, in which results are what was set before the loops; and
-    one whose keys are seen by no query, so that copies are made which nothing reads.
+    joined where there are any, and else of the config with most stages; one, of another config, of hardly a
+    key, in which some loops take no turn, with more tiles than programs of a persistent grid; one without
+    keys, in which results are what was set before the loops; and one whose keys are seen by no query, so that
+    copies are made which nothing reads.
     """
     names, levels = free_dims(space.attention), space.factors
     lengths = "full" if "full" in levels.get("lengths", ()) else "drawn"
     extras = "many" if "many" in levels.get("extras", ()) else "drawn"
     first = space.usable[0]
-    joining = next((n for n in space.usable if getattr(space.configs[n], "splits", 0) > 1), first)
+    deepest = max(space.usable, key=lambda n: getattr(space.configs[n], "STAGES", 1))
+    filling = next((n for n in space.usable if getattr(space.configs[n], "splits", 0) > 1), deepest)
     filled, empty = (
-        Case(dims={}, seed=3, config=config, lengths=lengths, extras=extras) for config in (joining, first)
+        Case(dims={}, seed=seed, config=config, lengths=lengths, extras=extras)
+        for seed, config in ((3, filling), (filling + 4, first))
     )
     tiles = {"M": (PROCESSORS + 1) * space.configs[first].BLOCK_M + _MORE, "N": _MORE}
     keyless = {"M": space.configs[first].BLOCK_M + _MORE, "N": 0}

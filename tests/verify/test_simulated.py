@@ -42,7 +42,10 @@ def test_pipelines_are_filled_and_left_empty(spec: str, target: str) -> None:
             assert filled.dims["N"] > turns * splits * config.BLOCK_N, name
             assert filled.dims["M"] > (2 if name == "forward" else turns) * config.BLOCK_M, name
     joins = [number for number in space.usable if getattr(space.configs[number], "splits", 0) > 1]
-    assert filled.config == (joins or [space.usable[0]])[0]
+    assert not joins or filled.config == joins[0]
+    for kernel, others in space.configs_of(empty).items():
+        is_alone = len(space.backward.get(kernel, space.usable)) == 1
+        assert is_alone or others != configs[kernel]
     assert empty.dims["N"] < min(config.BLOCK_N for config in configs.values() if hasattr(config, "BLOCK_N"))
     assert keyless.dims["N"] == 0
     assert unseen.dims["N"] == filled.dims["N"]
