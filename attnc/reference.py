@@ -444,6 +444,7 @@ def heads(attention: Attention, arrays: Mapping[str, Array]) -> Iterator[Head]:
         for h in range(q.shape[1]):
             at = Env(indices={"b": np.asarray(b), "h": np.asarray(h)}, dims=dims, tensors=arrays)
             keys, tiny = _scale_columns(attention, "k", k[:, h // group], at)
+            keys = _join_rest(attention, keys, q.shape[-1], at)
             values, also_tiny = _scale_columns(attention, "v", v[:, h // group], at)
             step = max(SCORES_AT_ONCE // max(dims["N"], 1), 1)
             for first in range(0, dims["M"], step):
@@ -470,6 +471,17 @@ def _scale_columns(attention: Attention, name: str, stored: Floats, at: Env) -> 
             case DType.F16:
                 product = product.astype(np.float16)
     return product.astype(np.float64), np.asarray(np.broadcast_to(tiny, stored.shape).any(axis=1))
+
+
+def _join_rest(attention: Attention, keys: Floats, columns: int, at: Env) -> Floats:
+    """Returns keys with the columns behind them, if they have some: [N, columns]."""
+    rest = attention.k_rest
+    if rest is None:
+        return keys
+    n, d = (np.arange(count, dtype=np.int64) for count in (len(keys), columns - keys.shape[1]))
+    indices = {**at.indices, "kv_idx": n[:, None], COLUMN: d[None, :]}
+    behind = evaluate(rest, replace(at, indices=indices)).astype(np.float64)
+    return np.concatenate([keys, np.broadcast_to(behind, (len(keys), len(d)))], axis=1)
 
 
 def keep(seed: int, b: int, h: int, q_idx: Integers, kv_idx: Integers, p: float) -> Bools:

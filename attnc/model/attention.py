@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
-from attnc.expr.nodes import Const, Dim, Expr, uses
+from attnc.expr.nodes import Const, Dim, Expr, Load, uses
 from attnc.model.columns import reads_columns
 from attnc.model.dtypes import DType
 from attnc.model.tensors import Role, Tensor, group_size
@@ -80,7 +80,8 @@ class Attention:
     regardless of the input's type; segment: keys of a segment under `order = absolute(...)`, a number once
     params are fixed, None where sums come in any order, and `ordered` the place of that; epilogue: what o is,
     a float Expr of Attended, indices (d for the column) and loads; None where it is the attention itself;
-    k_scale: what k is to be multiplied by, column by column; batch, heads_q, heads_kv: sizes as Exprs
+    k_scale: what k is to be multiplied by, column by column; k_rest: the load of the columns of keys behind
+    those of k, which has fewer than q then; batch, heads_q, heads_kv: sizes as Exprs
     (heads_q is Dim('H'), or Hkv * G in terms of Dims).
     """
 
@@ -97,6 +98,7 @@ class Attention:
     epilogue: Expr | None = None
     segment: Expr | None = None
     k_scale: Expr | None = None
+    k_rest: Load | None = None
     scored: Span | None = field(default=None, compare=False, repr=False)
     ordered: Span | None = field(default=None, compare=False, repr=False)
     span: Span | None = field(default=None, compare=False, repr=False)
@@ -109,7 +111,7 @@ class Attention:
         raise KeyError(name)
 
     def rewrite(self, expr: Callable[[Expr], Expr], tensor: Callable[[Tensor], Tensor]) -> Attention:
-        softmax = self.softmax
+        softmax, rest = self.softmax, self.k_rest and expr(self.k_rest)
         return replace(
             self,
             inputs=tuple(map(tensor, self.inputs)),
@@ -128,6 +130,7 @@ class Attention:
             epilogue=self.epilogue and expr(self.epilogue),
             segment=self.segment and expr(self.segment),
             k_scale=self.k_scale and expr(self.k_scale),
+            k_rest=rest if isinstance(rest, Load) else None,
         )
 
     @property

@@ -8,14 +8,29 @@ would compute different floats, which may be rounded to different numbers.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from attnc.expr.nodes import COLUMN, Binary, Call, Const, Dim, Expr, Index, Load, uses
 from attnc.expr.simplify import substitute
+
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """What `dot` multiplies q by. scale: of the columns of k, None where they have none; rest: the load of the
+    columns behind them, None where there are none.
+    """
+
+    scale: Expr | None = None
+    rest: Load | None = None
+
 
 #: What a scale of columns reads besides.
 COLUMNS: Mapping[str, Expr] = {COLUMN: Index(COLUMN)}
 COLUMN_LABEL = "may depend on b, kv_idx, h // G and the column d"
 COLUMN_HINT = "write a load of an input, such as 'k_scale[b, kv_idx, h // G, d // 32]', or exp2 of an integer"
+REST_LABEL = "may depend on b, kv_idx, h // G, and on the column d by its last index alone"
+REST_HINT = "write a load of an input of the type of q, such as 'rope[b, kv_idx, h // G, d]'"
 _GROUP = Binary("//", Index("h"), Dim("G"))
 
 
@@ -35,6 +50,16 @@ def find_column_mistake(scale: Expr, of: str) -> str:
             return ""
         case _:
             return f"the scale of columns of {of} is computed"
+
+
+def find_rest_mistake(rest: Expr) -> str:
+    """Returns what is wrong with the columns behind those of k; "" if nothing is."""
+    match rest:
+        case Load(type="float", indices=(*others, Index(name=name))) if name == COLUMN:
+            read = {used for index in others for used in uses(index)}
+            if not read & {"q_idx", "q_pos", COLUMN}:
+                return ""
+    return "columns behind those of k are no rows of an input"
 
 
 def is_shared(scale: Expr) -> bool:

@@ -17,7 +17,7 @@ from attnc.expr.simplify import make
 from attnc.model.attention import Param
 from attnc.model.dtypes import DType
 from attnc.model.names import DIMS, OUTPUTS, PARAM_DIMS, RESERVED, type_here
-from attnc.model.scope import WRONG, Scope, Wrong
+from attnc.model.scope import WRONG, Scope, Wrong, joins_keys
 from attnc.model.tensors import Role, Tensor, group_size, is_static, same_size
 from attnc.source import Span
 from attnc.syntax import ast
@@ -344,7 +344,7 @@ class Declarations:
                     first,
                     hints=self._narrow_hints(other),
                 )
-        if q and k and not same_size(q.shape[-1], k.shape[-1]):
+        if q and k and not same_size(q.shape[-1], k.shape[-1]) and not joins_keys(self.tree, self.scope):
             self._report_pair("E0311", "q and k differ in head dimension", k, q)
             self.scope.tensors["v"] = WRONG
         if k and v and not same_size(k.size(Role.HEAD), v.size(Role.HEAD)):

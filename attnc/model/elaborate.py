@@ -33,10 +33,19 @@ from attnc.expr.nodes import (
     children,
 )
 from attnc.model import attention
-from attnc.model.columns import COLUMN_HINT, COLUMN_LABEL, COLUMNS, find_column_mistake
+from attnc.model.columns import (
+    COLUMN_HINT,
+    COLUMN_LABEL,
+    COLUMNS,
+    REST_HINT,
+    REST_LABEL,
+    Keys,
+    find_column_mistake,
+    find_rest_mistake,
+)
 from attnc.model.dtypes import DType
 from attnc.model.lists import elaborate_listed
-from attnc.model.names import CALLABLE, LISTED, OUTPUTS, RESERVED, called_here
+from attnc.model.names import CALLABLE, CAT, LISTED, OUTPUTS, RESERVED, called_here
 from attnc.model.scope import WRONG, Argument, Context, Definition, Scope, Wrong
 from attnc.model.tensors import Tensor
 from attnc.source import Span
@@ -316,30 +325,56 @@ class Elaborator:
         return None
 
     def _dot(self, tree: ast.Call, at: Context) -> Expr | None:
-        """Returns the product of q and k; of k with a scale of its columns, which the scope keeps."""
-        scale: Expr | None = None
+        """Returns the product of q and k; of k with a scale of its columns, or columns behind them, which the
+        scope keeps.
+        """
+        keys: Keys | None
         match tree.args:
-            case (ast.Name(id="q"), ast.Name(id="k")):
-                pass
-            case (ast.Name(id="q"), ast.BinaryOp(op="*", left=ast.Name(id="k"), right=factor)):
-                scale = self._operand(
-                    factor, "the scale of k", ("float",), replace(at, also={**at.also, **COLUMNS})
-                )
-                if scale is None:
-                    return None
-                if report := find_column_mistake(scale, "k"):
-                    at.error("E0306", report, factor.span, COLUMN_LABEL, hints=(COLUMN_HINT,))
-                    return None
+            case (ast.Name(id="q"), ast.Call(function=called, args=(stored, rest), kwargs=())) if (
+                called.id == CAT
+            ):
+                keys = self._keys(stored, rest, tree, at)
+            case (ast.Name(id="q"), stored):
+                keys = self._keys(stored, None, tree, at)
             case _:
-                label, hints = "write 'dot(q, k)'", _explain_product(tree)
-                at.error("E0306", "'dot' is the product of q and k only", tree.span, label, hints=hints)
-                return None
-        self.scope.k_scales.append(scale)
-        if any(other != scale for other in self.scope.k_scales):
-            label = "k has one scale in all products"
+                keys = _report_product(tree, at)
+        if keys is None:
+            return None
+        self.scope.products.append(keys)
+        if any(other != keys for other in self.scope.products):
+            label = "k has one scale in all products" if keys.rest is None else "k has the same columns in all"
             at.error("E0306", "two products of q and k", tree.span, label, hints=("write it as a let",))
             return None
         return Dot(span=at.span(tree))
+
+    def _keys(self, tree: ast.Expr, rest: ast.Expr | None, product: ast.Call, at: Context) -> Keys | None:
+        """Returns what q is multiplied by: k, or k times a scale, and behind its columns those of `rest`."""
+        factor: ast.Expr | None
+        match tree:
+            case ast.Name(id="k"):
+                factor = None
+            case ast.BinaryOp(op="*", left=ast.Name(id="k"), right=factor):
+                pass
+            case _:
+                return _report_product(product, at)
+        of_columns = replace(at, also={**at.also, **COLUMNS})
+        scale = behind = None
+        if factor is not None:
+            scale = self._operand(factor, "the scale of k", ("float",), of_columns)
+            if scale is None:
+                return None
+            if report := find_column_mistake(scale, "k"):
+                at.error("E0306", report, factor.span, COLUMN_LABEL, hints=(COLUMN_HINT,))
+                return None
+        if rest is not None:
+            behind = self._operand(rest, "what stands behind k", _NUMBERS, of_columns)
+            if behind is None:
+                return None
+            if report := find_rest_mistake(behind):
+                at.error("E0306", report, rest.span, REST_LABEL, hints=(REST_HINT,))
+                return None
+        assert behind is None or isinstance(behind, Load), "checked above"
+        return Keys(scale, behind)
 
     def _intrinsic(self, tree: ast.Call, at: Context) -> Expr | None:
         name = tree.function.id
@@ -511,6 +546,11 @@ def _declaration_of(name: str, indices: tuple[ast.Expr, ...] | None) -> str:
         return f"declare it: 'input {name}: f32[]' for a number, or 'param {name} in {{...}}' for constants"
     axes = (_AXES.get(index.id, "X") if isinstance(index, ast.Name) else "X" for index in indices)
     return f"declare it, as in 'input {name}: f32[{', '.join(axes)}]' (or i32, bool)"
+
+
+def _report_product(tree: ast.Call, at: Context) -> None:
+    label, hints = "write 'dot(q, k)'", _explain_product(tree)
+    at.error("E0306", "'dot' is the product of q and k only", tree.span, label, hints=hints)
 
 
 def _explain_product(tree: ast.Call) -> tuple[str, ...]:

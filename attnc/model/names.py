@@ -139,6 +139,8 @@ CLAMP_ARGUMENTS = 3
 CALLABLE: Mapping[str, int] = {**FUNCTIONS, "clamp": CLAMP_ARGUMENTS}
 #: The condition of `model.lists`, which a def of this name hides.
 LISTED = "listed"
+#: What joins k, inside of a product, with columns of another input: `dot(q, cat(k, rest[b, kv_idx, d]))`.
+CAT = "cat"
 RESERVED: dict[str, str] = (
     dict.fromkeys(INDICES, "an index")
     | dict.fromkeys(DIMS, "a dimension")

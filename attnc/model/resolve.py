@@ -16,6 +16,7 @@ from attnc.diagnostics import Label, Reporter, did_you_mean
 from attnc.effort import announce, finish, limit_steps
 from attnc.expr.nodes import TRUE, Dot, Expr, uses, walk
 from attnc.model.attention import Attention, Param, Softmax
+from attnc.model.columns import Keys
 from attnc.model.declarations import Declarations, DeclaredSizes, raw_dims, resolve_param
 from attnc.model.dtypes import DType
 from attnc.model.elaborate import Elaborator, report_limit
@@ -146,6 +147,7 @@ class _Resolver:
         grads, f32_grads = self._grads()
         if self.report.errors > before or score is None or weight is None or softmax is None:
             return None
+        keys = next(iter(self.scope.products), Keys())
         return Attention(
             name=self.tree.name.id,
             params=tuple(param for param in self.scope.params.values() if isinstance(param, Param)),
@@ -160,7 +162,8 @@ class _Resolver:
             epilogue=epilogue,
             segment=segment,
             ordered=None if order is None else order.value.span,
-            k_scale=next(iter(self.scope.k_scales), None),
+            k_scale=keys.scale,
+            k_rest=keys.rest,
             scored=None if weight is score else score.span,
             span=self.tree.span,
         )

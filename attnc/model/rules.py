@@ -146,7 +146,15 @@ def check_grads_of_narrow(tree: ast.Attention, attention: Attention, report: Rep
                 hints=("train with keys and values of 16 bits, in an attention of its own",),
             )
             return
-    if attention.softmax.v_scale is not None or attention.k_scale is not None:
+    if attention.k_rest is not None:
+        report.error(
+            "E0319",
+            f"'{names[0].id}' has no gradient beside keys of two inputs",
+            names[0].span,
+            "no backward knows the columns behind those of k",
+            hints=("join them before the call, where autograd sees it",),
+        )
+    elif attention.softmax.v_scale is not None or attention.k_scale is not None:
         of, what = ("v", "v, or o,") if attention.k_scale is None else ("columns of k", "k")
         report.error(
             "E0319",
@@ -274,6 +282,30 @@ def check_column_scales(tree: ast.Attention, attention: Attention, report: Repor
         )
 
 
+def check_joined_keys(tree: ast.Attention, attention: Attention, report: Reporter) -> None:
+    """Reports columns behind those of k that differ among the query heads of a K/V head, or have another type
+    than q.
+    """
+    rest = attention.k_rest
+    if rest is None:
+        return
+    place = rest.span or tree.span
+    if attention.group != Const(1) and not is_shared(rest):
+        report.error(
+            "E0306",
+            "the columns behind those of k are of query heads",
+            place,
+            "query heads that share a K/V head read the same numbers",
+            hints=("write 'h // G'",),
+        )
+    tensor = attention.tensor(rest.tensor)
+    if tensor.dtype != attention.q.dtype:
+        declared = () if tensor.span is None else (Label(tensor.span, f"'{tensor.name}' is {tensor.dtype}"),)
+        label = f"products are of {attention.q.dtype}, the type of q"
+        message = f"q and {tensor.name} differ in element type"
+        report.error("E0313", message, place, label, related=declared)
+
+
 ATTENTION_RULES: tuple[AttentionRule, ...] = (
     check_head_dims,
     check_prefix_fits,
@@ -284,6 +316,7 @@ ATTENTION_RULES: tuple[AttentionRule, ...] = (
     check_grads_of_parts,
     check_grads_of_narrow,
     check_column_scales,
+    check_joined_keys,
     check_grads_are_used,
     check_unused,
 )

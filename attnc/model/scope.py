@@ -16,8 +16,9 @@ from typing import Literal, TypeAlias
 from attnc.diagnostics import Label, Reporter, did_you_mean
 from attnc.expr.nodes import INDICES, INFINITY, Expr, Index, Type
 from attnc.model.attention import Param
+from attnc.model.columns import Keys
 from attnc.model.dtypes import DType
-from attnc.model.names import CALLABLE, DIMS, LISTED, Taken
+from attnc.model.names import CALLABLE, CAT, DIMS, LISTED, Taken
 from attnc.model.tensors import Tensor
 from attnc.source import Span
 from attnc.syntax import ast
@@ -150,6 +151,15 @@ def list_names(tree: ast.Expr) -> Iterator[ast.Name]:
             pass
 
 
+def joins_keys(tree: ast.Attention, scope: Scope) -> bool:
+    """Returns whether a product may have keys of two inputs, `dot(q, cat(k, ...))`, so that k alone has fewer
+    columns than q.
+    """
+    values = [item.value for item in tree.items if isinstance(item, ast.Score | ast.Weight | ast.Let)]
+    values += [definition.tree.value for definition in scope.defs.values()]
+    return any(name.id == CAT for value in values for name in list_names(value))
+
+
 class Wrong(Enum):
     """Marks a name that is declared, but with a mistake that has been reported: whatever uses it stays
     silent.
@@ -178,8 +188,8 @@ class Scope:
     refused: set[str] = field(default_factory=set)
     #: Where every let is, reached or not: to tell "defined below" from "unknown".
     let_places: dict[str, ast.Name] = field(default_factory=dict)
-    #: Of every dot(q, k * scale), the scale of columns of k; None of dot(q, k).
-    k_scales: list[Expr | None] = field(default_factory=list)
+    #: Of every dot(q, ...), what q is multiplied by.
+    products: list[Keys] = field(default_factory=list)
 
     def names(self) -> tuple[str, ...]:
         return (*INDICES, *self.dims, *self.params, *self.lets, *self.tensors, *self.defs)

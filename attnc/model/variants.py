@@ -190,6 +190,12 @@ def _check(variant: Variant, report: Reporter) -> None:
         _check_slopes(attention, attention.score.span or place, note, report)
     storage = attention.v.storage
     whole, part = number(attention.k.shape[-1]) or 0, number(attention.v.shape[-1]) or 0
+    rest = attention.k_rest
+    behind = 0 if rest is None else number(rest.extents[-1]) or 0
+    if whole + behind != (columns := number(attention.q.shape[-1])):
+        others = f"k has {whole}" if rest is None else f"k and {rest.tensor} have {whole} and {behind}"
+        span = rest.span if rest is not None else attention.k.span
+        report.error("E0311", f"q has {columns} columns, {others}", span or place, note)
     if storage.is_part and part > whole:
         message = f"v has {part} columns, the k that it is a prefix of has {whole}"
         related = () if attention.k.span is None else (Label(attention.k.span, f"{whole} columns"),)
@@ -260,5 +266,4 @@ def _check_slopes(attention: Attention, place: Span, note: str, report: Reporter
 
 def _expressions(attention: Attention) -> Iterator[Expr]:
     yield from (attention.score, attention.mask, *attention.lengths.values(), *attention.softmax.expressions)
-    if attention.epilogue is not None:
-        yield attention.epilogue
+    yield from (expr for expr in (attention.epilogue, attention.k_rest) if expr is not None)

@@ -13,7 +13,7 @@ from attnc.model.attention import Variant
 from attnc.model.dtypes import DType
 from attnc.model.knobs import KEYS
 from attnc.model.schedule import Choice, Knob, Schedule
-from attnc.plan.columns import refuse_column_scales
+from attnc.plan.columns import refuse_column_scales, refuse_joined_keys
 from attnc.plan.conversion import convert_variant
 from attnc.plan.differentiable import refuse_backward, refuse_rounded_gradients
 from attnc.plan.fitting import unsupported
@@ -39,6 +39,7 @@ def check_lowerable(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic
     knobs = schedule.forward
     yield from refuse_sizes(variant)
     yield from refuse_foreign_keys(schedule, knobs)
+    yield from refuse_joined_keys(variant, schedule, target)
     if target.converts_before(variant, schedule):
         variant = convert_variant(variant)
     yield from refuse_narrow_types(variant, schedule, target)

@@ -86,10 +86,11 @@ def plan_decode(
     loops, tail = regions(attention.mask, "kv", attention.mask.span, outruns=outruns(attention, "kv"))
     kept = kept_by_some(attention.mask)
     loops = with_fills(loops, kept)
+    is_listed = listing is not None and target.lists_are_bits and listed_rows is None
     if listed_rows is not None and listing is not None and target.lists_are_bits:
         loops, found = along_rows(loops, listed_rows, listing.condition.extents[-1])
         lines = (*lines, *found)
-    elif listing is not None and target.lists_are_bits:  # which lists of single keys are not
+    elif listing is not None and is_listed:  # which lists of single keys are not
         loops, found = along_entries(loops, listing, packs=pack is not None)
         lines = (*lines, *found)
     else:
@@ -131,7 +132,7 @@ def plan_decode(
         kept=kept,
         always_fills=loops.are_short and target.always_fills,
         v_scale=v_scale,
-        scales=plan_column_scales(attention, names, packs=pack is not None),
+        scales=plan_column_scales(attention, names, packs=pack is not None, listed=is_listed),
     )
     outer = tuple(fetch for fetch in names.fetches if fetch.axes == ("q",))
     program = program_of(names, lines)

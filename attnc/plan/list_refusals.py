@@ -164,9 +164,12 @@ def _refuse_tokens(
     """
     attention, span = variant.attention, listing.condition.span
     instead = "write a schedule for the target 'triton'"
-    exprs = (attention.score, attention.softmax.sink, attention.softmax.v_scale)
-    read = {node for expr in exprs if expr is not None for node in walk(expr)}
-    placed = {Index("kv_idx"), Index("kv_pos"), Index("q_pos"), Dim("N")}
+    softmax, of_columns = attention.softmax, (*attention.column_scales.values(), attention.k_rest)
+    v_scale = None if softmax.scales_columns else softmax.v_scale
+    read = {node for x in (attention.score, softmax.sink, v_scale) if x is not None for node in walk(x)}
+    by_columns = {node for x in of_columns if x is not None for node in walk(x)}
+    placed = {Index("kv_pos"), Index("q_pos"), Dim("N")}
+    are_narrow = DType(attention.k.dtype).is_narrow or DType(attention.v.dtype).is_narrow
     if listing.keys != 1:
         what, label = f"lists of blocks of {listing.keys} keys are not lowered", f"keys = {listing.keys}"
     elif not packs_heads(schedule):
@@ -179,7 +182,7 @@ def _refuse_tokens(
         what = "lists, or masks beside them, that differ between query heads are not lowered"
         label = "heads that share keys have one list"
         span = differing[0].span
-    elif placed & read:
+    elif (placed | {Index("kv_idx")}) & read or placed & by_columns:
         what, span = "a score by the place of listed keys is not lowered", attention.score.span
         label = "tiles have rows of memory, wherever these are in a sequence"
     elif attention.q.storage.is_packed and {Index("b"), Index("q_idx")} & read:
@@ -188,8 +191,9 @@ def _refuse_tokens(
             attention.score.span,
         )
         label = "all rows are queries of one sequence"
-    elif DType(attention.k.dtype).is_narrow or DType(attention.v.dtype).is_narrow:
-        what, label = "lists of keys of 8 bits are not lowered", "the list"
+    elif are_narrow and by_rows:
+        what = "a mask, length, pages or packed queries beside lists of keys of 8 bits are not lowered"
+        label = "of these a list says all, of tensors that are not packed"
     else:
         return
     yield unsupported(f"{what} to {schedule.target}", span or listing.condition.span, label, instead)

@@ -268,7 +268,7 @@ def value_columns(attention: Attention) -> int:
     are not aligned, ptxas of CUDA 12.8, which Triton 3.6 to 3.7 have, adds the second form to a register that
     nothing wrote, and the product is of whatever is there (`tests/sass.py` looks for such reads).
     """
-    d, dv = block(feature(attention.k)), block(feature(attention.v))
+    d, dv = block(feature(attention.q)), block(feature(attention.v))
     if attention.v.storage.is_part:
         return dv  # some of the columns of k
     return max(dv, min(d, _LINE // DType(attention.q.dtype).bytes))
@@ -352,7 +352,7 @@ def parts(attention: Attention) -> tuple[DotPart, ...]:
     """Returns the parts of the columns of q and k: one, unless v is a prefix of k that ends at a power of
     two: then its columns are a part.
     """
-    d, dv = feature(attention.k), feature(attention.v)
+    d, dv = feature(attention.q), feature(attention.v)
     rest = d - dv
     is_tile = attention.v.storage.is_part and dv >= 16 and dv & (dv - 1) == 0
     if is_tile and rest >= 16 and rest & (rest - 1) == 0:
@@ -369,7 +369,9 @@ def several_parts(attention: Attention) -> tuple[DotPart, ...]:
 def key_bytes(attention: Attention) -> int:
     """Returns bytes of a key of one head in memory: of its row of k, and of v where that has its own."""
     stored = (t for t in (attention.k, attention.v) if not t.storage.is_part)
-    return sum(feature(tensor) * DType(tensor.dtype).bytes for tensor in stored)
+    behind = feature(attention.q) - feature(attention.k)  # columns of another input, of the type of q
+    own = sum(feature(tensor) * DType(tensor.dtype).bytes for tensor in stored)
+    return own + behind * DType(attention.q.dtype).bytes
 
 
 def tile_columns(attention: Attention) -> int:

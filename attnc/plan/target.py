@@ -117,6 +117,13 @@ class Target(ABC):
         """
         return "these kernels multiply it as it was copied", "write a schedule for 'triton'"
 
+    def refuse_joined_keys(self, attention: Attention, schedule: Schedule) -> tuple[str, ...]:
+        """Returns why kernels of the schedule cannot read keys whose last columns are of another input, and
+        what to write instead; nothing if they can.
+        """
+        instead = "write a schedule for 'cuda.sm_90a' with 'loops = [kv], pack = gqa'"
+        return "these kernels read keys of one input", instead, "or join the columns before the call"
+
     def converts_before(self, variant: Variant, schedule: Schedule) -> bool:
         """Returns whether k and v that are not as q is (`conversion.list_convertible`) are converted by a
         kernel of its own, before the one that multiplies them.

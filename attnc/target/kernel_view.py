@@ -135,7 +135,7 @@ class OutputView(KernelView):
 
 def parts_of(module: Module, kernel: Kernel) -> tuple[DotPart, ...]:
     """Returns the parts of the columns of q and k, at least one."""
-    return kernel.parts or (DotPart(first=0, width=feature(module.variant.attention.k)),)
+    return kernel.parts or (DotPart(first=0, width=feature(module.variant.attention.q)),)
 
 
 #: Matrices whose rows are queries; those of the others are keys.

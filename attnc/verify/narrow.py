@@ -40,9 +40,9 @@ _TWINS: dict[tuple[str, ...], Subject | None] = {}
 
 
 def is_narrow(attention: Attention) -> bool:
-    """Returns whether k or v has 8 bits, or scales of its columns."""
+    """Returns whether k or v has 8 bits, or scales of its columns, or k is joined with other columns."""
     stored = any(DType(tensor.dtype).is_narrow for tensor in (attention.k, attention.v))
-    return stored or bool(attention.column_scales)
+    return stored or bool(attention.column_scales) or attention.k_rest is not None
 
 
 def equals_16_bits(run: FinishedRun) -> str | None:
@@ -102,7 +102,8 @@ def twin_of(subject: Subject, module: ir.Module) -> Subject | None:
 
 def _plan_twin(module: ir.Module) -> ir.Module | None:
     attention = module.variant.attention
-    if attention.column_scales and attention.k.storage.is_paged:  # sequences may scale a page differently
+    is_made = attention.column_scales or attention.k_rest is not None
+    if is_made and attention.k.storage.is_paged:  # sequences may scale a page differently
         return None
     variant = replace(module.variant, attention=widen_attention(attention))
     found = resolve(parse(module.variant.source), prelude()).schedules
@@ -125,34 +126,43 @@ def _without_stages(schedule: Schedule) -> Schedule:
 
 
 def widen_attention(attention: Attention) -> Attention:
-    """Returns the attention with k and v of q's type where they have 8 bits, without scales of columns."""
+    """Returns the attention with k and v of q's type where they have 8 bits, without scales of columns, and
+    with the columns behind k in it.
+    """
 
     def widened(tensor: Tensor) -> Tensor:
         is_narrow = DType(tensor.dtype).is_narrow
-        return replace(tensor, dtype=attention.element) if is_narrow else tensor
+        made = replace(tensor, dtype=attention.element) if is_narrow else tensor
+        is_joined = tensor.name == "k" and attention.k_rest is not None
+        return replace(made, shape=(*made.shape[:-1], attention.q.shape[-1])) if is_joined else made
 
     softmax = attention.softmax
     return replace(
         attention,
         inputs=tuple(map(widened, attention.inputs)),
         k_scale=None,
+        k_rest=None,
         softmax=replace(softmax, v_scale=None) if softmax.scales_columns else softmax,
     )
 
 
 def widen(attention: Attention, inputs: Inputs) -> Inputs | None:
-    """Returns the inputs with k and v of q's type, which holds their numbers exactly; of scaled columns, what
-    the reference multiplies. None where a scale is so small that kernels may take it for 0.
+    """Returns the inputs with k and v of q's type, which holds their numbers exactly; of scaled or joined
+    columns, what the reference multiplies. None where a scale is so small that kernels may take it for 0.
     """
     made = dict(inputs)
     stored = [tensor for tensor in (attention.k, attention.v) if not tensor.storage.is_part]
     for tensor in stored:
         if DType(tensor.dtype).is_narrow:
             made[tensor.name] = made[tensor.name].to(DTYPES[attention.element])  # type: ignore[union-attr]  # a tensor
-    scaled = [tensor for tensor in stored if tensor.name in attention.column_scales]
+    joined = ("k",) if attention.k_rest is not None else ()
+    scaled = [tensor for tensor in stored if tensor.name in (*attention.column_scales, *joined)]
     if not scaled:
         return made
     arrays = to_arrays(attention, inputs)
+    for name in joined:
+        given, columns = made[name], inputs["q"].shape[-1]  # type: ignore[union-attr]  # tensors
+        made[name] = torch.nn.functional.pad(given, (0, columns - given.shape[-1]))  # type: ignore[union-attr, arg-type]
     wide = {tensor.name: made[tensor.name].float().cpu().numpy() for tensor in scaled}  # type: ignore[union-attr]  # tensors
     for head in heads(attention, arrays):
         if head.tiny is not None and head.tiny.any():

@@ -233,6 +233,7 @@ def draw_values(
     values = draw_extras(attention, case, dims, lengths, at)
     styles = {"logits": case.logits, "values": case.values, "special": case.special}
     canonical = draw_qkv(at, dtype=attention.element, seed=case.seed, **styles)
+    canonical["k"] = canonical["k"][..., : size(attention.k.shape[-1], dims)]  # others are of another input
     for tensor, others in ((attention.k, ("q",)), (attention.v, ())):
         if DType(tensor.dtype).is_narrow_integer and not tensor.storage.is_part:
             canonical[tensor.name] *= WHOLE

@@ -100,7 +100,8 @@ class Sm90DecodeLayout(CudaLayout):
 
     consumers: warpgroups that multiply; shares: blocks of some config share the columns of o; page: keys that
     lie one behind the other in memory, 0: all; copies: how keys come; room: bytes of shared memory of a
-    block; narrow: what is converted; in_order: sums are those of an absolute order (`sm90.order`).
+    block; narrow: what is converted; in_order: sums are those of an absolute order (`sm90.order`); joined:
+    columns of keys that are of another input, behind those of k.
     """
 
     consumers: int
@@ -110,6 +111,7 @@ class Sm90DecodeLayout(CudaLayout):
     room: int
     narrow: Narrow
     in_order: bool = False
+    joined: int = 0
 
     @property
     def by_warps(self) -> bool:
@@ -123,6 +125,11 @@ class Sm90DecodeLayout(CudaLayout):
     def gathers(self) -> bool:
         """Whether rows of 8 bits come by way of registers."""
         return self.copies == "registers"
+
+    @property
+    def copies_asynchronously(self) -> bool:
+        """Whether rows come by cp.async, after which those that multiply need a fence."""
+        return self.copies_rows or self.joined > 0
 
     @property
     def mapped(self) -> tuple[str, ...]:
@@ -282,6 +289,14 @@ def check_sm90_decode(variant: Variant, schedule: Schedule) -> Iterator[Diagnost
                 "pad the last axis",
             )
     layout = sm90_decode_layout(variant, schedule)
+    if not layout.gathers and narrow is not None and (layout.joined or lists_blocks(attention)):
+        what = "keys of two inputs" if layout.joined else "lists of keys of 8 bits"
+        yield unsupported(
+            f"{what} are not lowered to {schedule.target} here",
+            narrow.span,
+            "rows come by way of registers, where values are in the keys and two warpgroups multiply",
+            "write 'consumers = 2'" if in_k else "write a schedule for the target 'triton'",
+        )
     form = attention.softmax.form
     if layout.consumers == 2 and form in ("stick_breaking", "none"):
         yield unsupported(
@@ -394,6 +409,7 @@ def sm90_decode_layout(variant: Variant, schedule: Schedule) -> Sm90DecodeLayout
         copies="registers" if narrow and count == 2 and in_k else copies,
         room=DEVICES["sm_90"].shared_per_block,
         narrow=narrow,
+        joined=d - feature(attention.k),
     )
 
 

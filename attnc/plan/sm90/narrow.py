@@ -30,8 +30,8 @@ from attnc.plan.signature import feature, normalise
 _KEPT_AS_STORED = (DType.F32, DType.U8)
 #: Warps that copy and convert; columns of a piece of a tile of 8 bits, which are as many bytes.
 CONVERTING_WARPS, PIECE_OF_BYTES = 4, 128
-#: Columns that a lane converts at a time.
-COLUMNS_OF_A_LANE = 16
+#: Columns that a lane converts at a time, and of a tile in shared memory that lie together.
+COLUMNS_OF_A_LANE, COLUMNS_OF_A_PANEL = 16, 64
 #: Fewest and most tiles of 8 bits in shared memory: one is converted while others come.
 FEWEST_AHEAD, _MOST_AHEAD = 2, 4
 #: What the bytes of scales are a multiple of, as the place of a swizzled tile behind them has to be.
@@ -173,6 +173,20 @@ def refuse_column_scale(attention: Attention, schedule: Schedule, name: str) -> 
     if _columns_alike(attention)[name] % columns:
         label = f"a lane converts {columns} columns at a time, by one scale"
         return label, f"give {columns} columns one scale, as by 'd // {columns}'", of_triton
+    return ()
+
+
+def refuse_joined_keys(attention: Attention, schedule: Schedule) -> tuple[str, ...]:
+    """Returns why tiles of k cannot be joined with columns of another input, and what to write instead."""
+    if not schedule.is_decode:
+        return "prompts copy tiles of one input", "write 'loops = [kv], pack = gqa'"
+    own, behind = feature(attention.k), feature(attention.q) - feature(attention.k)
+    if own % COLUMNS_OF_A_PANEL or behind % COLUMNS_OF_A_LANE:
+        shape = f"multiples of {COLUMNS_OF_A_PANEL} and {COLUMNS_OF_A_LANE} columns"
+        return f"tiles are joined of {shape}, not of {own} and {behind}", "pad the last axes"
+    if not (attention.v.storage.is_part and DType(attention.k.dtype).is_narrow):
+        label = "keys of 8 bits are joined whose first columns are the values"
+        return label, "write 'via prefix(k)' for v, or join the columns before the call"
     return ()
 
 

@@ -62,7 +62,12 @@ from attnc.plan.sm90.latent import (
     refuse_wide_gradients,
 )
 from attnc.plan.sm90.layout import PIECE, TURN_THREADS, WGMMA_ROWS, WIDEST, Sm90Layout, hopper
-from attnc.plan.sm90.narrow import CONVERTING_WARPS, converts_before, refuse_column_scale
+from attnc.plan.sm90.narrow import (
+    CONVERTING_WARPS,
+    converts_before,
+    refuse_column_scale,
+    refuse_joined_keys,
+)
 from attnc.plan.sm90.order import check_sm90_order
 from attnc.plan.sm90.roles import Sm90Roles, plan_roles
 from attnc.plan.sm90.softcap import TAIL
@@ -111,6 +116,9 @@ class Sm90a(Target):
 
     def refuse_column_scale(self, attention: Attention, schedule: Schedule, name: str) -> tuple[str, ...]:
         return refuse_column_scale(attention, schedule, name)
+
+    def refuse_joined_keys(self, attention: Attention, schedule: Schedule) -> tuple[str, ...]:
+        return refuse_joined_keys(attention, schedule)
 
     def converts_before(self, variant: Variant, schedule: Schedule) -> bool:
         return converts_before(variant.attention, schedule)

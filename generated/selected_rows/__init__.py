@@ -1,0 +1,81 @@
+"""selected_rows for cuda.sm_90a: calls what is fastest for the device and the sizes.
+
+Each target has a function of its own in its folder. Made from specs/selected_rows.attn; `attnc compile specs/selected_rows.attn` makes it again.
+"""
+
+import torch
+
+from .._support.by_target import ByTarget
+
+#: What launches the kernels of a target, the compute capabilities that they are for, and whether the CPU runs them too.
+TARGETS = {
+    "cuda.sm_90a": ("cupy", 90, 90, False),
+}
+PARAMS = ()
+#: Targets by nothing: the first that runs on a device that was not measured.
+VARIANTS = {
+    (): ("cuda.sm_90a",),
+}
+#: Measured: device and variant -> (largest M, N, batch times heads, and 0 for a call without gradients; target); the first row that admits them decides.
+TUNED = {}
+CHOICE = ByTarget(__name__, "selected_rows", TARGETS, VARIANTS, TUNED)
+
+
+def selected_rows(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    scale: torch.Tensor,
+    rope: torch.Tensor,
+    indices: torch.Tensor,
+    count: torch.Tensor,
+    *,
+    target: str | None = None,
+    out: tuple[torch.Tensor, torch.Tensor] | None = None,
+    **options: object,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention of the spec's score, masked: o = v_scale * softmax(score) v.
+
+    Shapes and dtypes:
+        q: bf16[B, M, G, 576]
+        k: e4m3[B, N, 1, 512]
+        scale: f32[B, N, 4]
+        rope: bf16[B, N, 64]
+        indices: i32[B, M, S]
+        count: i32[B, M]
+        o: bf16[B, M, G, 512]
+        lse: f32[B, M, G]
+    The last axis of q, k and v is contiguous; every other stride is free, and nothing is copied.
+    The values are the first columns of k.
+    The numbers of k and v are converted to bf16, which holds them exactly.
+    Of e4m3 they need a GPU of compute capability 8.9 or newer.
+    out: (o, lse) to write to.
+    target: which one, instead of the table's choice.
+    options: what the function of that target takes besides.
+
+    Returns (o, lse).
+    Raises ValueError or TypeError naming the argument, what was expected and what came.
+    """
+    # any target says which is no such tensor, and what it expected
+    if not (isinstance(
+        q, torch.Tensor,
+    ) and q.dim() == 4 and not q.is_nested and isinstance(k, torch.Tensor) and k.dim() == 4 and not k.is_nested):
+        return CHOICE.any()(q, k, scale, rope, indices, count, out=out, **options)
+    key = ()
+    if key not in VARIANTS:
+        raise _unknown(key)
+    function = CHOICE.named(target, key) if target else CHOICE.only(q.device, key)
+    if function is None:
+        sizes = (
+            q.shape[1],
+            k.shape[1],
+            q.shape[0] * q.shape[2],
+            False,
+        )
+        function = CHOICE.fastest(q.device, key, sizes)
+    return function(q, k, scale, rope, indices, count, out=out, **options)
+
+
+def _unknown(values):
+    """The error that says what was asked for, and what there is."""
+    asked, *there_is = (", ".join(map("{} = {}".format, PARAMS, variant)) for variant in (values, *VARIANTS))
+    return ValueError(f"selected_rows was not compiled for {asked}; there is: {'; '.join(there_is)}")
