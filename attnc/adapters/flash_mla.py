@@ -3,7 +3,8 @@
 Latent attention over the keys that an indexer has selected for each query, in a prompt or from a cache, and
 decoding over all keys of a cache. Arguments, their order and what leaves are those of FlashMLA, which is not
 imported. Here any number of query heads is taken, and a list that names a key twice counts it once. Rows of
-several types (`latent_rows`) are converted to 16 bits first, as many as a call uses.
+several types (`latent_rows`) are read as they lie (`latent_kernels`), or converted to 16 bits first, as many
+as a call uses.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any, TypeAlias
 
 import torch
 
+from attnc.adapters.latent_kernels import attend_listed, attend_pages, follow_each_other, reads_rows
 from attnc.adapters.latent_rows import RowFormat, check_pages, format_of
 from attnc.adapters.specs import Kernel, Wanted, kernel, number_of, refuse
 from attnc.api.tensors import FLOATS, INTEGERS, NUMBERS, GivenTensors, refuse_gradients
@@ -95,8 +97,9 @@ def flash_mla_with_kvcache(
     aligns the last query with the last key. softmax_scale: 1 / sqrt(d) if None. attn_sink and lse: as in
     `flash_mla_sparse_fwd`. tile_scheduler_metadata and num_splits are not needed.
 
-    is_fp8_kvcache: rows hold several types (`latent_rows`), beside q of bf16 and as many columns. The rows of
-    the lists, or of the pages in block_table, are converted first, to two bytes for each column.
+    is_fp8_kvcache: rows hold several types (`latent_rows`), beside q of bf16 and as many columns. Hopper's
+    kernels read those of 656 bytes as they lie (`latent_kernels`). Otherwise the rows of the lists, or of the
+    pages in block_table, are converted first, to two bytes for each column.
     extra_k_cache, beside indices alone: a second cache of the same format, in pages of any size, with lists
     and counts of its own, extra_indices_in_kvcache [B, s_q, extra] and extra_topk_length i32[B]; a query sees
     the keys of both. Raises TypeError or ValueError with the name of an argument.
@@ -125,14 +128,23 @@ def flash_mla_with_kvcache(
             raise ValueError(f"{name}: {missing}: expected a tensor, or indices, got None")
         checked.check("block_table", block_table, "B _", (torch.int32,))
         checked.check("cache_seqlens", cache_seqlens, "B", (torch.int32,))
-        if form is not None:
-            k_cache, block_table = _unpack_pages(k_cache, form, block_table)
-        o, lse = _attend_all(name, q, k_cache, block_table, cache_seqlens, head_dim_v, scale, causal)
+        if form is not None and reads_rows(name, q, k_cache, form, head_dim_v):
+            scale = number_of(f"{name}: softmax_scale", scale)
+            o, lse = attend_pages(q, k_cache, block_table, cache_seqlens, scale, causal=bool(causal))
+        else:
+            if form is not None:
+                k_cache, block_table = _unpack_pages(k_cache, form, block_table)
+            o, lse = _attend_all(name, q, k_cache, block_table, cache_seqlens, head_dim_v, scale, causal)
     else:
         refuse(name, causal=causal)
         checked.check("indices", indices, "B M topk", INTEGERS)
         if topk_length is not None:
             checked.check("topk_length", topk_length, "B", (torch.int32,))
+        reads = form is not None and extra_k_cache is None and follow_each_other(k_cache)
+        if form is not None and reads and reads_rows(name, q, k_cache, form, head_dim_v):
+            counts = _counts(checked, "topk_length", topk_length, "B", indices)[:, None].expand(q.shape[:2])
+            o, lse = attend_listed(q, k_cache, indices, counts, number_of(f"{name}: softmax_scale", scale))
+            return _join_sink(o, lse, attn_sink), _of_lonely(lse).mT.contiguous()
         if form is not None:
             named = [(k_cache, indices, topk_length)]
             if extra_k_cache is not None:

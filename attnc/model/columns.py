@@ -14,11 +14,10 @@ from attnc.expr.nodes import COLUMN, Binary, Call, Const, Dim, Expr, Index, Load
 from attnc.expr.simplify import substitute
 
 
-
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """What `dot` multiplies q by. scale: of the columns of k, None where they have none; rest: the load of the
-    columns behind them, None where there are none.
+    """What `dot` multiplies q by. scale: of the columns of k, None where they have none; rest: the load of
+    the columns behind them, None where there are none.
     """
 
     scale: Expr | None = None

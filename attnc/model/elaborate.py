@@ -337,12 +337,15 @@ class Elaborator:
             case (ast.Name(id="q"), stored):
                 keys = self._keys(stored, None, tree, at)
             case _:
-                keys = _report_product(tree, at)
+                keys = None
+                _report_product(tree, at)
         if keys is None:
             return None
         self.scope.products.append(keys)
         if any(other != keys for other in self.scope.products):
-            label = "k has one scale in all products" if keys.rest is None else "k has the same columns in all"
+            label = (
+                "k has one scale in all products" if keys.rest is None else "k has the same columns in all"
+            )
             at.error("E0306", "two products of q and k", tree.span, label, hints=("write it as a let",))
             return None
         return Dot(span=at.span(tree))
@@ -356,7 +359,8 @@ class Elaborator:
             case ast.BinaryOp(op="*", left=ast.Name(id="k"), right=factor):
                 pass
             case _:
-                return _report_product(product, at)
+                _report_product(product, at)
+                return None
         of_columns = replace(at, also={**at.also, **COLUMNS})
         scale = behind = None
         if factor is not None:

@@ -50,9 +50,9 @@ def refuse_joined_keys(variant: Variant, schedule: Schedule, target: Target) -> 
 def plan_column_scales(
     attention: Attention, names: LoadNames, *, packs: bool = False, listed: bool = False
 ) -> tuple[ColumnScale, ...]:
-    """Returns the scales of columns of a kernel, and last the load of the columns behind those of k, of `REST`.
-    packs: a tile has the rows of several query heads; listed: keys are those of a list, which names none past
-    the last one, and whose length the kernel calls N.
+    """Returns the scales of columns of a kernel, and last, of `REST`, the load of the columns behind those of
+    k. packs: a tile has the rows of several query heads; listed: keys are those of a list, which names none
+    past the last one, and whose length the kernel calls N.
     """
     found = {**attention.column_scales, **({} if attention.k_rest is None else {REST: attention.k_rest})}
     return tuple(_plan(name, scale, names, packs, listed) for name, scale in found.items())

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
+from attnc.adapters import latent_kernels
 from attnc.adapters.flash_mla import flash_mla_with_kvcache
 from attnc.adapters.latent_rows import FORMATS, store_rows, unpack_cache
 from attnc.model.dtypes import DType
@@ -91,6 +93,46 @@ def test_rows_of_several_types_are_read_in_a_graph(size: int, device: torch.devi
         o, lse = flash_mla_with_kvcache(q, both, None, None, 512, indices=named)
         torch.testing.assert_close(found[0].float(), o.float(), atol=2**-8 * o.abs().max().item(), rtol=2**-7)
         torch.testing.assert_close(found[1], lse, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("heads", [16, 128])
+def test_rows_of_656_bytes_are_read_as_they_lie(heads: int, device: torch.device) -> None:
+    """By a kernel on Hopper, in a graph too; numbers and scales at both ends of their range."""
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("kernels of Hopper alone read them")
+    torch.manual_seed(0)
+    columns, page, pages = 576, 64, 40
+    latents = torch.randn(pages * page, columns, device=device)
+    latents *= torch.logspace(-30, 3, pages * page, base=2, device=device)[:, None]
+    cache = torch.zeros(pages, page, 1, 656, dtype=torch.uint8, device=device)
+    store_rows(latents, cache, torch.arange(pages * page, device=device))
+    wide = unpack_cache(cache)
+    q = torch.randn(3, 2, heads, columns, device=device).bfloat16()
+    lists = torch.randint(pages * page, (3, 2, 300), device=device).int()
+    counts = torch.tensor([300, 1, 17], dtype=torch.int32, device=device)
+    table = torch.randperm(pages, device=device).int()[:36].view(3, 12)
+    lengths = torch.tensor([700, 1, 64], dtype=torch.int32, device=device)
+
+    def attend(rows: torch.Tensor, *, packed: bool) -> list[torch.Tensor]:
+        listed: dict[str, Any] = {"indices": lists, "topk_length": counts, "is_fp8_kvcache": packed}
+        of_pages: dict[str, Any] = {"causal": True, "is_fp8_kvcache": packed}
+        found = flash_mla_with_kvcache(q, rows, None, None, 512, softmax_scale=0.05, **listed)
+        return [*found, *flash_mla_with_kvcache(q, rows, table, lengths, 512, softmax_scale=0.05, **of_pages)]
+
+    reads = latent_kernels.reads_rows("test", q, cache, FORMATS[656], 512)
+    assert reads, "no kernel reads them"
+    for _ in range(2):
+        attend(cache, packed=True)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = attend(cache, packed=True)
+    for seed in range(3):
+        torch.manual_seed(seed)
+        lists.copy_(torch.randint(-3, pages * page, lists.shape, device=device))
+        graph.replay()
+        for mine, theirs in zip(found, attend(wide, packed=False), strict=True):
+            limit = 2**-7 * theirs[theirs.isfinite()].abs().max().item()
+            torch.testing.assert_close(mine.float(), theirs.float(), atol=max(limit, 1e-4), rtol=2**-7)
 
 
 def test_calls_that_convert_one_after_the_other_keep_their_numbers(device: torch.device) -> None:
