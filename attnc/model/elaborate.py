@@ -45,7 +45,7 @@ from attnc.model.columns import (
 )
 from attnc.model.dtypes import DType
 from attnc.model.lists import elaborate_listed
-from attnc.model.names import CALLABLE, CAT, LISTED, OUTPUTS, RESERVED, called_here
+from attnc.model.names import CALLABLE, CAT, JOINED, LISTED, OUTPUTS, RESERVED, called_here
 from attnc.model.scope import WRONG, Argument, Context, Definition, Scope, Wrong
 from attnc.model.tensors import Tensor
 from attnc.source import Span
@@ -343,9 +343,8 @@ class Elaborator:
             return None
         self.scope.products.append(keys)
         if any(other != keys for other in self.scope.products):
-            label = (
-                "k has one scale in all products" if keys.rest is None else "k has the same columns in all"
-            )
+            joins = any(other.rest is not None for other in self.scope.products)
+            label = "k has the same columns in all products" if joins else "k has one scale in all products"
             at.error("E0306", "two products of q and k", tree.span, label, hints=("write it as a let",))
             return None
         return Dot(span=at.span(tree))
@@ -557,6 +556,10 @@ def _report_product(tree: ast.Call, at: Context) -> None:
     at.error("E0306", "'dot' is the product of q and k only", tree.span, label, hints=hints)
 
 
+def _name_of(tree: ast.Expr) -> str | None:
+    return tree.id if isinstance(tree, ast.Name) else None
+
+
 def _explain_product(tree: ast.Call) -> tuple[str, ...]:
     if len(tree.args) > 2:
         return ("a product of three tensors, as of 2-simplicial attention, is outside of the language",)
@@ -564,11 +567,13 @@ def _explain_product(tree: ast.Call) -> tuple[str, ...]:
         match arg:
             case ast.Subscript():
                 return ("a score is of one query and one key: it reads no products of other rows",)
+            case ast.Call(function=function) if function.id == CAT and "q" in map(_name_of, tree.args):
+                return (f"k comes first, and one input behind it: 'dot(q, {JOINED})'",)
             case ast.Call(function=function):
                 return called_here(function.id, ()) or (
                     f"call {function.id} before the attention, and pass what it returns as q and k",
                 )
-    names = [getattr(arg, "id", None) for arg in tree.args]
+    names = list(map(_name_of, tree.args))
     if len(set(names)) == 2 and None not in names and len({"q", "k"} & set(names)) == 1:
         return ("a sum of two products is one of longer rows: q = cat(q1, q2) and k = cat(k1, k2)",)
     return ()

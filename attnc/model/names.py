@@ -71,6 +71,10 @@ _FUNCTIONS: Mapping[str, str] = {
         ("matmul", "mm", "bmm", "einsum", "inner"),
         "dot(q, k) is the one product: one of three tensors, or of others, cannot be said",
     ),
+    **dict.fromkeys(
+        ("cat", "concat", "concatenate", "hstack"),
+        "in a product 'cat' joins k with columns behind it: dot(q, cat(k, rope[b, kv_idx, d]))",
+    ),
     "softmax": "write 'normalize = softmax', a statement of its own",
     **dict.fromkeys(("logical_and", "logical_or"), "write 'and' and 'or' between conditions"),
     **dict.fromkeys(("rand", "random", "dropout"), "write softmax(dropout = p, seed = seed)"),
@@ -139,8 +143,8 @@ CLAMP_ARGUMENTS = 3
 CALLABLE: Mapping[str, int] = {**FUNCTIONS, "clamp": CLAMP_ARGUMENTS}
 #: The condition of `model.lists`, which a def of this name hides.
 LISTED = "listed"
-#: What joins k, inside of a product, with columns of another input: `dot(q, cat(k, rest[b, kv_idx, d]))`.
-CAT = "cat"
+#: What joins k, inside of a product, with columns of another input; and an example.
+CAT, JOINED = "cat", "cat(k, rope[b, kv_idx, d])"
 RESERVED: dict[str, str] = (
     dict.fromkeys(INDICES, "an index")
     | dict.fromkeys(DIMS, "a dimension")

@@ -289,10 +289,11 @@ def check_sm90_decode(variant: Variant, schedule: Schedule) -> Iterator[Diagnost
                 "pad the last axis",
             )
     layout = sm90_decode_layout(variant, schedule)
-    if not layout.gathers and narrow is not None and (layout.joined or lists_blocks(attention)):
-        what = "keys of two inputs" if layout.joined else "lists of keys of 8 bits"
+    is_joined = layout.joined and in_k  # others are refused as such
+    if not layout.gathers and narrow is not None and (is_joined or lists_blocks(attention)):
+        what = "keys of two inputs" if is_joined else "lists of keys of 8 bits"
         yield unsupported(
-            f"{what} are not lowered to {schedule.target} here",
+            f"{what} are not lowered to {schedule.target}",
             narrow.span,
             "rows come by way of registers, where values are in the keys and two warpgroups multiply",
             "write 'consumers = 2'" if in_k else "write a schedule for the target 'triton'",
