@@ -155,7 +155,8 @@ _TYPES = {
     "E0306": CodeInfo(
         "dot out of place",
         "dot(q, k) is the one product there is, or dot(q, k * scale) with a scale of columns of k, which is "
-        "loaded, or a power of two; it belongs to the score. A mask depends on "
+        "loaded, or a power of two; cat(k, rest[b, kv_idx, d]) in place of k has columns of another input behind "
+        "those of k. The product belongs to the score. A mask depends on "
         "positions and inputs, never on scores: that is what lets the compiler skip tiles.",
     ),
     "E0307": CodeInfo(
@@ -179,7 +180,8 @@ _TYPES = {
     ),
     "E0311": CodeInfo(
         "head dimensions that differ",
-        "q and k have the same head dimension, called D; that of v is Dv.",
+        "q and k have the same head dimension, called D, or k and the columns that cat joins it with have it "
+        "together; that of v is Dv.",
     ),
     "E0312": CodeInfo(
         "heads that do not fit",
