@@ -12,13 +12,11 @@ from attnc.expr.simplify import substitute
 from attnc.model.attention import Attention, Variant
 from attnc.model.schedule import Schedule
 from attnc.plan.fitting import unsupported
-from attnc.plan.ir.kernel import KEY_ROW, TILE_COLUMN, ColumnScale
+from attnc.plan.ir.kernel import KEY_ROW, REST, TILE_COLUMN, ColumnScale
 from attnc.plan.lists import KV_HEAD, lists_blocks
 from attnc.plan.loads import LoadNames
 from attnc.plan.target import Target
 
-#: Whose columns stand behind those of k, as if k had more of them with a value each.
-REST = "rest"
 _GROUP = Binary("//", Index("h"), Dim("G"))
 
 

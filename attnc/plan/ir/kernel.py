@@ -373,13 +373,17 @@ KEY_ROW = Ref("key_row", "int", ("q",), natural=True, within=(0, 2**30))
 TILE_COLUMN = Ref("column", "int", ("kv",), natural=True, within=(0, 2**30))
 
 
+#: What `ColumnScale` calls columns behind those of k: their values are what it has for them.
+REST = "rest"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ColumnScale:
     """What the elements of a tile of k or v are multiplied by, once it has the type of q: in float32, and
     rounded to that type again.
 
-    tensor: "k" or "v"; fetches: what it loads, of the element in row KEY_ROW and column TILE_COLUMN, whose
-    axes are called "q" and "kv" here; value: over these.
+    tensor: "k", "v" or REST; fetches: what it loads, of the element in row KEY_ROW and column TILE_COLUMN,
+    whose axes are called "q" and "kv" here; value: over these.
     """
 
     tensor: str

@@ -60,7 +60,7 @@ from attnc.plan.ir.backward import (
     Preprocess,
     Prologue,
 )
-from attnc.plan.ir.kernel import PARTIAL_TRIPS, ColumnScale
+from attnc.plan.ir.kernel import PARTIAL_TRIPS, REST, ColumnScale
 from attnc.plan.ir.lists import ListWalk
 from attnc.plan.ir.module import Conversion, ListedRows
 from attnc.plan.layout import BackwardLayout
@@ -291,7 +291,8 @@ def _step(step: Step) -> Iterator[str]:
 
 def _column_scale(scale: ColumnScale) -> Iterator[str]:
     yield from _block(f"{scale.tensor}, of each key and column", _statements(scale.fetches))
-    yield f"{scale.tensor} = {scale.tensor} * {show(scale.value)}"
+    made = f"cat(k, {show(scale.value)})" if scale.tensor == REST else f"{scale.tensor} * {show(scale.value)}"
+    yield f"{'k' if scale.tensor == REST else scale.tensor} = {made}"
 
 
 def _statements(statements: Iterable[Statement]) -> Iterator[str]:
