@@ -156,8 +156,8 @@ _TYPES = {
         "dot out of place",
         "dot(q, k) is the one product there is, or dot(q, k * scale) with a scale of columns of k, which is "
         "loaded, or a power of two; cat(k, rest[b, kv_idx, d]) in place of k has columns of another input "
-        "behind those of k. The product belongs to the score. A mask depends on positions and inputs, never on "
-        "scores: that is what lets the compiler skip tiles.",
+        "behind those of k. The product belongs to the score. A mask depends on positions and inputs, never "
+        "on scores: that is what lets the compiler skip tiles.",
     ),
     "E0307": CodeInfo(
         "choices of a param that do not fit together",
