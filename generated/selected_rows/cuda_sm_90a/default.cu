@@ -173,9 +173,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) selected_rows_lists(const 
     extern __shared__ __align__(1024) unsigned char shared[];
     constexpr int WORDS = THREADS * 8, KEYS = 32 * WORDS;  // words of bits, and their keys
     int* const bits = (int*)shared;
-    int* const counts = bits + WORDS;  // of the keys in the words of each thread
-    int* const totals = counts + THREADS;  // of those of each warp
-    const int warp = threadIdx.x / 32;
+    int* const totals = bits + WORDS;  // of the keys in the words of each warp
+    constexpr int AHEAD = 8;  // entries of a thread that are on their way at once
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     wait_for_launch();  // this kernel is launched while the previous one ends
     allow_next_launch();
     const int line = blockIdx.x;
@@ -192,22 +192,28 @@ extern "C" __global__ void __launch_bounds__(THREADS) selected_rows_lists(const 
         for (int word = threadIdx.x; word < THREADS * own_words; word += THREADS)
             bits[word] = 0;
         __syncthreads();
-        for (int place = threadIdx.x; place < count; place += THREADS) {
-            const int key = entries[place * args.stride_indices_2];
-            if (key >= first && key - first < keys)
-                atomicOr(&bits[(key - first) / 32], (int)(1u << (key - first) % 32));
+        for (int start = threadIdx.x; start < count; start += AHEAD * THREADS) {
+            int named[AHEAD];
+            #pragma unroll
+            for (int i = 0; i < AHEAD; ++i)
+                named[i] = start + i * THREADS < count ? entries[(start + i * THREADS) * args.stride_indices_2] : -1;
+            #pragma unroll
+            for (int i = 0; i < AHEAD; ++i)
+                if (const int key = named[i]; key >= first && key - first < keys)
+                    atomicOr(&bits[(key - first) / 32], (int)(1u << (key - first) % 32));
         }
         __syncthreads();
         int own = 0;
         for (int word = own_lo; word < own_lo + own_words; ++word)
             own += __popc(bits[word]);
-        counts[threadIdx.x] = own;
-        __syncthreads();
-        int at = found;
-        for (int i = 32 * warp; i < threadIdx.x; ++i)
-            at += counts[i];
-        if (threadIdx.x % 32 == 31)
-            totals[warp] = at + own - found;
+        int at = own;  // keys of this warp up to those of this thread
+        for (int step = 1; step < 32; step *= 2) {
+            const int before = shuffle(at, max(lane - step, 0));
+            at += lane >= step ? before : 0;
+        }
+        if (lane == 31)
+            totals[warp] = at;
+        at += found - own;
         __syncthreads();
         for (int i = 0; i < THREADS / 32; ++i) {
             at += i < warp ? totals[i] : 0;
