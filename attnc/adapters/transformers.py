@@ -125,10 +125,10 @@ def attention(
     all of float16, bfloat16 or float32.
 
     attention_mask: what `mask` has made; None for modules that are not causal (`is_causal` of the call, else
-    of the module), which see all keys; or [B or 1, Hq or 1, M, N or more], added to the scores behind
+    of the module), which see all keys; or [B or 1, Hq or 1, M or 1, N or more], added to the scores behind
     softcap, of bools: what they keep
     scaling: 1 / sqrt(D) if None; s_aux: [Hq], a logit for each head that joins the denominator
-    position_bias: [B or 1, Hq or 1, M, N], added likewise, with a gradient
+    position_bias: [B or 1, Hq or 1, M or 1, N], added likewise, with a gradient
     dropout: the probability of dropping a weight, by a mask that follows from a seed drawn from PyTorch's
     generator on the device, as the backward's does
     Rows that see no key (padding on the left) are 0. Raises ValueError or TypeError that names the argument,
@@ -169,7 +169,7 @@ def attention(
         (size, size_v),
         number_of("attention: scaling", scaling, size**-0.5),
         None if band is None else (band.left, band.right),
-        tuple((name, _element(name, x), *map(_is_one, x.shape[:2])) for name, x in tables.items()),
+        tuple((name, _element(name, x), *map(_is_one, x.shape[:3])) for name, x in tables.items()),
         number_of("attention: softcap", softcap, 0.0),
         s_aux is not None,
         bool(dropped),
@@ -235,9 +235,9 @@ def _table(
     """
     B, H, M, N = lengths
     checked.check(name, x, "_ _ _ _", (*FLOATS, torch.bool))
-    fits = x.shape[0] in (1, B) and x.shape[1] in (1, H) and x.shape[2] == M
+    fits = x.shape[0] in (1, B) and x.shape[1] in (1, H) and x.shape[2] in (1, M)
     if not fits or x.shape[3] < N:
-        raise ValueError(f"{name}: expected shape [{B} or 1, {H} or 1, {M}, {N}], got {list(x.shape)}")
+        raise ValueError(f"{name}: expected shape [{B} or 1, {H} or 1, {M} or 1, {N}], got {list(x.shape)}")
     return _cut(x, N)
 
 
@@ -253,7 +253,7 @@ def _kernel_name(
     sizes: tuple[int, int],
     scale: float,
     band: tuple[int | None, int | None] | None,
-    tables: tuple[tuple[str, str, bool, bool], ...],
+    tables: tuple[tuple[str, str, bool, bool, bool], ...],
     softcap: float,
     sinks: bool,
     dropout: bool,
@@ -261,7 +261,7 @@ def _kernel_name(
     decode: bool,
 ) -> str:
     """Returns the name of a form's kernel. sizes: of a head of q and k, and of v. tables: name, element type,
-    whether sequences share it, whether heads.
+    whether sequences share it, whether heads, whether queries.
     """
     head_dim, value_dim = sizes
     is_own = value_dim != head_dim
@@ -270,9 +270,11 @@ def _kernel_name(
         kept += [] if bound is None else [text.format(bound)]
     inputs = [] if band is None else ["first, last, stop: i32[B]"]
     terms: list[str] = []
-    for name, element, of_one, of_one_head in tables:
-        inputs.append(f"{name}: {element}[{1 if of_one else 'B'}, {1 if of_one_head else 'Hkv * G'}, M, N]")
-        value = f"{name}[{0 if of_one else 'b'}, {0 if of_one_head else 'h'}, q_idx, kv_idx]"
+    for name, element, *of_one in tables:
+        shape = [1 if is_one else size for size, is_one in zip(("B", "Hkv * G", "M"), of_one, strict=True)]
+        index = [0 if is_one else place for place, is_one in zip(("b", "h", "q_idx"), of_one, strict=True)]
+        inputs.append(f"{name}: {element}[{', '.join(map(str, (*shape, 'N')))}]")
+        value = f"{name}[{', '.join(map(str, (*index, 'kv_idx')))}]"
         (kept if element == "bool" else terms).append(value)
     return kernel_name(
         Wanted(

@@ -309,6 +309,7 @@ def made_of(name: str, config: Any, implementation: str) -> Any:
     [
         ("Bert", HEADS),
         ("Roberta", HEADS),
+        ("LayoutLM", HEADS),
         ("ModernBert", {**HEADS, **ENDS, "local_attention": 8}),
         ("ViT", PICTURE),
         ("SiglipVision", PICTURE),

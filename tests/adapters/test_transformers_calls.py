@@ -30,17 +30,17 @@ AXES: Axes = {
     "heads": ((4, 4), (4, 2), (3, 1)),
     # queries, keys, and where both begin
     "sizes": ((5, 5, 0, 0), (1, 9, 8, 0), (4, 7, 5, 2), (6, 9, 0, 0)),
-    "mask": ("none", "usual", "all", "before", "around", "every second", "bools", "numbers"),
+    "mask": ("none", "usual", "all", "before", "around", "every second", "bools", "of keys", "numbers"),
     "padding": ("", "left", "right", "both", "holes"),
     "values": (D, 24),
     "softcap": (None, 5.0),
     "scaling": (None, 0.3),
     "sink": BOTH,
-    "bias": ("", "shared", "own"),
+    "bias": ("", "shared", "own", "of keys"),
     "dropout": (0.0, 0.25, 0.5),
     "grads": BOTH,
 }
-OWN = ("none", "bools", "numbers")
+OWN = ("none", "bools", "of keys", "numbers")
 
 
 def fits(x: Values) -> bool:
@@ -130,7 +130,11 @@ def make(x: Values, seed: int) -> Made:
     if x["sink"]:
         leaves["s_aux"] = torch.randn(heads)
     if x["bias"]:
-        shape = (1, 1, rows, keys) if x["bias"] == "shared" else (B, heads, rows, keys)
+        shape = {
+            "shared": (1, 1, rows, keys),
+            "own": (B, heads, rows, keys),
+            "of keys": (1, heads, 1, keys),
+        }[x["bias"]]
         leaves["position_bias"] = torch.randn(shape).to(x["dtype"])
     leaves = {name: value.requires_grad_(x["grads"]) for name, value in leaves.items()}
     options = {name: x[name] for name in ("softcap", "scaling", "dropout")}
@@ -141,6 +145,9 @@ def make(x: Values, seed: int) -> Made:
         if x["mask"] == "bools":
             given = torch.rand(B, 1, rows, keys + 2) < 0.7  # of more keys than there are
             seen = given[..., :keys]
+        if x["mask"] == "of keys":
+            given = torch.rand(B, 1, 1, keys) < 0.7
+            seen = given.expand(B, 1, rows, keys)
         if x["mask"] == "numbers":
             given = torch.randn(1, heads, rows, keys).to(x["dtype"])
             added = given if added is None else added.double() + given.double()
