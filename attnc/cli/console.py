@@ -142,10 +142,11 @@ def find_specs(paths: Sequence[Path]) -> tuple[Path, ...]:
     found: list[Path] = []
     for path in paths or (Path("specs"),):
         if path.is_dir():
-            inside = sorted(file for file in path.glob("*.attn") if not file.is_dir())
+            files = sorted(file for file in path.glob("*.attn") if not file.is_dir())
+            inside = [file for file in files if not file.name.startswith(".")]  # an editor's, or put away
             if not inside:
                 raise Mistake(f"no .attn files in folder '{path}'", "name another folder, or a spec file")
-            found += inside
+            found += map(one_spec, inside)
         else:
             found.append(one_spec(path))
     by_place: dict[str, Path] = {}

@@ -157,6 +157,21 @@ def test_a_link_to_nothing(run: Run, folder: Path) -> None:
     assert "'specs/linked.attn' is a link to nothing\n   = help: it points to 'gone.attn'" in done.err
 
 
+@pytest.mark.parametrize("command", ["check", "fmt", "compile", "verify"])
+def test_hidden_files_of_a_folder_are_none_of_its_specs(run: Run, folder: Path, command: str) -> None:
+    """Emacs keeps a link to nothing beside a file that is being written, and Vim a copy."""
+    specs = folder / "other"
+    specs.mkdir()
+    (specs / ".#window.attn").symlink_to("somebody@host.1:2")
+    (specs / ".old.attn").write_text("not a spec")
+    done = run(command, "other")
+    assert done.code == 2
+    assert "no .attn files in folder 'other'" in done.err
+    (specs / "window.attn").symlink_to("nowhere")
+    done = run(command, "other")
+    assert "'other/window.attn' is a link to nothing" in done.err
+
+
 def test_a_file_unlike_any_other_gets_an_example(run: Run, folder: Path) -> None:
     done = run("demo", "specs/far.attn")
     assert done.code == 2
