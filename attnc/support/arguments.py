@@ -221,8 +221,13 @@ def kind_without_memory(x: torch.Tensor) -> str:
 
 def check_dense(name: str, x: object) -> None:
     """TypeError for what is no tensor, or one whose elements no kernel finds at its address and strides:
-    sparse, nested, or of a class that has none itself, such as a DTensor.
+    sparse, nested, or of a class that has none itself, such as a DTensor. RuntimeError while torch.jit.trace
+    runs, where sizes are no numbers.
     """
+    if not torch.compiler.is_compiling() and torch._C._get_tracing_state() is not None:
+        raise RuntimeError(
+            f"{name}: torch.jit.trace cannot follow attention kernels: export the program with torch.export"
+        )
     if not isinstance(x, torch.Tensor):
         raise TypeError(f"{name}: expected a tensor, got {type(x).__name__}")
     kind = kind_without_memory(x)

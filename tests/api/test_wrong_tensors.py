@@ -225,6 +225,16 @@ def test_a_result_that_shares_an_element_is_refused(door: Door, argument: str, r
             door.call(**tensors)
 
 
+@pytest.mark.parametrize(
+    "door", ["attnc.compile, decode", "flex_attention", "flash_attn_func", "transformers"]
+)
+def test_tracing_of_torch_jit_is_refused(door: str) -> None:
+    """Sizes are no numbers there."""
+    names, tensors = zip(*DOORS[door].make().items(), strict=True)
+    with pytest.raises(RuntimeError, match=r"torch\.jit\.trace cannot follow .*: export the program"):
+        torch.jit.trace(lambda *given: DOORS[door].call(**dict(zip(names, given, strict=True))), tensors)  # type: ignore[no-untyped-call]  # torch's
+
+
 @pytest.mark.parametrize("name", DOORS)
 def test_gradients_are_given_or_refused(name: str) -> None:
     """A tensor that requires a gradient gets one, or an error says that there is none."""
