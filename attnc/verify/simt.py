@@ -196,7 +196,7 @@ def _compile(source: str, defines: tuple[tuple[str, int | str], ...], folder: st
 def _machine() -> Path:
     """Returns the library of what stands in for a Hopper GPU, which stays loaded: kernels find it by name."""
     flags = [*_own_flags(), "-O3", "-fno-semantic-interposition", "-fno-strict-aliasing"]
-    return Path(_load('#define SIMT_MACHINE\n#include "simt_machine.h"\n', "sm90", flags)._name)
+    return Path(_load('#include "simt_machine.h"\n', "sm90", flags)._name)
 
 
 def _load(text: str, folder: str, flags: list[str], libraries: Sequence[Path] = ()) -> ctypes.CDLL:

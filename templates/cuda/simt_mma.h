@@ -34,19 +34,28 @@ static inline u32 load_word(u32 place)
     return x;
 }
 
-static inline void mma_sync(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1)
+namespace simt {
+constexpr int PARTS = 4 / sizeof(element);  // of a register
+
+// The two are most of what a kernel does, and optimised whatever else is.
+#define SIMT_FAST __attribute__((optimize("O2"), noinline))
+
+SIMT_FAST static void show_operands(Show& s, const u32 (&a)[4], u32 b0, u32 b1)
 {
-    using namespace simt;
-    constexpr int PARTS = 4 / sizeof(element);  // of a register
-    const auto part = [](u32 x, int i) {  // of an f32, tf32 has all but the last 13 bits, whatever they are
-        return PARTS == 1 ? __uint_as_float(x & 0xffffe000) : half_of(x, i);
-    };
-    const Show* all = exchange(__LINE__, [&](Show& s) {
-        for (int i = 0; i < 4 * PARTS; ++i)
-            s.product.a[i] = part(a[i / PARTS], i % PARTS);
-        for (int i = 0; i < 2 * PARTS; ++i)
-            s.product.b[i] = part(i < PARTS ? b0 : b1, i % PARTS);
-    });
+    for (int i = 0; i < 6; ++i) {
+        const u32 x = i < 4 ? a[i] : i == 4 ? b0 : b1;
+        float* const to = i < 4 ? s.product.a + i * PARTS : s.product.b + (i - 4) * PARTS;
+        for (int half = 0; half < PARTS; ++half) {
+            const u32 bits = x >> 16 * half & 0xffff;
+            to[half] = PARTS == 1      ? __builtin_bit_cast(float, x & 0xffffe000)  // tf32: what the last 13 bits are does not count
+                       : is_f16<element> ? float(__builtin_bit_cast(_Float16, uint16_t(bits)))
+                                         : __builtin_bit_cast(float, bits << 16);
+        }
+    }
+}
+
+SIMT_FAST static void multiply(float (&c)[4], const Show* all)
+{
     const int g = current % WARP / 4, t = current % 4;
     for (int e = 0; e < 4; ++e)
         for (int k = 0; k < 8 * PARTS; ++k) {  // registers a0, a1 and b0 hold the first half of the depth
@@ -55,4 +64,10 @@ static inline void mma_sync(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1)
             const float right = all[4 * (2 * t + e % 2) + lane].product.b[half + i];
             c[e] += left * right;
         }
+}
+}  // namespace simt
+
+static inline void mma_sync(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1)
+{
+    simt::multiply(c, simt::exchange(__LINE__, [&](simt::Show& s) { simt::show_operands(s, a, b0, b1); }));
 }

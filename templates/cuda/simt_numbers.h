@@ -29,14 +29,6 @@ static uint32_t narrow(float x)
     const uint32_t word = __builtin_bit_cast(uint32_t, x);
     return x != x ? 0x7fff : (word + 0x7fff + (word >> 16 & 1)) >> 16;
 }
-
-static float half_of(uint32_t pair, int half)
-{
-    const uint16_t bits = uint16_t(pair >> 16 * half);
-    element x;
-    memcpy(&x, &bits, 2);
-    return widen(x);
-}
 }  // namespace simt
 
 static inline u32 pack(float low, float high) { return simt::narrow<element>(low) | simt::narrow<element>(high) << 16; }

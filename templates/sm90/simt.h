@@ -9,7 +9,7 @@
 // What is not seen: plain loads and stores of shared memory, other than by the functions below; they meet wrong values at most.
 #pragma once
 
-#include "simt_machine.h"
+#include "simt_calls.h"
 #include "../cuda/simt_numbers.h"
 
 // Where a function is called: a fault tells.
@@ -349,10 +349,5 @@ static inline void mma_sync(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1, SI
 {
     using namespace simt;
     const Show* all = exchange(MATRIX, line, [&](Show& s) { memcpy(s.words, a, sizeof a), s.words[4] = b0, s.words[5] = b1; });
-    const int g = current % WARP / 4, t = current % 4;
-    for (int e = 0; e < 4; ++e)
-        for (int k = 0; k < 16; ++k) {  // registers a0, a1 and b0 hold the first half of the depth
-            const u32 left = all[4 * g + k % 8 / 2].words[k / 8 * 2 + e / 2], right = all[4 * (2 * t + e % 2) + k % 8 / 2].words[4 + k / 8];
-            c[e] += half_of(left, k % 2) * half_of(right, k % 2);
-        }
+    multiply_fragments(c, all, is_f16<element>);
 }

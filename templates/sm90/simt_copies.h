@@ -198,13 +198,6 @@ SIMT void copy_box(Kind kind, u32 place, const void* map, u32 bar, int line, con
         begin_store(copy, line);
 }
 
-template <class... At>
-static void tensor_copy(Kind kind, u32 place, const void* map, u32 bar, int line, At... at)
-{
-    const int coordinates[] = {at...};
-    copy_box(kind, place, map, bar, line, coordinates, sizeof...(at));
-}
-
 // st.async: a word to another block, which counts on a barrier there. What is known by it is what this warp has done itself, and that
 // it has heard what it waited for at its own barrier of that place.
 SIMT void tell(u32 place, u32 bar, int rank, int word, int line)

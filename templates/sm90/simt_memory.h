@@ -145,19 +145,6 @@ SIMT Barrier& barrier_at(u32 place, int line)
 
 SIMT int number_of(const Barrier& barrier) { return int(&barrier - there->barriers); }
 
-// Does something with the shared memory of a block of the cluster, which is there until its last thread has ended.
-template <class Act>
-static void in_block(int rank, int line, Act act)
-{
-    if (rank < 0 || rank >= cluster_size)
-        fail(line, "block %d of a cluster of %d", rank, cluster_size);
-    there = block->cluster->blocks[rank];
-    if (!there->live || there->ended == threads_of_block)
-        fail(line, "block %u of the cluster has ended", there->index.x);
-    act();
-    there = block;
-}
-
 SIMT void settle(Barrier& barrier, int line)
 {
     if (barrier.pending || barrier.bytes)

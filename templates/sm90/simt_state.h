@@ -23,13 +23,12 @@
 #define __restrict__
 
 // The machine is a library of its own (`attnc.verify.simt`), compiled once and with optimisation, whatever a kernel is compiled with.
-// A kernel reads the same text for its declarations: of a function that is `gnu_inline` but not to be inlined, g++ makes no code.
-#ifdef SIMT_MACHINE
+// A kernel reads its state and what can be called (`simt_calls.h`).
 #define SIMT __attribute__((visibility("default")))
-#define SIMT_STATE __attribute__((visibility("default")))
+#ifdef SIMT_MACHINE
+#define SIMT_STATE SIMT
 #else
-#define SIMT inline __attribute__((visibility("default"), gnu_inline, noinline))
-#define SIMT_STATE extern __attribute__((visibility("default")))
+#define SIMT_STATE extern SIMT
 #endif
 
 struct Dim { unsigned x, y, z; };
@@ -238,45 +237,5 @@ SIMT_STATE u32 idle;                                   // turns in which nothing
 SIMT_STATE jmp_buf scheduler, escape;
 SIMT_STATE uint64_t random_state;
 SIMT_STATE char message[4096];
-
-SIMT u32 random_word()
-{
-    random_state ^= random_state << 13;
-    random_state ^= random_state >> 7;
-    random_state ^= random_state << 17;
-    return u32(random_state >> 16);
-}
-
-SIMT bool chance(u32 of) { return random_word() % of == 0; }
-
-SIMT void say_all(const char* format, va_list values)
-{
-    const size_t length = strlen(message);
-    vsnprintf(message + length, sizeof message - length, format, values);
-}
-
-SIMT void say(const char* format, ...)
-{
-    va_list values;
-    va_start(values, format);
-    say_all(format, values);
-    va_end(values);
-}
-
-[[noreturn]] SIMT void fail(int line, const char* format, ...)
-{
-    message[0] = 0;
-    say("block %u, thread %d (warp %d), line %d: ", blockIdx.x, current, current / WARP, line);
-    va_list values;
-    va_start(values, format);
-    say_all(format, values);
-    va_end(values);
-    _longjmp(escape, 1);
-}
-
-SIMT Lane& lane_now() { return block->lanes[current]; }
-SIMT Warp& warp_now() { return block->warps[current / WARP]; }
-SIMT Known& known_here() { return warp_now().clock.of[block->rank]; }
-SIMT Known& known_there() { return warp_now().clock.of[there->rank]; }
 
 }  // namespace simt

@@ -6,6 +6,46 @@
 
 namespace simt {
 
+SIMT u32 random_word()
+{
+    random_state ^= random_state << 13;
+    random_state ^= random_state >> 7;
+    random_state ^= random_state << 17;
+    return u32(random_state >> 16);
+}
+
+SIMT bool chance(u32 of) { return random_word() % of == 0; }
+
+SIMT void say_all(const char* format, va_list values)
+{
+    const size_t length = strlen(message);
+    vsnprintf(message + length, sizeof message - length, format, values);
+}
+
+SIMT void say(const char* format, ...)
+{
+    va_list values;
+    va_start(values, format);
+    say_all(format, values);
+    va_end(values);
+}
+
+[[noreturn]] SIMT void fail(int line, const char* format, ...)
+{
+    message[0] = 0;
+    say("block %u, thread %d (warp %d), line %d: ", blockIdx.x, current, current / WARP, line);
+    va_list values;
+    va_start(values, format);
+    say_all(format, values);
+    va_end(values);
+    _longjmp(escape, 1);
+}
+
+SIMT Lane& lane_now() { return block->lanes[current]; }
+SIMT Warp& warp_now() { return block->warps[current / WARP]; }
+SIMT Known& known_here() { return warp_now().clock.of[block->rank]; }
+SIMT Known& known_there() { return warp_now().clock.of[there->rank]; }
+
 SIMT bool copy_something();
 SIMT void settle(Cluster&);
 SIMT void check_end();
@@ -82,9 +122,6 @@ SIMT void wait_for(const Wait& wait)
     }
 }
 
-// Instructions that a warp executes together.
-enum { SHUFFLE = 1, VOTE, SYNC, NAMED, MATRIX, FENCE, COMMIT, RETIRE, MULTIPLY, REGISTERS, ELECT };
-
 // Waits until all lanes of the warp are here. Returns true in the last one to come: what it does before `go_on` is done for all.
 SIMT bool is_last(int kind, int line)
 {
@@ -120,31 +157,9 @@ SIMT void go_on()
         give_turn();
 }
 
-// Executes `act` once for the warp when all its lanes are here. Returns whether this lane did.
-template <class Act>
-static bool together(int kind, int line, Act act)
-{
-    if (!is_last(kind, line))
-        return false;
-    act();
-    go_on();
-    return true;
-}
-
 SIMT bool together(int kind, int line)
 {
     return together(kind, line, [] {});
-}
-
-// Every lane shows something to all lanes.
-template <class Fill>
-static const Show* exchange(int kind, int line, Fill fill)
-{
-    Show* shown = block->shown[lane_now().turn++ & 1];
-    fill(shown[current]);
-    const int first = current / WARP * WARP;
-    together(kind, line);
-    return shown + first;
 }
 
 SIMT void describe(const Named& named)
@@ -423,7 +438,7 @@ SIMT void divided(int) { fail(0, "a division by zero"); }
 
 // Runs a kernel over a grid. Returns what went wrong, or null. memory: for stacks and state of blocks; resident: blocks of a
 // multiprocessor; cluster: blocks of a cluster.
-SIMT const char* launch(void (*kernel)(), int grid_size, int threads, int bytes, uint64_t seed, char* memory, int resident, int cluster = 1)
+SIMT const char* launch(void (*kernel)(), int grid_size, int threads, int bytes, uint64_t seed, char* memory, int resident, int cluster)
 {
     const Dim grid = {unsigned(grid_size), 1, 1};
     const int most = cluster > 1 ? MOST_PLACES : 3, places = grid_size < most ? grid_size : most;
