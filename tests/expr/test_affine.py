@@ -2,7 +2,8 @@
 
 import pytest
 
-from attnc.expr.affine import affine, normalize
+from attnc.expr.affine import affine, at_least, normalize
+from attnc.expr.construct import compare
 from attnc.expr.nodes import show
 from tests.expr.spell import spell
 
@@ -35,3 +36,12 @@ def test_normalize_reaches_into_masks() -> None:
 
 def test_equal_sums_are_equal() -> None:
     assert affine(spell("a + b - (c - a)")) == affine(spell("2 * a - c + b"))
+
+
+@pytest.mark.parametrize(("op", "least"), [("<", 1), ("<=", 0), (">", None), (">=", None), ("==", None)])
+def test_a_comparison_says_by_how_much_one_side_is_larger(op: str, least: int | None) -> None:
+    a, b = spell("a"), spell("b")
+    given = compare(op, a, b)  # type: ignore[arg-type]  # one of the operators
+    for more in range(-3, 4):
+        is_known = least is not None and more <= least
+        assert at_least(b, spell(f"a + {more}"), given) == is_known

@@ -61,6 +61,13 @@ def test_words_have_the_bits(dtype: torch.dtype, bits: int, count: int) -> None:
     assert torch.equal(torch.tensor(found).bool(), trees.sees)
 
 
+def test_words_are_of_the_last_axis() -> None:
+    x = (torch.arange(2 * 3 * 37) % 5 < 2).view(2, 3, 37)
+    words = pack_bits(x, torch.uint8)
+    assert words.shape == (2, 3, 5)
+    assert torch.equal((words[..., None] >> torch.arange(8) & 1).flatten(2)[..., :37].bool(), x)
+
+
 def test_words_of_other_types_are_refused() -> None:
     with pytest.raises(
         TypeError, match=r"dtype: expected torch.uint8, torch.int32, torch.int64, got torch.int16"

@@ -1,7 +1,7 @@
 """Plans of projections: tiles, and which kernel is guessed for which size."""
 
 from attnc.build import plan_program
-from attnc.plan.projection import ProjectionModule
+from attnc.plan.projection import DotBound, ProjectionModule
 from tests.model.projections import LAYER, SCHEDULE, program
 
 
@@ -14,6 +14,14 @@ def test_tiles_are_ragged_where_the_size_says_so() -> None:
     assert first.ragged_n == {"gemv", "flat"}
     assert first.ragged_k == {"gemv"} == second.ragged_k
     assert not first.is_split
+
+
+def test_a_bound_counts_the_roundings_of_the_longest_chain() -> None:
+    """Higham, section 3.1: one for each addition of the chain, and those besides."""
+    every = DotBound(steps=0, depth=3, per_addition=2.0, partial=0.25)
+    assert every.relative(100) == 2.0 * (100 + 3) * 2.0**-24 + 0.25
+    blocks = DotBound(steps=16, depth=3, per_addition=1.0, partial=0.0)
+    assert [blocks.relative(K) * 2.0**24 for K in (16, 17, 100)] == [1 + 3, 2 + 3, 7 + 3]
 
 
 def test_the_guess_is_in_the_order_of_m() -> None:
