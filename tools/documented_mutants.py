@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import Any
 
@@ -18,27 +19,44 @@ def scores() -> Mapping[str, Any]:
     return found
 
 
-#: The campaigns whose scores are shown by operator too: the largest of kernels, and that of Python.
-_BY_OPERATOR = ("kernels on a GPU", "python")
+#: What the names of campaigns of kernels on a GPU begin with: their seeds are shown together.
+_SEEDS = "kernels on a GPU"
 
 
 def campaigns() -> str:
-    """Returns a table of the campaigns by target and phase or package, and where they ran; then those of some
-    by operator.
+    """Returns a table of the campaigns by target and phase or package, and where they ran; then, of kernels
+    on a GPU and of Python, by operator.
     """
-    rows, by_operator = list[tuple[str, ...]](), dict[str, list[tuple[str, ...]]]()
-    for name, campaign in scores().items():
-        for group, counts in campaign["groups"].items():
-            title = f"{name}, all" if group == "all" else group.removeprefix("python ")
-            if group not in campaign["operators"]:
-                rows.append(_row(title, counts))
-            elif name in _BY_OPERATOR:
-                by_operator.setdefault(name, []).append(_row(title, counts))
+    shown = {_SEEDS: _add(name for name in scores() if name.startswith(_SEEDS)), **_others()}
+    operators = {name for campaign in scores().values() for name in campaign["operators"]}
+    rows = list[tuple[str, ...]]()
+    for name, groups in shown.items():
+        titles = {
+            group: f"{name}, all" if group == "all" else group.removeprefix("python ") for group in groups
+        }
+        rows += [_row(titles[group], groups[group]) for group in groups if group not in operators]
+        if name == _SEEDS:
+            seeds = (campaign for title, campaign in scores().items() if title.startswith(_SEEDS))
+            rows += [_row(f"seed {one['seed']} alone", one["groups"]["all"]) for one in seeds]
     said = (f"{name}: seed {campaign['seed']}, {campaign['where']}" for name, campaign in scores().items())
-    shown = (
-        f"By what was changed, {name}:\n\n{table([*_head(), *own])}" for name, own in by_operator.items()
-    )
-    return "\n".join((f"{table([*_head(), *rows])}\n{'; '.join(said)}.\n", *shown))
+    tables = [f"{table([*_head(), *rows])}\n{'; '.join(said)}.\n"]
+    for name in (_SEEDS, "python"):
+        own = [_row(group, counts) for group, counts in shown[name].items() if group in operators]
+        tables.append(f"By what was changed, {name}:\n\n{table([*_head(), *own])}")
+    return "\n".join(tables)
+
+
+def _others() -> dict[str, Mapping[str, Counter[str]]]:
+    return {name: _add([name]) for name in scores() if not name.startswith(_SEEDS)}
+
+
+def _add(names: Iterable[str]) -> Mapping[str, Counter[str]]:
+    """Adds up the counts of campaigns, by group."""
+    found: dict[str, Counter[str]] = {}
+    for name in names:
+        for group, counts in scores()[name]["groups"].items():
+            found.setdefault(group, Counter()).update(counts)
+    return found
 
 
 def _head() -> list[tuple[str, ...]]:
