@@ -16,7 +16,7 @@ from attnc.output import write_folder
 from attnc.plan import ir
 from attnc.plan.device import DEVICES
 from attnc.plan.sm90.backward import CONSUMER_REGISTERS, Sm90Backward
-from attnc.plan.sm90.decode import Sm90DecodeLayout
+from attnc.plan.sm90.decode_layout import Sm90DecodeLayout
 from attnc.plan.sm90.layout import Sm90Layout, entry_registers
 from attnc.plan.sm90.warps import Sm90WarpsLayout
 from attnc.runtime.cubin import disassemble

@@ -25,64 +25,51 @@ all probabilities, and each multiplies them by half of the columns of V, and sto
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from math import gcd
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from attnc.diagnostics import Diagnostic
-from attnc.expr.construct import ZERO
 from attnc.model.attention import Attention, Variant
 from attnc.model.configs import configs
 from attnc.model.dtypes import DType
 from attnc.model.schedule import Choice, HopperConfig, Knob, Schedule, TileConfig, Value
 from attnc.plan.device import DEVICES
 from attnc.plan.fitting import Tiles, nothing_fits, remedy, several_values, unsupported
-from attnc.plan.ir import Decode, Let
 from attnc.plan.layout import Buffer, Estimate
 from attnc.plan.lists import lists_blocks
-from attnc.plan.regions import guard_of
 from attnc.plan.signature import feature
-from attnc.plan.sm80.layout import GRANULE, MMA, UNALIGNED_ROWS, CudaLayout
+from attnc.plan.sm80.layout import GRANULE, MMA, UNALIGNED_ROWS
+from attnc.plan.sm90.decode_layout import REGISTERS, Sm90DecodeLayout
 from attnc.plan.sm90.layout import (
     FREE_REGISTERS,
     PIECE,
-    SYSTEM_BYTES,
     WGMMA_ROWS,
     WIDEST,
     Copies,
-    Products,
     beyond_shared_memory,
-    cut_products,
     hopper,
     swizzled,
     widest_product,
 )
 from attnc.plan.sm90.narrow import (
     PIECE_OF_BYTES,
-    Narrow,
     narrow_misfit,
     narrow_of,
 )
 from attnc.plan.sm90.order import ordered_tiles
 
-#: Registers of a thread that copies, and of one that multiplies, by the number of warpgroups that multiply:
-#: all that the launch holds, exactly, with as many blocks on a multiprocessor as `_BLOCKS` says.
-REGISTERS: Mapping[int, tuple[int, int]] = {1: (40, 216), 2: (40, 232)}
-#: The same where those that copy convert, too.
-CONVERTING_REGISTERS: Mapping[int, tuple[int, int]] = {1: (48, 208), 2: (56, 224)}
-BLOCKS: Mapping[int, int] = {1: 2, 2: 1}
 #: Tiles of keys for each multiprocessor below which two blocks share the columns of o; measured on an H200.
 FEW_TILES = 1
 #: How much faster a multiprocessor is at tiles of two warpgroups while others idle: tensor cores bound it.
 LATENT_IDLE_GAIN = 1.0
 #: What a byte of their partial results costs in bytes of keys: few blocks join them. Measured there.
 LATENT_TRIPS = 4
-#: Bytes of a row of a piece of a tile, and of a barrier.
-_ROW, _BARRIER = 128, 8
 #: Fewest keys in a box that TMA copies: the swizzle repeats after so many rows.
 _FEWEST_KEYS = 8
 #: What a schedule gets for the keys that it does not mention: the first that fits.
 _TILES = (Tiles(tile_kv=64, stages=2), Tiles(tile_kv=32, stages=2))
+#: The same before these where each has columns of V alone; of K one tile may do.
+_SPLIT_TILES = (Tiles(tile_kv=64, stages=2), Tiles(tile_kv=48, stages=2))
 #: The same before these where columns have scales, beside which two blocks have room for no second stage.
 _SCALED_TILES = (Tiles(tile_kv=64, stages=1),)
 #: The same before these where rows have up to 64 columns of 16 bits: as many bytes are asked for at once.
@@ -94,180 +81,17 @@ _REMEDIES: Mapping[str, Sequence[Value]] = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sm90DecodeLayout(CudaLayout):
-    """As for `CudaLayout`; tiles are as wide as their pieces.
-
-    consumers: warpgroups that multiply; shares: blocks of some config share the columns of o; page: keys that
-    lie one behind the other in memory, 0: all; copies: how keys come; room: bytes of shared memory of a
-    block; narrow: what is converted; in_order: sums are those of an absolute order (`sm90.order`); joined:
-    columns of keys that are of another input, behind those of k.
-    """
-
-    consumers: int
-    shares: bool
-    page: int
-    copies: Copies
-    room: int
-    narrow: Narrow
-    in_order: bool = False
-    joined: int = 0
-
-    @property
-    def by_warps(self) -> bool:
-        return False
-
-    @property
-    def copies_rows(self) -> bool:
-        return self.copies == "rows"
-
-    @property
-    def gathers(self) -> bool:
-        """Whether rows of 8 bits come by way of registers."""
-        return self.copies == "registers"
-
-    @property
-    def copies_asynchronously(self) -> bool:
-        """Whether rows come by cp.async, after which those that multiply need a fence."""
-        return self.copies_rows or self.joined > 0
-
-    @property
-    def mapped(self) -> tuple[str, ...]:
-        return () if self.copies != "boxes" else ("k",) if self.v_in_k else ("k", "v")
-
-    @property
-    def shares_columns(self) -> bool:
-        return self.consumers == 2
-
-    @property
-    def stores_half(self) -> bool:
-        return self.dv < self.dv_multiplied
-
-    @property
-    def keeps_rest(self) -> bool:
-        """Whether columns of q that multiply no values stay in registers."""
-        return self.shares_columns and self.rest > 0
-
-    @property
-    def p_in_q(self) -> bool:
-        """Whether P lies in shared memory where columns of q were that stay in registers: beside tiles of 8
-        bits it has no room of its own.
-        """
-        return self.keeps_rest and bool(self.narrow)
-
-    @property
-    def blocks(self) -> int:
-        return BLOCKS[self.consumers]
-
-    @property
-    def role_registers(self) -> tuple[int, int]:
-        return self.registers_of(self.consumers)
-
-    def list_products(self, configs: Iterable[TileConfig]) -> list[Products]:
-        """Lists the products of p v, for each number of columns that a block of some config has."""
-        widths = dict.fromkeys(map(self.columns, configs))
-        return [cut_products(columns, widest_product(self.entry_registers)) for columns in widths]
-
-    def sharers(self, config: TileConfig) -> int:
-        return self.dv // config.tile_d if self.shares else 1
-
-    def chosen(self, config: TileConfig) -> dict[str, int]:
-        columns = {"BLOCK_D": config.tile_d} if self.shares else {}
-        ahead = self.ahead(config)
-        return columns | ({"RAW_TILES": ahead} if ahead else {})
-
-    def ahead(self, config: TileConfig) -> int:
-        """Tiles of 8 bits in shared memory: as many as leave room for the other blocks of a multiprocessor,
-        or else for this one.
-        """
-        if not self.narrow or self.gathers:
-            return 0
-        others = sum(size for name, size in self._buffers(config, 0).items())
-        own = DEVICES["sm_90"].shared_per_sm // BLOCKS.get(self.consumers, 1) - SYSTEM_BYTES
-        return self.narrow.count_ahead(config.tile_kv, (own - others, self.room - others))
-
-    def registers_of(self, consumers: int) -> tuple[int, int]:
-        return (CONVERTING_REGISTERS if self.narrow else REGISTERS)[consumers]
-
-    def columns(self, config: TileConfig) -> int:
-        return self.dv_multiplied // self.consumers // self.sharers(config)
-
-    @property
-    def rows_at_once(self) -> int:
-        return 4
-
-    @property
-    def rest(self) -> int:
-        return self.qk.panels - self.v.panels if self.v_in_k else 0
-
-    @property
-    def rest_steps(self) -> int:
-        return (self.d_multiplied - self.dv) // MMA if self.rest else 0
-
-    @property
-    def groups(self) -> int:
-        """Parts of a stage that are copied, waited for and given back each by itself: K, if V is not in it,
-        and V, or the columns of V that either warpgroup multiplies.
-        """
-        return self.consumers + (not self.v_in_k)
-
-    def box(self, tile_kv: int) -> int:
-        keys = tile_kv // self.narrow.warps
-        return gcd(self.page, keys) if self.page else keys
-
-    def threads(self, config: TileConfig) -> int:
-        return 128 * (self.consumers + 1)
-
-    @property
-    def entry_registers(self) -> int:
-        return 65536 // (128 * (self.consumers + 1) * BLOCKS[self.consumers]) // 8 * 8
-
-    @property
-    def consumer_registers(self) -> int:
-        return self.registers_of(self.consumers)[1]
-
-    def barriers(self, config: TileConfig) -> dict[str, int]:
-        """Barriers by what they guard: a full and an empty one of each part of a stage."""
-        return self._barriers(config, self.ahead(config))
-
-    def _barriers(self, config: TileConfig, ahead: int) -> dict[str, int]:
-        found = {"keys": 2 * config.stages * self.groups, **({"p": 2} if self.consumers == 2 else {})}
-        return found | ({"8 bits": ahead * self.narrow.barriers} if ahead else {})
-
-    def shared_memory(self, config: TileConfig) -> dict[str, int]:
-        return self._buffers(config, self.ahead(config))
-
-    def _buffers(self, config: TileConfig, ahead: int) -> dict[str, int]:
-        tile_kv, stages = config.tile_kv, config.stages
-        buffers = {
-            "q": WGMMA_ROWS * self.qk.panels * _ROW,
-            "k": stages * tile_kv * self.qk.panels * _ROW,
-            "v": 0 if self.v_in_k else stages * tile_kv * self.v.panels * _ROW,
-            "8 bits": ahead * self.narrow.tile_bytes(tile_kv),
-            "scales": self.narrow.scale_bytes(tile_kv),
-            "p": WGMMA_ROWS * _ROW if self.consumers == 2 and not self.p_in_q else 0,
-            "statistics": (10 if self.in_order else 4) * WGMMA_ROWS * 4 if self.consumers == 2 else 0,
-            "barriers": _BARRIER * sum(self._barriers(config, ahead).values()),
-        }
-        return {name: size for name, size in buffers.items() if size}
-
-    def registers(self, config: TileConfig) -> dict[str, int]:
-        """32-bit registers of a thread that multiplies, those that live through a step."""
-        tile_kv = config.tile_kv
-        kept = {"q": 4 * self.rest_steps} if self.consumers == 2 and self.rest else {}
-        return {"acc": self.columns(config) // 2, "s": tile_kv // 2, "p": tile_kv // 4, **kept}
-
-
 def check_sm90_decode(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
     """Reasons why decoding cannot be compiled for Hopper, besides those that hold for its other kernels."""
     attention, knobs = variant.attention, schedule.forward
     d, dv = feature(attention.q), feature(attention.v)
     in_k = attention.v.storage.is_part
-    if dv > WIDEST and not (dv % (2 * PIECE) == 0 and dv <= 2 * WIDEST):
+    if dv > 2 * WIDEST or (dv > WIDEST and in_k and dv % (2 * PIECE)):
+        multiple = f"a multiple of {2 * PIECE} up to" if in_k else "not more than"
         yield unsupported(
             f"{dv} columns of o are not lowered to {schedule.target}",
             attention.v.span,
-            f"two warpgroups share them where they are a multiple of {2 * PIECE} up to {2 * WIDEST}",
+            f"two warpgroups share them where they are {multiple} {2 * WIDEST}",
             "a schedule for 'cuda.sm_80' runs on this architecture too",
         )
     stored = (attention.v, attention.k)
@@ -390,6 +214,7 @@ def sm90_decode_layout(variant: Variant, schedule: Schedule) -> Sm90DecodeLayout
     knobs = schedule.forward
     consumers, columns = knobs.get("consumers"), knobs.get("tile.d")
     count = consumers.choices[0] if consumers else 2 if dv > WIDEST else 1
+    whole = 2 * PIECE if dv > WIDEST and not attention.v.storage.is_part else PIECE  # of both warpgroups
     shares = dv % (4 * PIECE) == 0 if columns is None else columns.choices != (dv,)
     narrow, in_k = narrow_of(attention), attention.v.storage.is_part
     copies: Copies = "rows" if lists_blocks(attention) else copies_of(attention)
@@ -399,7 +224,7 @@ def sm90_decode_layout(variant: Variant, schedule: Schedule) -> Sm90DecodeLayout
         d=d,
         dv=dv,
         qk=swizzled(d, element),
-        v=swizzled(dv, element),
+        v=swizzled(-(-dv // whole) * whole, element),
         warp_split="q",
         streamed="kv",
         v_in_k=in_k,
@@ -444,7 +269,7 @@ def _list_tiles(attention: Attention, layout: Sm90DecodeLayout) -> tuple[Tiles, 
 
 def _first_tiles(layout: Sm90DecodeLayout) -> tuple[Tiles, ...]:
     if layout.consumers != 1:
-        return ()
+        return _SPLIT_TILES if layout.splits_keys else ()
     if layout.narrow.scales:
         return _SCALED_TILES
     return _NARROW_TILES if max(layout.d, layout.dv) <= PIECE and not layout.narrow else ()
@@ -475,7 +300,7 @@ def _misfit(config: HopperConfig, layout: Sm90DecodeLayout) -> str | None:
     consumers, tile_kv = layout.consumers, config.tile_kv
     if consumers not in REGISTERS:
         return f"consumers = {consumers}: one, or two that share the columns of o"
-    if consumers == 2 and (layout.dv % (2 * PIECE) or not (layout.v_in_k or layout.dv > WIDEST)):
+    if consumers == 2 and (layout.v.width % (2 * PIECE) or not (layout.v_in_k or layout.dv > WIDEST)):
         share = f"consumers = 2 share a multiple of {2 * PIECE} columns of values that are in the keys"
         return f"{share}, or are more than {WIDEST}"
     if layout.shares and (layout.dv % config.tile_d or config.tile_d % (2 * PIECE)):
@@ -509,26 +334,6 @@ def _misfit(config: HopperConfig, layout: Sm90DecodeLayout) -> str | None:
     return beyond_shared_memory(layout.shared_memory(config), layout.room)
 
 
-def knows_first_tile(kernel: Decode) -> bool:
-    """Returns whether the first tile of a block depends on no length or condition, so that it is copied, or
-    the pages of its rows are looked up, before any is known.
-    """
-    split, rows = kernel.split, kernel.rows.get("k")
-    first = kernel.regions.loops[0].start if split is None else split.lo
-    is_packed = rows is not None and rows.first is not None
-    is_run = split is not None and not split.in_turn  # its beginning follows from how many tiles there are
-    is_known = first == ZERO and not is_run and guard_of(kernel.regions) is None
-    return is_known and not is_packed and "N" in kernel.dims
-
-
-def shows_unseen_values(kernel: Decode, layout: Sm90DecodeLayout) -> bool:
-    """Returns whether rows of v in a partial tile have to be made zero: TMA does so behind the tensor alone,
-    and copies of single rows behind the last key.
-    """
-    shortened = any(isinstance(item, Let) and item.name == "N" for item in kernel.program)
-    return kernel.step.kept is not None or (shortened and layout.copies == "boxes")
-
-
 def sm90_decode_registers(layout: Sm90DecodeLayout, config: TileConfig) -> dict[str, int]:
     """Registers of a thread that multiplies by value, and an allowance for the rest."""
     return {**layout.registers(config), "other": FREE_REGISTERS}
@@ -539,7 +344,7 @@ def sm90_decode_estimate(layout: Sm90DecodeLayout, config: TileConfig) -> Estima
     tile_kv, stages = config.tile_kv, config.stages
     shapes = {
         "q": f"{WGMMA_ROWS}x{layout.qk.width}",
-        "k": f"{stages} x {tile_kv}x{layout.qk.width}",
+        "k": f"{layout.key_stages(config)} x {tile_kv}x{layout.qk.width}",
         "v": f"{stages} x {tile_kv}x{layout.v.width}",
         "8 bits": f"{layout.ahead(config)} x {tile_kv}x{layout.narrow.panels * PIECE_OF_BYTES}",
         "scales": f"{tile_kv}x{layout.narrow.scales}",

@@ -48,13 +48,13 @@ from attnc.plan.sm90.decode import (
     FEW_TILES,
     LATENT_IDLE_GAIN,
     LATENT_TRIPS,
-    Sm90DecodeLayout,
     sm90_decode_configs,
     sm90_decode_estimate,
     sm90_decode_layout,
     sm90_decode_roles,
     walks_segments,
 )
+from attnc.plan.sm90.decode_layout import Sm90DecodeLayout
 from attnc.plan.sm90.latent import (
     plan_latent_backward,
     plan_wide_backward,

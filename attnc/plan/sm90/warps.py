@@ -26,7 +26,8 @@ from attnc.plan.fitting import Tiles, nothing_fits, remedy, several_values, unsu
 from attnc.plan.layout import Buffer, Estimate
 from attnc.plan.signature import feature
 from attnc.plan.sm80.layout import GRANULE, MMA, UNALIGNED_ROWS
-from attnc.plan.sm90.decode import Sm90DecodeLayout, check_decode_knobs, sm90_decode_layout
+from attnc.plan.sm90.decode import check_decode_knobs, sm90_decode_layout
+from attnc.plan.sm90.decode_layout import Sm90DecodeLayout
 from attnc.plan.sm90.layout import FREE_REGISTERS, beyond_shared_memory, hopper
 from attnc.plan.sm90.narrow import CONVERTING_WARPS, copy_as_stored
 

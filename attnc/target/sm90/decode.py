@@ -8,7 +8,7 @@ from functools import cached_property
 from itertools import islice, takewhile
 
 from attnc.plan.ir import Decode, Let, Module
-from attnc.plan.sm90.decode import Sm90DecodeLayout, knows_first_tile, shows_unseen_values
+from attnc.plan.sm90.decode_layout import Sm90DecodeLayout, knows_first_tile, shows_unseen_values
 from attnc.plan.sm90.layout import list_key_tiles
 from attnc.target.sm80.kernel import CudaDecodeText
 from attnc.target.sm80.output_arguments import OutputArguments

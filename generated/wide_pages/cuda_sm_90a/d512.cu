@@ -29,7 +29,7 @@
 // One compilation for each configuration: d512.py passes these with -D.
 #ifndef BLOCK_M
 #define BLOCK_M 64  // rows of a tile
-#define BLOCK_N 32  // keys of a tile
+#define BLOCK_N 48  // keys of a tile
 #define WARPS 12  // 4 producers, the others consume
 #define STAGES 2  // tiles of K and of V in shared memory
 #endif
@@ -46,12 +46,15 @@ constexpr float SCALE = 0.06375871541229934f;  // factor of the raw score in bas
 constexpr int QK_PANELS = 8, V_PANELS = 8;
 constexpr int Q_BYTES = QK_PANELS * BLOCK_M * 128, K_BYTES = QK_PANELS * BLOCK_N * 128;
 constexpr int Q_AT = 0, K_AT = Q_AT + Q_BYTES;
-constexpr int V_BYTES = V_PANELS * BLOCK_N * 128, V_AT = K_AT + STAGES * K_BYTES, TILES_END = V_AT + STAGES * V_BYTES;
+constexpr int V_BYTES = V_PANELS * BLOCK_N * 128, ROOM = 222976;
+// Of K, one stage where there is no room for as many as of V: it is given back sooner before it is needed again.
+constexpr int K_STAGES = Q_BYTES + STAGES * (K_BYTES + V_BYTES) > ROOM ? 1 : STAGES, V_AT = K_AT + K_STAGES * K_BYTES,
+    TILES_END = V_AT + STAGES * V_BYTES;
 // The last p, and maxima and sums of rows of each consumer.
 constexpr int P_AT = TILES_END, MAXIMA_AT = P_AT + BLOCK_M * 128, SUMS_AT = MAXIMA_AT + 2 * BLOCK_M * 4;
 constexpr int BARRIERS_AT = SUMS_AT + 2 * BLOCK_M * 4;
 // Then the barriers. FULL: a part of a stage may be read; EMPTY: it may be overwritten.
-constexpr int PARTS = 3;  // of a stage: the columns of V that each warpgroup multiplies, and K
+constexpr int PARTS = 4;  // of a stage: the columns of V that each warpgroup multiplies, and K in two
 constexpr int FULL = 0, EMPTY = FULL + STAGES * PARTS, P_FULL = EMPTY + STAGES * PARTS;
 constexpr int PAGE = 16, BOX = 16, BOXES = BLOCK_N / BOX;  // keys of a box lie in one page
 
@@ -75,7 +78,7 @@ struct Args {
     int B, H, G, M, N, Hkv, SPLITS;
 };
 
-WGMMA_SS(32)
+WGMMA_SS(48)
 WGMMA_RS(256)
 WGMMA_SS_ROWS(256)
 
@@ -162,7 +165,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) wide_pages_forward
     const int H = args.H, G = args.G, M = args.M, Hkv = args.Hkv;
     int N = args.N;
     const int split = blockIdx.x % args.SPLITS, tile = blockIdx.x / args.SPLITS;
-    const int row_tiles = (M * G + BLOCK_M - 1) / BLOCK_M, row_lo = tile % row_tiles * BLOCK_M;
+    const int row_tiles = (M * G + BLOCK_M - 1) / BLOCK_M, row_lo = (row_tiles - 1 - tile % row_tiles) * BLOCK_M;
     const int b = tile / row_tiles / Hkv, h_kv = tile / row_tiles % Hkv;
     const int q_lo = row_lo / G;
     const int* const block_table_row = &args.block_table_ptr[b * args.stride_block_table_0];
@@ -185,6 +188,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) wide_pages_forward
     const bool is_early = split_lo < N;  // the first tile is copied before the length is known
     const int producer = warp;
     PipelineState<STAGES> next_stage = {0, 1};
+    PipelineState<STAGES> last_stage = {STAGES - 1, 1};  // of the tile before
     bool odd = false;
     // Copies a tile, part by part of its stage, as they become free.
     auto copy_tile = [&](int kv_lo) {
@@ -200,8 +204,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) wide_pages_forward
                         page);
         };
         // Waits until a part may be overwritten, and announces the bytes of this warp.
-        auto begin = [&](int part, int panels) {
-            mbarrier_wait(barrier_of(base, EMPTY, PARTS * next_stage.index + part), next_stage.phase);
+        auto begin = [&](const PipelineState<STAGES>& free, int part, int panels) {
+            mbarrier_wait(barrier_of(base, EMPTY, PARTS * free.index + part), free.phase);
             const u32 full = barrier_of(base, FULL, PARTS * next_stage.index + part);
             __syncwarp();  // a late lane would wait for a phase that has passed, where this warp copies nothing
             if (lane == 0)
@@ -209,16 +213,21 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) wide_pages_forward
             __syncwarp();
             return full;
         };
-        const u32 k_tile = base + K_AT + next_stage.index * K_BYTES;
+        const u32 k_tile = base + K_AT + next_stage.index % K_STAGES * K_BYTES;
+        // whose K lies where this one goes
+        const PipelineState<STAGES> free_keys = K_STAGES < STAGES ? last_stage : next_stage;
         // The consumer that makes p of this tile wants its columns of V first.
         constexpr int HALF = V_PANELS / 2;
-        copy(args.k_map, k_tile, begin(2, own(QK_PANELS, producer)), 0, QK_PANELS, producer);
+        constexpr int FIRST = 4, OTHERS = QK_PANELS - FIRST;  // panels of K, in two parts
+        copy(args.k_map, k_tile, begin(free_keys, 2, own(FIRST, producer)), 0, FIRST, producer);
+        copy(args.k_map, k_tile, begin(free_keys, 3, own(OTHERS, producer)), FIRST, OTHERS, producer);
         for (int turn = 0; turn < 2; ++turn) {
             const int half = turn ^ odd;
-            copy(args.v_map, base + V_AT + next_stage.index * V_BYTES, begin(half, own(HALF, producer)), half * HALF,
-                HALF, producer);
+            copy(args.v_map, base + V_AT + next_stage.index * V_BYTES, begin(next_stage, half, own(HALF, producer)),
+                half * HALF, HALF, producer);
         }
         odd = !odd;
+        last_stage = {next_stage.index, next_stage.phase ^ 1};
         next_stage.advance();
     };
 
@@ -355,8 +364,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) wide_pages_forward
             l[r] += sum[r];
     };
 
-    // panels: columns of v of one consumer; the part of a stage that K is
-    constexpr int HALF = V_PANELS / 2, K_PART = 2;
+    // Panels: columns of v of one consumer, and of K in its first part; the parts of a stage that K is.
+    constexpr int HALF = V_PANELS / 2, FIRST = 4, K_PART = 2;
     const u64 q_tile = wgmma_descriptor(base + Q_AT, 16, 1024), k_tiles = wgmma_descriptor(base + K_AT, 16, 1024);
     const u64 v_tiles = wgmma_descriptor(base + V_AT + consumer * HALF * BLOCK_N * 128, BLOCK_N * 128, 1024);
     const u64 p_tile = wgmma_descriptor(base + P_AT, 16, 1024);
@@ -366,8 +375,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) wide_pages_forward
     u32 parity = 0;
     auto wait = [&](const PipelineState<STAGES>& stage,
         int part) { mbarrier_wait(barrier_of(base, FULL, PARTS * stage.index + part), stage.phase); };
-    auto release = [&](const PipelineState<STAGES>& stage) { mbarrier_arrive_if(barrier_of(base, EMPTY,
-        PARTS * stage.index + consumer), lane == 0); };
+    auto give_back = [&](const PipelineState<STAGES>& stage,
+        int part) { mbarrier_arrive_if(barrier_of(base, EMPTY, PARTS * stage.index + part), lane == 0); };
+    auto release = [&](const PipelineState<STAGES>& stage) { give_back(stage, consumer); };
     // Adds a tile of the other consumer to the columns of this one: p from shared memory, under its maximum.
     auto start_other = [&](int kv_lo) {
         mbarrier_wait(barrier_of(base, P_FULL, 1 - consumer), parity);
@@ -389,11 +399,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) wide_pages_forward
     // A tile of this consumer. Behind the mma of its scores stands p v of the other consumer's previous tile, whose p
     // is there by then, and whose stage is needed next; it runs beside the softmax.
     auto step = [&](auto follows, int other_lo, int kv_lo) {
-        const u64 k_tile = k_tiles + own.index * (K_BYTES / 16);
+        const u64 k_tile = k_tiles + own.index % K_STAGES * (K_BYTES / 16);
         wait(own, K_PART);
         wgmma_fence();
-        mma_qk<QK_PANELS>(scores, q_tile, k_tile, 0, false);
+        mma_qk<FIRST>(scores, q_tile, k_tile, 0, false);
         wgmma_commit();
+        wait(own, K_PART + 1);
+        wgmma_fence();
+        mma_qk<QK_PANELS - FIRST>(scores, q_tile, k_tile, FIRST, true);
+        wgmma_commit();
+        wgmma_wait<1>();
+        give_back(own, K_PART);
         if constexpr (follows.value) {
             start_other(other_lo);
             wgmma_wait<1>();
@@ -401,9 +417,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) wide_pages_forward
             wgmma_wait<0>();
         }
         warpgroup_fence_operand(scores);
-        mbarrier_arrive_if(barrier_of(base, EMPTY, PARTS * own.index + K_PART), lane == 0);
+        give_back(own, K_PART + 1);
         float alpha[ROWS];
         probabilities(kv_lo, alpha);
+        wait(own, consumer);  // the compiler moves no wait over this branch: exponentials stay beside p v
         if constexpr (follows.value) {
             wgmma_wait<0>();
             warpgroup_fence_operand(acc);
@@ -423,7 +440,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) wide_pages_forward
         __syncwarp();
         mbarrier_arrive_if(barrier_of(base, P_FULL, consumer), lane == 0);
         rescale(alpha);
-        wait(own, consumer);
         clear_values(kv_lo, base + V_AT + own.index * V_BYTES + consumer * HALF * BLOCK_N * 128);
         wgmma_fence();
         mma_pv(acc, p, v_tiles + own.index * (V_BYTES / 16));

@@ -1,0 +1,120 @@
+"""Heads of more than 256 columns on Hopper, on the CPU: any width, and K in one stage beside two of V."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+
+import pytest
+
+from attnc.target.files import render_files
+from attnc.verify.case import Case
+from attnc.verify.check import check
+from attnc.verify.subject import Subject, subject_of
+from tests.by_day import some_by_day
+from tests.targets import needs_gxx
+from tests.verify.judging import modules_of, spec
+
+pytestmark = [needs_gxx, pytest.mark.slow]
+
+
+def text_of(
+    mask: str = "causal",
+    *,
+    more: Sequence[str] = (),
+    d: int = 512,
+    dv: int = 512,
+    storage: str = "",
+    schedule: str = "split.kv in {1, 3}",
+) -> str:
+    lines = [
+        f"input q: bf16[B, M, Hkv * G, {d}]",
+        f"input k: bf16[B, N, Hkv, {d}]{storage}",
+        f"input v: bf16[B, N, Hkv, {dv}]{storage}",
+        *more,
+        f"score = dot(q, k) / sqrt({d})",
+        f"mask = {mask}",
+        "normalize = softmax",
+        f"output o: bf16[B, M, Hkv * G, {dv}]",
+        "output lse: f32[B, Hkv * G, M]",
+    ]
+    return spec(lines, f"loops = [kv], pack = gqa, {schedule}", target="cuda.sm_90a")
+
+
+@cache
+def subject(text: str, *changes: tuple[str, str]) -> Subject:
+    """The module of a spec, with some of its kernel's text changed."""
+    (module,) = modules_of(text)
+    source = render_files(module, path="a.attn", sha256="")["default.cu"]
+    for wrong, instead in changes:
+        assert wrong in source
+        source = source.replace(wrong, instead)
+    return subject_of(module, {"default.cu": source} if changes else None)
+
+
+LENGTHS = ("input lens: i32[B]", "length N = lens[b]")
+KINDS = {
+    "causal": text_of(),
+    "window_in_pages": text_of(
+        "window(60, 0)",
+        more=("input table: i32[B, P]", *LENGTHS),
+        storage=" via paged(table, page = 16)",
+        d=384,
+        dv=384,
+    ),
+    "tiles_left_out": text_of("kv_idx < 4 or (kv_idx <= q_idx and q_idx - kv_idx <= 20)", d=320),
+    "two_tiles_of_keys": text_of(schedule="tile.kv = 32, split.kv = 2", more=LENGTHS),
+    "other_columns_of_v": text_of(d=264, dv=384),
+    "columns_that_are_not_stored": text_of(d=320, dv=320),
+    "rows_of_pages": text_of(
+        "window(60, 0)",
+        more=("input table: i32[B, P]", *LENGTHS),
+        storage=" via paged(table, page = 4)",
+        d=264,
+        dv=264,
+    ),
+}
+#: B, Hkv, G, M and N: one tile of rows for each head, an odd number of such blocks, two tiles, three, four.
+SIZES = ((1, 1, 2, 1, 200), (3, 1, 3, 21, 70), (1, 2, 1, 100, 150), (1, 1, 5, 30, 130), (1, 1, 2, 128, 100))
+
+
+@pytest.mark.parametrize("kind", some_by_day(KINDS, of=2))
+def test_wide_heads_are_right_with_any_number_of_tiles_of_rows(kind: str) -> None:
+    made = subject(KINDS[kind])
+    for seed, sizes in enumerate(SIZES):
+        dims = dict(zip(("B", "Hkv", "G", "M", "N"), sizes, strict=True))
+        found = check(made, Case(dims=dims, seed=seed, config=seed % len(made.configs)), fills=("nan",))
+        assert found.ok, (dims, found.message)
+
+
+#: By name: what is changed in the text of the causal kernel, and what shows.
+BUGS: Mapping[str, tuple[tuple[tuple[str, str], ...], str]] = {
+    "the_other_k_is_not_waited_for": (
+        (("K_STAGES < STAGES ? last_stage : next_stage", "next_stage"),),
+        "may still read|has not arrived yet",
+    ),
+    "the_first_part_of_k_is_given_back_early": (
+        (("wgmma_wait<1>();\n        give_back(own, K_PART);", "give_back(own, K_PART);"),),
+        "may still read",
+    ),
+    "the_second_part_of_k_is_not_waited_for": (
+        (("wait(own, K_PART + 1);", ""),),
+        "has not arrived yet",
+    ),
+    "rows_of_the_first_tile_twice": (
+        (("(row_tiles - 1 - tile % row_tiles)", "max(row_tiles - 1 - tile % row_tiles, 1)"),),
+        "is off|are off",
+    ),
+}
+
+
+@pytest.mark.parametrize("bug", BUGS)
+def test_what_is_wrong_between_warpgroups_shows(bug: str) -> None:
+    changes, told = BUGS[bug]
+    found = check(
+        subject(KINDS["causal"], *changes),
+        Case(dims={"B": 1, "Hkv": 2, "G": 1, "M": 200, "N": 300}),
+        fills=("nan",),
+    )
+    assert not found.ok
+    assert any(part in found.message for part in told.split("|")), found.message
