@@ -55,6 +55,14 @@ def test_what_is_of_the_row_alone_is_computed_ahead(epilogue: str, ahead: str, v
     assert found.staged is not None
     assert (show(found.staged.ahead), show(found.staged.value)) == (ahead, value)
     assert found.staged.in_pairs == ahead.startswith("sigmoid")
+    assert found.staged.is_factor == (value == "gate_tile_ahead * attention")
+
+
+def test_o_may_stand_first_in_a_product() -> None:
+    found = finishing("attention * sigmoid(gate[b, q_idx, h, d])")
+    assert found is not None
+    assert found.staged is not None
+    assert found.staged.is_factor
 
 
 def test_one_row_has_the_tile_of_o() -> None:

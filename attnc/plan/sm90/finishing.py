@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from attnc.expr.nodes import COLUMN, Attended, Call, Const, Expr, Index, Ref, children, uses, walk
+from attnc.expr.nodes import COLUMN, Attended, Binary, Call, Const, Expr, Index, Ref, children, uses, walk
 from attnc.expr.simplify import substitute
 from attnc.model.dtypes import DType
 from attnc.plan.ir import Epilogue, Fetch, Forward
@@ -21,13 +21,23 @@ from attnc.plan.sm90.layout import Sm90Layout
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Staged:
     """A row that is copied ahead. ahead: what is computed of it before o is there, which the value of the
-    epilogue, `value`, reads as `name`; in_pairs: sigmoids, of which two share a reciprocal.
+    epilogue, `value`, reads as `name`; in_pairs: sigmoids, of which two share a reciprocal; is_factor: o is
+    multiplied by it, so that what divides o by the sum of its row may be multiplied before.
     """
 
     fetch: Fetch
     name: str
     ahead: Expr
     value: Expr
+
+    @property
+    def is_factor(self) -> bool:
+        match self.value:
+            case Binary(op="*", left=Ref(name=name), right=Attended()):
+                return name == self.name
+            case Binary(op="*", left=Attended(), right=Ref(name=name)):
+                return name == self.name
+        return False
 
     @property
     def in_pairs(self) -> bool:

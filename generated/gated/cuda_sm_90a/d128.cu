@@ -433,10 +433,10 @@ __device__ __forceinline__ void run_consumer(const Args& args, u32 base, WorkTil
                             x[c] = gate_tile;
                         }
                         if constexpr (in_pairs.value) {
-                            served &= sigmoids(x[0], x[1]);
+                            served &= sigmoids(x[0], x[1], scale[i % 2]);
                         } else {
-                            x[0] = sigmoid_(x[0]);
-                            x[1] = sigmoid_(x[1]);
+                            x[0] = sigmoid_(x[0]) * scale[i % 2];
+                            x[1] = sigmoid_(x[1]) * scale[i % 2];
                         }
                     }
                 }
@@ -451,16 +451,15 @@ __device__ __forceinline__ void run_consumer(const Args& args, u32 base, WorkTil
             if (uniform(work.kv_lo) >= 0)
                 release_v();
             q.advance();
-            #pragma unroll
-            for (int r = 0; r < ROWS; ++r) {
-                const int q_idx = q_lo + 64 * consumer + 16 * warp + 8 * r + g;
+            if (any_lane(!sees[0] || !sees[1]))  // rarely: rows without keys
                 #pragma unroll
                 for (int j = 0; j < DV / 8; ++j)
                     #pragma unroll
-                    for (int c = 0; c < 2; ++c) {
-                        float& o = acc[j][2 * r + c];
-                        o = sees[r] ? o * scale[r] : 0.0f;
-                    }
+                    for (int i = 0; i < 4; ++i)
+                        acc[j][i] = sees[i / 2] ? acc[j][i] : 0.0f;
+            #pragma unroll
+            for (int r = 0; r < ROWS; ++r) {
+                const int q_idx = q_lo + 64 * consumer + 16 * warp + 8 * r + g;
                 if (args.attention_ptr != nullptr) {  // for the gradients
                     element* const kept = args.attention_ptr + b * args.stride_attentionb + h * args.stride_attentionh
                         + q_idx * args.stride_attentionm;
@@ -472,7 +471,7 @@ __device__ __forceinline__ void run_consumer(const Args& args, u32 base, WorkTil
                         u32 x[4];
                         #pragma unroll
                         for (int i = 0; i < 4; ++i)
-                            x[i] = pack(acc[j + i][2 * r], acc[j + i][2 * r + 1]);
+                            x[i] = pack(acc[j + i][2 * r] * scale[r], acc[j + i][2 * r + 1] * scale[r]);
                         if (by_chunks)
                             exchange_pairs(x, t);
                         if (by_chunks && exists)
@@ -488,17 +487,15 @@ __device__ __forceinline__ void run_consumer(const Args& args, u32 base, WorkTil
                         #pragma unroll
                         for (int c = 0; c < 2; ++c)
                             if (exists)
-                                kept[8 * j + 2 * t + c] = element{(unsigned short)pack(acc[j][2 * r + c], 0.0f)};
+                                kept[8 * j + 2 * t + c] = element{(unsigned short)pack(acc[j][2 * r + c] * scale[r],
+                                    0.0f)};
                 }
-                #pragma unroll
-                for (int j = 0; j < DV / 8; ++j)
-                    #pragma unroll
-                    for (int c = 0; c < 2; ++c) {
-                        float& o = acc[j][2 * r + c];
-                        const float gate_tile_ahead = ahead[j][2 * r + c];
-                        o = gate_tile_ahead * o;
-                    }
             }
+            #pragma unroll
+            for (int j = 0; j < DV / 8; ++j)
+                #pragma unroll
+                for (int i = 0; i < 4; ++i)
+                    acc[j][i] *= ahead[j][i];
             u32 rounded[DV / 8][ROWS];
             #pragma unroll
             for (int j = 0; j < DV / 8; ++j)
