@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import traceback
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
 
@@ -231,6 +232,7 @@ def test_a_result_that_shares_an_element_is_refused(door: Door, argument: str, r
 def test_tracing_of_torch_jit_is_refused(door: str) -> None:
     """Sizes are no numbers there."""
     names, tensors = zip(*DOORS[door].make().items(), strict=True)
+    warnings.simplefilter("ignore")  # torch.jit is deprecated
     with pytest.raises(RuntimeError, match=r"torch\.jit\.trace cannot follow .*: export the program"):
         torch.jit.trace(lambda *given: DOORS[door].call(**dict(zip(names, given, strict=True))), tensors)  # type: ignore[no-untyped-call]  # torch's
 
