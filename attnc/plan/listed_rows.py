@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from dataclasses import replace
 
-from attnc.expr.construct import ZERO, add, compare, conj, floordiv, mul
+from attnc.expr.construct import ZERO, add, compare, conj, floordiv, mul, where
 from attnc.expr.interval import I32, SIZE
 from attnc.expr.nodes import TRUE, Binary, Call, Const, Dim, Expr, Index, InList, Load, Ref, Search, walk
 from attnc.expr.simplify import substitute
@@ -134,6 +134,8 @@ def along_rows(loops: Regions, made: ListedRows, entries: Expr) -> tuple[Regions
     places: tuple[Expr, ...] = (Index("b"), *((KV_HEAD,) if made.by_head else ()), Index("q_lo"))
     for place, size in zip(places, made.lines, strict=True):
         number = add(mul(number, size), place)
+    if made.by_head:  # a product of three sizes: as for other lists, a tile of no query has none
+        number = where(compare(">=", Index("q_lo"), Dim("M")), Const(-1), number)
     walked = ListWalk(
         memory="lists",
         line=Ref("list_line", "int", within=ends_of(number)),
