@@ -37,4 +37,20 @@ BUGS: tuple[CudaBug, ...] = (
         anchor="kv_lo + first_key + 8 * j + 2 * t + c",
         patch="kv_lo + 8 * j + 2 * t + c",
     ),
+    CudaBug(
+        name="heads of the first part alone",
+        attention="cuda_latent",
+        file="backward_add",
+        story="one block had all heads of its keys once",
+        anchor="for (int part = 0; part < args.WALK_PARTS; ++part)",
+        patch="for (int part = 0; part < 1; ++part)",
+    ),
+    CudaBug(
+        name="heads of a part in all parts behind it, too",
+        attention="cuda_latent",
+        file="backward_dk",
+        story="the loop over heads went on from the first head of a part",
+        anchor="group += args.WALK_PARTS",
+        patch="++group",
+    ),
 )

@@ -208,6 +208,11 @@ class CudaBackwardLayout:
     reads_rows: bool = True
     breaks_sticks: bool = False
 
+    @property
+    def shares_heads(self) -> bool:
+        """Whether blocks may share the query heads of a kv tile, whose sums another kernel adds in order."""
+        return self.layout.v_in_k
+
     def slices(self, kernel: KernelName) -> int:
         widest = max(self.layout.qk.width, self.layout.v.width)
         return -(-widest // (2 * SLICE if over_rows(kernel) else SLICE)) if self.sliced else 1

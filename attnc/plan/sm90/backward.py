@@ -119,6 +119,11 @@ class Sm90Backward(CudaBackwardLayout):
     alike: bool = False
     listed: tuple[int, int] = (0, 0)
 
+    @property
+    def shares_heads(self) -> bool:
+        """Returns False: walks of these kernels are cut into parts of their own."""
+        return False
+
     def consumers(self, kernel: KernelName) -> int:
         return 1 if self.listed[0 if over_rows(kernel) else 1] % ROWS else CONSUMERS
 

@@ -10,6 +10,7 @@ from attnc.model.dtypes import DType
 from attnc.model.tensors import Role
 from attnc.plan.ir import Module
 from attnc.plan.ir.backward import Adjoint
+from attnc.plan.sm80 import backward_layout_of
 from attnc.plan.steps import dims_of, sizes
 from attnc.target.kernel_view import Tensors
 from attnc.target.sm80.printer import stored_type
@@ -37,6 +38,10 @@ class ArgumentText:
         self.adds_dq = any(planned.chain.adds_dq is not None for planned in self._backward.kernels)
         made = dict.fromkeys(name for planned in self._backward.kernels for name in planned.makes)
         self.made: list[str] = [*(["dq"] if self.adds_dq else []), *made]
+        over_keys = [planned for planned in self._backward.kernels if not planned.over_q]
+        shares = backward_layout_of(self._backward).shares_heads
+        #: What blocks sum that share the query heads of a kv tile.
+        self.parts = [f"{name}_sum" for x in over_keys if shares and x.sums_heads for name in x.makes]
         self.inputs = [arg.tensor.name for arg in module.taken]
         dtypes = {arg.tensor.name: DType(arg.tensor.dtype) for arg in (*module.taken, *module.outputs)}
         self.dtypes = {**dtypes, "do": dtypes["o"]}
@@ -91,7 +96,7 @@ class ArgumentText:
         found += [(element if name in ("dq", *self.as_elements) else "float", name) for name in self.made]
         sums = ["dq_sum"] if self.adds_dq else []
         of_rows = ["lse2", "delta"] if self._reads_rows else []
-        found += [("float", name) for name in (*of_rows, *self.edges, *sums)]
+        found += [("float", name) for name in (*of_rows, *self.edges, *sums, *self.parts)]
         found += [(stored(self.adjoint_dtype(adjoint)), adjoint.name) for adjoint in self.adjoints]
         return found
 
@@ -120,7 +125,9 @@ class ArgumentText:
         if self.adds_dq:  # rounded by a kernel of its own
             dims += sizes(self.module.variant.attention, dims_of(()))
         padded = ["M_padded", *(["ROW_TILE"] if self.tensors.packs(Role.QUERY) else [])]
-        return [*dict.fromkeys(dims), *padded, *(["EDGES"] if self.edges else []), "SECTION", "KV_SECTION"]
+        edges = ["EDGES"] if self.edges else []
+        parts = ["WALK_PARTS", "KEY_ROWS"] if self.parts else []
+        return [*dict.fromkeys(dims), *padded, *edges, *parts, "SECTION", "KV_SECTION"]
 
     @property
     def fields(self) -> Iterator[str]:

@@ -188,7 +188,8 @@ class CudaBackwardText(CudaFileText):
 
     @property
     def stores_sums(self) -> bool:
-        return not self.kernel.over_q and not {"dk", "dv"} <= set(self.arguments.as_elements)
+        leave_as_sums = bool(self.arguments.parts) or not {"dk", "dv"} <= set(self.arguments.as_elements)
+        return not self.kernel.over_q and leave_as_sums
 
     @property
     def what(self) -> str:
@@ -282,3 +283,22 @@ class FinishText(CudaFileText):
         padded = f", D_TILE = {self.layout.qk.width}" if self.layout.is_padded else ""
         self.width = f"D = {self.layout.d}{padded}"
         self.scale = scalar(Const(module.backward.kernels[0].chain.scale))
+
+
+#: Warps of the kernel that adds sums of parts, and blocks for each multiprocessor at most.
+ADD_WARPS, ADD_BLOCKS = 4, 8
+
+
+def add_name(module: Module) -> str:
+    """Returns the function that adds dk of the blocks that share query heads."""
+    return f"{module.variant.attention.name}_backward_add"
+
+
+class AddText(CudaFileText):
+    """Text of that kernel: what `backward_add.cu.jinja` prints."""
+
+    def __init__(self, module: Module, arguments: ArgumentText) -> None:
+        assert module.backward is not None
+        last = default_of(module.backward.kernels[-1])
+        super().__init__(module, arguments, add_name(module), replace(last, warps=ADD_WARPS, stages=1))
+        self.width = f"D = {self.layout.d}"

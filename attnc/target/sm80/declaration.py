@@ -23,12 +23,13 @@ from attnc.target.declaration import (
     in_words,
     quote_word,
     section,
+    show_size,
     split_record,
     tiles,
     width_of_split,
 )
 from attnc.target.sm80.arguments import ArgumentText
-from attnc.target.sm80.backward import ROWS_WARPS, finish_name
+from attnc.target.sm80.backward import ADD_BLOCKS, ADD_WARPS, ROWS_WARPS, add_name, finish_name
 from attnc.target.sm80.kernel import CudaDecodeText, CudaText
 from attnc.target.sm80.printer import STORED
 from attnc.target.sticks import count_edges
@@ -194,6 +195,10 @@ def _section(module: Module, kernel: Forward | Decode, text: CudaText) -> str:
     return section(kernel.grid.section, heads, "N" if keys == "N" else f"{keys} // B", row_bytes)
 
 
+#: Walks over queries for each multiprocessor that are enough, and parts of them where they are fewer.
+_WALKS = (4, 8)
+
+
 class CudaBackward(BackwardDeclaration):
     """The backward of a CUDA module. files: the kernels in the order of execution, with their sources."""
 
@@ -262,12 +267,31 @@ class CudaBackward(BackwardDeclaration):
     @property
     def sizes(self) -> dict[str, str]:
         edges = {"EDGES": count_edges(self.module, self.configs[0])} if self._arguments.edges else {}
-        return {**self._padded, **edges}
+        return {**self._padded, **edges, **self._parts}
+
+    @property
+    def _parts(self) -> dict[str, str]:
+        """Blocks that share the query heads of a kv tile, and rows of keys."""
+        if not self._arguments.parts:
+            return {}
+        planned = next(x for x in self._backward.kernels if not x.over_q)
+        walks = self._tiles(planned).replace("BLOCK_N", f"{planned.config}.BLOCK_N")
+        enough, wanted = (f"{count} * multiprocessors()" for count in _WALKS)
+        name = self.module.variant.attention.k.name
+        keys = next(arg for arg in self.module.args if arg.tensor.name == name)
+        rows = [show_size(bind) for bind in keys.axes[:-1]]
+        return {
+            "WALK_PARTS": f"count_parts({walks}, G, 1, {enough}, {wanted}, 0)",
+            "KEY_ROWS": " * ".join(rows),
+        }
 
     def list_allocations(self) -> Iterator[CallText]:
         yield from super().list_allocations()
         for name in self._arguments.edges:
             yield declare_allocation(name, f"f32[{self.row_sizes}, EDGES]")
+        for name in self._arguments.parts:
+            shape = f"f32[KEY_ROWS, WALK_PARTS * (WALK_PARTS > 1), {self._layout.d}]"
+            yield declare_allocation(name, shape, zero=self.leaves_rows)
 
     @property
     def _padded(self) -> dict[str, str]:
@@ -325,11 +349,18 @@ class CudaBackward(BackwardDeclaration):
             return cuda_kernel(name, f"{tiles} * H", config=self.configs[0], changes=own)
         if name == finish_name(self.module):
             return cuda_kernel(name, "cdiv(M, BLOCK_M) * B * H", config=self.configs[-1])
+        if name == add_name(self.module):
+            pieces = f"cdiv(KEY_ROWS * {self._layout.d // 8}, {32 * ADD_WARPS})"
+            own = {"WARPS": str(ADD_WARPS), "STAGES": "1", "shared": "0"}
+            most = f"min({pieces}, {ADD_BLOCKS} * multiprocessors()) * (WALK_PARTS > 1)"
+            return cuda_kernel(name, most, config=self.configs[-1], changes=own)
         planned = next(planned for planned in self._backward.kernels if planned.name == name)
         return cuda_kernel(name, self.blocks(planned), config=planned.config)
 
     def blocks(self, planned: BackwardKernel) -> str:
-        return self._tiles(planned) + (f" * {slices}" if (slices := self._slices(planned)) > 1 else "")
+        slices = self._slices(planned)
+        shared = " * WALK_PARTS" if self._arguments.parts and not planned.over_q else ""
+        return self._tiles(planned) + (f" * {slices}" if slices > 1 else "") + shared
 
     def _slices(self, planned: BackwardKernel) -> int:
         assert self.module.backward is not None

@@ -19,7 +19,7 @@ from attnc.target.declaration import CallText, operator_name, print_value, tunin
 from attnc.target.header import GLOSSARIES, forward_numbers, generalize_element, header
 from attnc.target.quote import quote, without_comments
 from attnc.target.sm80.arguments import ArgumentText
-from attnc.target.sm80.backward import CudaBackwardText, CudaFileText, FinishText, RowsText
+from attnc.target.sm80.backward import AddText, CudaBackwardText, CudaFileText, FinishText, RowsText
 from attnc.target.sm80.declaration import CudaBackward, cuda_declaration
 from attnc.target.sm80.epilogue import CudaEpilogueText
 from attnc.target.sm80.kernel import CudaDecodeText, CudaText
@@ -140,6 +140,8 @@ def render_backward(module: Module, page: Mapping[str, object]) -> tuple[CudaBac
     for planned in backward.kernels:
         text = CudaBackwardText(module, arguments, planned)
         sources.append((f"cuda/{planned.structure}", FRAME, text))
+    if arguments.parts:
+        sources.append(("cuda/backward_add", FRAME, AddText(module, arguments)))
     if arguments.adds_dq:
         sources.append(("cuda/backward_finish", FRAME, FinishText(module, arguments)))
     names, files = write_sources(module, sources, page)
@@ -204,6 +206,7 @@ _TASKS = {
     "backward_dkdv_wide": "a block of threads per kv tile",
     "backward_latent_dk": "a block of threads per kv tile",
     "backward_latent_dq": "a block of threads per q tile",
+    "backward_add": "sums of query heads added",
     "backward_finish": "dq rounded",
     "backward_join": "the sums of parts added",
 }

@@ -49,6 +49,7 @@ struct Args {
     bf16* dk_ptr;
     float* lse2_ptr;
     float* delta_ptr;
+    float* dk_sum_ptr;
     long long stride_qm, stride_qh;
     long long stride_kn, stride_kh;
     long long stride_om, stride_oh;
@@ -59,7 +60,7 @@ struct Args {
     long long stride_dkn, stride_dkh;
     long long stride_cu_q_0;
     long long stride_cu_k_0;
-    int B, H, T, G, Hkv, S, M_padded, ROW_TILE, SECTION, KV_SECTION;
+    int B, H, T, G, Hkv, S, M_padded, ROW_TILE, WALK_PARTS, KEY_ROWS, SECTION, KV_SECTION;
 };
 
 // The scalar product of eight elements of two rows.

@@ -45,6 +45,7 @@ struct Args {
     bf16* dk_ptr;
     float* lse2_ptr;
     float* delta_ptr;
+    float* dk_sum_ptr;
     long long stride_qb, stride_qm, stride_qh;
     long long stride_kb, stride_kn, stride_kh;
     long long stride_ob, stride_om, stride_oh;
@@ -53,7 +54,7 @@ struct Args {
     long long stride_dlseb, stride_dlseh, stride_dlsem;
     long long stride_dqb, stride_dqm, stride_dqh;
     long long stride_dkb, stride_dkn, stride_dkh;
-    int B, H, M, N, G, Hkv, M_padded, SECTION, KV_SECTION;
+    int B, H, M, N, G, Hkv, M_padded, WALK_PARTS, KEY_ROWS, SECTION, KV_SECTION;
 };
 
 // The scalar product of eight elements of two rows.
