@@ -29,6 +29,10 @@ def test_peers_run_where_they_can(cell: Cell, expected: tuple[str, ...]) -> None
     assert tuple(candidates(cell, dict.fromkeys(TARGETS, lambda *_: None))) == expected
 
 
+def test_one_kernel_runs_alone() -> None:
+    assert tuple(candidates(CAUSAL, {"cuda.sm_90a": lambda *_: None})) == ("cuda.sm_90a",)
+
+
 def test_a_row_names_the_best_peer_s_share() -> None:
     columns = (*TARGETS, "PyTorch")
     speeds = {"cuda.sm_90a": 527.4, "triton": 72.0, "PyTorch": 151.0}

@@ -1,15 +1,16 @@
 """Heads of 512 columns: TFLOP/s of forward and gradients beside Triton and PyTorch, as a table.
 
-    python -m tools.bench.wide [--rounds 5]
+    python -m tools.bench.wide [--rounds 5] [--alone]
 
 The kernels are those of `wide` in specs/wide.attn. No fused kernel of cuDNN or FlashAttention takes 512
-columns; the peer is the memory-efficient kernel of PyTorch's `scaled_dot_product_attention`.
+columns; the peer is the memory-efficient kernel of PyTorch's `scaled_dot_product_attention`. With `--alone`
+Hopper's kernels are timed without peers, which take several times as long.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -62,10 +63,10 @@ def kernel_text(causal: bool) -> str:
     return text if causal else text.replace("mask = causal", "mask = true")
 
 
-def compile_kernels(causal: bool) -> dict[str, Callable[..., Any]]:
+def compile_kernels(causal: bool, targets: Iterable[str]) -> dict[str, Callable[..., Any]]:
     """Returns attention `wide` for each target."""
     text = kernel_text(causal)
-    return {target: attnc.compile(text, attention="wide", target=target) for target in TARGETS}
+    return {target: attnc.compile(text, attention="wide", target=target) for target in targets}
 
 
 def efficient(causal: bool) -> Callable[..., torch.Tensor]:
@@ -81,8 +82,8 @@ def efficient(causal: bool) -> Callable[..., torch.Tensor]:
 
 
 def candidates(cell: Cell, kernels: dict[str, Callable[..., Any]]) -> dict[str, Callable[..., Any]]:
-    """Returns whose forward is timed in a cell."""
-    if cell.length > _LONGEST_OF_PEERS:
+    """Returns whose forward is timed in a cell: with one kernel, that one alone."""
+    if cell.length > _LONGEST_OF_PEERS or len(kernels) == 1:
         return {"cuda.sm_90a": kernels["cuda.sm_90a"]}
     shared = {"PyTorch": efficient(cell.causal)} if cell.heads == cell.kv_heads else {}
     return {**kernels, **shared}
@@ -116,13 +117,15 @@ def main() -> None:
     """Prints a table."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=5)
-    rounds = parser.parse_args().rounds
+    parser.add_argument("--alone", action="store_true", help="leave out Triton and PyTorch")
+    arguments = parser.parse_args()
+    rounds, targets = arguments.rounds, TARGETS[:1] if arguments.alone else TARGETS
     columns = (*TARGETS, "PyTorch")
     print(f"{torch.cuda.get_device_name()}, TFLOP/s; matmul {matmul_speed(rounds):.0f}\n")
     print("| cell | phase | " + " | ".join(columns) + " | to the best peer |")
     print("| --- " * (len(columns) + 3) + "|")
     for causal in (False, True):
-        kernels = compile_kernels(causal)
+        kernels = compile_kernels(causal, targets)
         for cell in (cell for cell in CELLS if cell.causal == causal):
             for products, found in launches(cell, candidates(cell, kernels)).items():
                 times = interleave(found, rounds)
