@@ -51,29 +51,37 @@ struct LaneRows { const unsigned char* of[RUNS]; };
 template <int RUNS>
 struct LanePages { int of[RUNS]; };
 
-// Columns `column` to column + 15 of a row of so many. WHOLE: rows lie at multiples of 16 bytes, and columns are a
-// multiple of 64; else both of 8.
+// Columns `column` + OFFSET to column + OFFSET + 15 of a row of so many. WHOLE: rows lie at multiples of 16 bytes, and
+// columns are a multiple of 64; else both of 8.
 template <bool WHOLE>
-__device__ __forceinline__ Chunk load_columns(const unsigned char* row, int column, int columns)
+__device__ __forceinline__ Chunk load_columns(const unsigned char* row, int column, int offset, int columns)
 {
+    const unsigned char* const from = row + column;
     if constexpr (WHOLE)
-        return load_whole(row + column, row != nullptr);
+        return load_whole(from + offset, row != nullptr);
     else
-        return load_halves(row + column, row == nullptr ? 0 : columns - column);
+        return load_halves(from + offset, row == nullptr ? 0 : columns - column - offset);
 }
 
-// Stores a lane's 16 elements to its row of a panel, of whose tile these are eight rows.
-__device__ __forceinline__ void store_row(u32 rows, const Chunk (&made)[2])
+// Where a lane stores its 16 elements of eight rows of a panel: two chunks, as far from each other in all panels.
+struct RowPlace { u32 first, second; };
+__device__ __forceinline__ RowPlace row_place(u32 rows)
 {
     const int row = gathered_row(), chunk = gathered_column() / 8;  // even, so that the next one is the other of a pair
-    const u32 place = rows + row * 128 + (chunk ^ row) * 16;
-    store_shared(place, made[0]);
-    store_shared(place ^ 16, made[1]);
+    const u32 first = rows + row * 128 + (chunk ^ row) * 16;
+    return {first, first ^ 16};
+}
+
+// Stores a lane's 16 elements; `offset`: of these rows, in bytes.
+__device__ __forceinline__ void store_row(const RowPlace& place, u32 offset, const Chunk (&made)[2])
+{
+    store_shared(place.first + offset, made[0]);
+    store_shared(place.second + offset, made[1]);
 }
 
 // Stores 16 numbers as elements.
 template <class Stored>
-__device__ __forceinline__ void store_converted(u32 rows, const Chunk& stored)
+__device__ __forceinline__ void store_converted(const RowPlace& place, u32 offset, const Chunk& stored)
 {
     Chunk made[2];
 #pragma unroll
@@ -83,12 +91,12 @@ __device__ __forceinline__ void store_converted(u32 rows, const Chunk& stored)
         made[i / 2].words[i % 2 * 2] = to_elements(element{}, pairs[0]);
         made[i / 2].words[i % 2 * 2 + 1] = to_elements(element{}, pairs[1]);
     }
-    store_row(rows, made);
+    store_row(place, offset, made);
 }
 
 // The same, times a scale, in float32, rounded once.
 template <class Stored>
-__device__ __forceinline__ void store_scaled(u32 rows, const Chunk& stored, float scale)
+__device__ __forceinline__ void store_scaled(const RowPlace& place, u32 offset, const Chunk& stored, float scale)
 {
     Chunk made[2];
 #pragma unroll
@@ -102,5 +110,5 @@ __device__ __forceinline__ void store_scaled(u32 rows, const Chunk& stored, floa
             made[i / 2].words[i % 2 * 2 + j] = pack(low * scale, high * scale);
         }
     }
-    store_row(rows, made);
+    store_row(place, offset, made);
 }

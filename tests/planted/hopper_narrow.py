@@ -79,8 +79,8 @@ BUGS: tuple[HopperBug, ...] = (
         name="columns outside of V not converted",
         attention="hopper_narrow_latent",
         story="tests had values in all of the keys",
-        anchor="for (int i = 0 * RUNS; i < FIRST * RUNS; ++i) { const int panel",
-        patch="for (int i = 0 * RUNS; i < HALF * RUNS; ++i) { const int panel",
+        anchor="i < FIRST * RUNS; ++i) { const int number = i / RUNS, behind = number < HALF ? number :",
+        patch="i < HALF * RUNS; ++i) { const int number = i / RUNS, behind = number < HALF ? number :",
     ),
     HopperBug(
         name="columns of the next tile in the order of this one",

@@ -280,10 +280,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) kv8_latent_forward
             Chunk loaded[FIRST * RUNS];
             {
                 const LaneRows<RUNS> rows = rows_of(first, pages);
+                const int first_panel = column_panel(panel_of(0, odd)), column = 64 * first_panel + gathered_column();
                 #pragma unroll
-                for (int i = 0 * RUNS; i < FIRST * RUNS; ++i) {
-                    const int column = 64 * column_panel(panel_of(i / RUNS, odd)) + gathered_column();
-                    loaded[i - 0 * RUNS] = load_columns<decltype(whole)::value>(rows.of[i % RUNS], column, 576);
+                for (int i = 0; i < FIRST * RUNS; ++i) {
+                    const int number = i / RUNS, behind =
+                        number < HALF ? 64 * number : 64 * (column_panel(panel_of(number, odd)) - first_panel);
+                    loaded[i] = load_columns<decltype(whole)::value>(rows.of[i % RUNS], column, behind, 576);
                 }
             }
             LanePages<OWN_PAGES> next_pages = pages_of(next(first));
@@ -292,38 +294,53 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) kv8_latent_forward
                 const int next_lo = next(kv_lo);
                 // What comes next is loaded once a part is full: the fence before that would wait for loads under way.
                 begin(odd);
-                #pragma unroll
-                for (int i = 0 * RUNS; i < FIRST * RUNS; ++i) {
-                    const int panel = panel_of(i / RUNS, odd);
-                    const u32 to_rows = base + K_AT + stage.index * K_BYTES + (panel * BLOCK_N + i % RUNS * 8) * 128
-                        + own_row * 128;
-                    store_converted<e4m3>(to_rows, loaded[i - 0 * RUNS]);
+                {
+                    const u32 tile = base + K_AT + stage.index * K_BYTES + own_row * 128;
+                    const RowPlace place = row_place(tile + panel_of(0, odd) * BLOCK_N * 128);
+                    #pragma unroll
+                    for (int i = 0; i < FIRST * RUNS; ++i) {
+                        const int number = i / RUNS, behind =
+                            number < HALF ? number : panel_of(number, odd) - panel_of(0, odd);
+                        const u32 offset = (behind * BLOCK_N + i % RUNS * 8) * 128;
+                        store_converted<e4m3>(place, offset, loaded[i]);
+                    }
                 }
                 end_part(odd);
                 {
                     const LaneRows<RUNS> rows = rows_of(kv_lo, pages);
+                    const int first_panel = column_panel(panel_of(FIRST, odd)),
+                        column = 64 * first_panel + gathered_column();
                     #pragma unroll
-                    for (int i = FIRST * RUNS; i < QK_PANELS * RUNS; ++i) {
-                        const int column = 64 * column_panel(panel_of(i / RUNS, odd)) + gathered_column();
-                        loaded[i - FIRST * RUNS] = load_columns<decltype(whole)::value>(rows.of[i % RUNS], column, 576);
+                    for (int i = 0; i < (QK_PANELS - FIRST) * RUNS; ++i) {
+                        const int number = i / RUNS, behind =
+                            number < HALF ? 64 * number : 64
+                            * (column_panel(panel_of(FIRST + number, odd)) - first_panel);
+                        loaded[i] = load_columns<decltype(whole)::value>(rows.of[i % RUNS], column, behind, 576);
                     }
                 }
                 begin(!odd);
-                #pragma unroll
-                for (int i = FIRST * RUNS; i < QK_PANELS * RUNS; ++i) {
-                    const int panel = panel_of(i / RUNS, odd);
-                    const u32 to_rows = base + K_AT + stage.index * K_BYTES + (panel * BLOCK_N + i % RUNS * 8) * 128
-                        + own_row * 128;
-                    store_converted<e4m3>(to_rows, loaded[i - FIRST * RUNS]);
+                {
+                    const u32 tile = base + K_AT + stage.index * K_BYTES + own_row * 128;
+                    const RowPlace place = row_place(tile + panel_of(FIRST, odd) * BLOCK_N * 128);
+                    #pragma unroll
+                    for (int i = 0; i < (QK_PANELS - FIRST) * RUNS; ++i) {
+                        const int number = i / RUNS, behind =
+                            number < HALF ? number : panel_of(FIRST + number, odd) - panel_of(FIRST, odd);
+                        const u32 offset = (behind * BLOCK_N + i % RUNS * 8) * 128;
+                        store_converted<e4m3>(place, offset, loaded[i]);
+                    }
                 }
                 end_part(!odd);
                 odd = !odd;
                 {
                     const LaneRows<RUNS> rows = rows_of(next_lo, next_pages);
+                    const int first_panel = column_panel(panel_of(0, odd)),
+                        column = 64 * first_panel + gathered_column();
                     #pragma unroll
-                    for (int i = 0 * RUNS; i < FIRST * RUNS; ++i) {
-                        const int column = 64 * column_panel(panel_of(i / RUNS, odd)) + gathered_column();
-                        loaded[i - 0 * RUNS] = load_columns<decltype(whole)::value>(rows.of[i % RUNS], column, 576);
+                    for (int i = 0; i < FIRST * RUNS; ++i) {
+                        const int number = i / RUNS, behind =
+                            number < HALF ? 64 * number : 64 * (column_panel(panel_of(number, odd)) - first_panel);
+                        loaded[i] = load_columns<decltype(whole)::value>(rows.of[i % RUNS], column, behind, 576);
                     }
                 }
                 pages = next_pages;

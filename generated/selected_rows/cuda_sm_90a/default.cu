@@ -392,10 +392,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) selected_rows_forw
             pages = pages_of(first);
             {
                 const LaneRows<RUNS> rows = rows_of(first, pages);
+                const int first_panel = column_panel(panel_of(0, odd)), column = 64 * first_panel + gathered_column();
                 #pragma unroll
-                for (int i = 0 * RUNS; i < FIRST * RUNS; ++i) {
-                    const int column = 64 * column_panel(panel_of(i / RUNS, odd)) + gathered_column();
-                    loaded[i - 0 * RUNS] = load_columns<decltype(whole)::value>(rows.of[i % RUNS], column, 512);
+                for (int i = 0; i < FIRST * RUNS; ++i) {
+                    const int number = i / RUNS, behind =
+                        number < HALF ? 64 * number : 64 * (column_panel(panel_of(number, odd)) - first_panel);
+                    loaded[i] = load_columns<decltype(whole)::value>(rows.of[i % RUNS], column, behind, 512);
                 }
             }
             LanePages<OWN_PAGES> next_pages = pages_of(next(first));
@@ -412,44 +414,87 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) selected_rows_forw
                 // What comes next is loaded once a part is full: the fence before that would wait for loads under way.
                 begin(odd);
                 copy_joined(whole, kv_lo, pages);
-                #pragma unroll
-                for (int i = 0 * RUNS; i < FIRST * RUNS; ++i) {
-                    const int panel = panel_of(i / RUNS, odd);
-                    const u32 to_rows = base + K_AT + stage.index * K_BYTES + (panel * BLOCK_N + i % RUNS * 8) * 128
-                        + own_row * 128;
-                    const int block = min((64 * column_panel(panel) + gathered_column()) / 128, K_SCALES - 1);
-                    const float scale = load_shared<float>(base + K_SCALES_AT + own_row * K_SCALES * 4
-                        + (block * OWN_ROWS + i % RUNS * 8 + gathered_row()) * 4);
-                    store_scaled<e4m3>(to_rows, loaded[i - 0 * RUNS], scale);
+                {
+                    const u32 tile = base + K_AT + stage.index * K_BYTES + own_row * 128;
+                    const RowPlace place = row_place(tile + panel_of(0, odd) * BLOCK_N * 128);
+                    const u32 scales = base + K_SCALES_AT + own_row * K_SCALES * 4 + gathered_row() * 4;
+                    const int first_block = 64 * column_panel(panel_of(0, odd)) / 128;
+                    // Blocks of these columns, whole ones if half of the columns of V are.
+                    constexpr int OF_BLOCK = 128 / 64, BLOCKS = HALF % OF_BLOCK == 0 ? HALF / OF_BLOCK : HALF;
+                    float scale[BLOCKS][RUNS];
+                    #pragma unroll
+                    for (int i = 0; i < BLOCKS; ++i)
+                        #pragma unroll
+                        for (int run = 0; run < RUNS; ++run)
+                            scale[i][run] = load_shared<float>(scales
+                                + ((HALF % OF_BLOCK == 0 ? first_block + i
+                                : min((64 * column_panel(panel_of(i, odd)) + gathered_column()) / 128, K_SCALES - 1))
+                                * OWN_ROWS + 8 * run) * 4);
+                    auto scale_of = [&](int number, int run) { return number < HALF
+                        ? scale[HALF % OF_BLOCK == 0 ? number / OF_BLOCK : number][run]
+                        : load_shared<float>(scales + (min((64 * column_panel(panel_of(number, odd))
+                        + gathered_column()) / 128, K_SCALES - 1) * OWN_ROWS + 8 * run) * 4); };
+                    #pragma unroll
+                    for (int i = 0; i < FIRST * RUNS; ++i) {
+                        const int number = i / RUNS, behind =
+                            number < HALF ? number : panel_of(number, odd) - panel_of(0, odd);
+                        const u32 offset = (behind * BLOCK_N + i % RUNS * 8) * 128;
+                        store_scaled<e4m3>(place, offset, loaded[i], scale_of(number, i % RUNS));
+                    }
                 }
                 end_part(odd);
                 {
                     const LaneRows<RUNS> rows = rows_of(kv_lo, pages);
+                    const int first_panel = column_panel(panel_of(FIRST, odd)),
+                        column = 64 * first_panel + gathered_column();
                     #pragma unroll
-                    for (int i = FIRST * RUNS; i < K_PANELS * RUNS; ++i) {
-                        const int column = 64 * column_panel(panel_of(i / RUNS, odd)) + gathered_column();
-                        loaded[i - FIRST * RUNS] = load_columns<decltype(whole)::value>(rows.of[i % RUNS], column, 512);
+                    for (int i = 0; i < (K_PANELS - FIRST) * RUNS; ++i) {
+                        const int number = i / RUNS, behind =
+                            number < HALF ? 64 * number : 64
+                            * (column_panel(panel_of(FIRST + number, odd)) - first_panel);
+                        loaded[i] = load_columns<decltype(whole)::value>(rows.of[i % RUNS], column, behind, 512);
                     }
                 }
                 begin(!odd);
-                #pragma unroll
-                for (int i = FIRST * RUNS; i < K_PANELS * RUNS; ++i) {
-                    const int panel = panel_of(i / RUNS, odd);
-                    const u32 to_rows = base + K_AT + stage.index * K_BYTES + (panel * BLOCK_N + i % RUNS * 8) * 128
-                        + own_row * 128;
-                    const int block = min((64 * column_panel(panel) + gathered_column()) / 128, K_SCALES - 1);
-                    const float scale = load_shared<float>(base + K_SCALES_AT + own_row * K_SCALES * 4
-                        + (block * OWN_ROWS + i % RUNS * 8 + gathered_row()) * 4);
-                    store_scaled<e4m3>(to_rows, loaded[i - FIRST * RUNS], scale);
+                {
+                    const u32 tile = base + K_AT + stage.index * K_BYTES + own_row * 128;
+                    const RowPlace place = row_place(tile + panel_of(FIRST, odd) * BLOCK_N * 128);
+                    const u32 scales = base + K_SCALES_AT + own_row * K_SCALES * 4 + gathered_row() * 4;
+                    const int first_block = 64 * column_panel(panel_of(FIRST, odd)) / 128;
+                    // Blocks of these columns, whole ones if half of the columns of V are.
+                    constexpr int OF_BLOCK = 128 / 64, BLOCKS = HALF % OF_BLOCK == 0 ? HALF / OF_BLOCK : HALF;
+                    float scale[BLOCKS][RUNS];
+                    #pragma unroll
+                    for (int i = 0; i < BLOCKS; ++i)
+                        #pragma unroll
+                        for (int run = 0; run < RUNS; ++run)
+                            scale[i][run] = load_shared<float>(scales
+                                + ((HALF % OF_BLOCK == 0 ? first_block + i
+                                : min((64 * column_panel(panel_of(FIRST + i, odd)) + gathered_column()) / 128,
+                                K_SCALES - 1)) * OWN_ROWS + 8 * run) * 4);
+                    auto scale_of = [&](int number, int run) { return number < HALF
+                        ? scale[HALF % OF_BLOCK == 0 ? number / OF_BLOCK : number][run]
+                        : load_shared<float>(scales + (min((64 * column_panel(panel_of(FIRST + number, odd))
+                        + gathered_column()) / 128, K_SCALES - 1) * OWN_ROWS + 8 * run) * 4); };
+                    #pragma unroll
+                    for (int i = 0; i < (K_PANELS - FIRST) * RUNS; ++i) {
+                        const int number = i / RUNS, behind =
+                            number < HALF ? number : panel_of(FIRST + number, odd) - panel_of(FIRST, odd);
+                        const u32 offset = (behind * BLOCK_N + i % RUNS * 8) * 128;
+                        store_scaled<e4m3>(place, offset, loaded[i], scale_of(number, i % RUNS));
+                    }
                 }
                 end_part(!odd);
                 odd = !odd;
                 {
                     const LaneRows<RUNS> rows = rows_of(next_lo, next_pages);
+                    const int first_panel = column_panel(panel_of(0, odd)),
+                        column = 64 * first_panel + gathered_column();
                     #pragma unroll
-                    for (int i = 0 * RUNS; i < FIRST * RUNS; ++i) {
-                        const int column = 64 * column_panel(panel_of(i / RUNS, odd)) + gathered_column();
-                        loaded[i - 0 * RUNS] = load_columns<decltype(whole)::value>(rows.of[i % RUNS], column, 512);
+                    for (int i = 0; i < FIRST * RUNS; ++i) {
+                        const int number = i / RUNS, behind =
+                            number < HALF ? 64 * number : 64 * (column_panel(panel_of(number, odd)) - first_panel);
+                        loaded[i] = load_columns<decltype(whole)::value>(rows.of[i % RUNS], column, behind, 512);
                     }
                 }
                 pages = next_pages;
