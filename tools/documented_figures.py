@@ -9,7 +9,7 @@ from math import ceil, floor
 from statistics import geometric_mean
 from typing import Any
 
-from attnc.bench.model_peers import DETERMINISTIC
+from attnc.bench.model_peers import DETERMINISTIC, ONE_TENSOR
 from attnc.bench.model_peers import OURS as MODEL_OURS
 from attnc.bench.models import summary as summary_of_models
 from attnc.source import Source
@@ -263,7 +263,10 @@ def models(record: Mapping[str, Any] | None = None) -> str:
     """Calls as models make them: TFLOP/s, of drafts and single tokens GB/s, and who took part."""
     cells = (record or _models())["cells"]
     who = {name: title for name, title in _MODEL_PEERS.items() if any(name in x["results"] for x in cells)}
-    titles = ("call", "shape", "us", "attnc", "the same bits", *who.values(), "to the best", "flushed")
+    ways = {MODEL_OURS: "attnc", DETERMINISTIC: "the same bits"}
+    if any(ONE_TENSOR in x["results"] for x in cells):
+        ways[ONE_TENSOR] = "one tensor"
+    titles = ("call", "shape", "us", *ways.values(), *who.values(), "to the best", "flushed")
     rows: list[tuple[str, ...]] = [titles, ("---",) * len(titles)]
     for cell in cells:
         found = cell["results"]
@@ -274,7 +277,7 @@ def models(record: Mapping[str, Any] | None = None) -> str:
             f"{its.get('tflops', its.get('gbs')):.0f}{'*' * ('joined' in its)}"
             if (its := found.get(name))
             else ""
-            for name in (MODEL_OURS, DETERMINISTIC, *who)
+            for name in (*ways, *who)
         )
         ratios = ("", "")
         if mine and times:

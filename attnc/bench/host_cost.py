@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from attnc.bench.host_functions import draw_trained, served_functions, trained_functions
+from attnc.bench.host_functions import FUNCTIONS, draw_trained, served_functions, trained_functions
 from attnc.bench.report import Page, document, ran_on, table
 from attnc.bench.run import Benchmark, Job, Report
 from attnc.build import front, plan_program
@@ -67,9 +67,29 @@ def first_variants(specs: Sequence[Path]) -> list[ir.Module]:
 
 def _call_once(module: ir.Module) -> None:
     with suppress(Exception):  # the measurement meets the same failure and reports it
-        for call in calls_of(module).values():
+        _call_all(calls_of(module))
+
+
+def _call_function(name: str) -> None:
+    with suppress(Exception):
+        function, lay = trained_functions(SIZES, "cuda")[name]
+        laid = [lay(x) for x in draw_trained(SIZES, "cuda")]
+        _call_all({HostCall(name, _OURS): partial(function, *laid)})
+        _call_all(_make_backward_calls(name, _OURS, function, [x.detach().requires_grad_() for x in laid]))
+
+
+def _call_others() -> None:
+    with suppress(Exception):
+        for call in served_functions(SIZES, "cuda").values():
             call()
-        torch.cuda.synchronize()
+        with _put_in_place(_OURS):
+            _call_all(_calls_of_torch(_OURS))
+
+
+def _call_all(calls: Mapping[HostCall, Launch]) -> None:
+    for call in calls.values():
+        call()
+    torch.cuda.synchronize()
 
 
 def calls_of(module: ir.Module) -> dict[HostCall, Launch]:
@@ -217,7 +237,8 @@ class HostBenchmark(Benchmark[HostCell, Mapping[HostCall, float]]):
         return f"{cell.name:26} {cell.module.target}"
 
     def jobs(self, cells: Sequence[HostCell]) -> Sequence[Job]:
-        return [partial(_call_once, cell.module) for cell in cells]
+        modules = [partial(_call_once, cell.module) for cell in cells]
+        return [*modules, *(partial(_call_function, name) for name in FUNCTIONS), _call_others]
 
     def steps(self, cells: Sequence[HostCell], rounds: int) -> int:
         return rounds

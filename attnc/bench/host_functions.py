@@ -34,6 +34,13 @@ attention compiled {
 """
 
 
+#: Names of `trained_functions`, whose kernels processes of their own compile before the calls are timed.
+FUNCTIONS = (
+    "attnc.compile", "flex_attention", "flash_attn_func", "flash_attn_varlen_func",
+    "attention of transformers",
+)  # fmt: skip
+
+
 class Trained(NamedTuple):
     """A function of q, k and v that has gradients. lay: how tensors [B, N, H, D] lie in what it takes."""
 

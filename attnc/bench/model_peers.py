@@ -7,6 +7,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cache, partial
 from typing import Any, TypeAlias
 
@@ -25,6 +26,9 @@ ModelPeer: TypeAlias = Candidate[ModelCell, ModelInputs]
 Make: TypeAlias = Callable[[ModelCell, ModelInputs], Launch]
 
 OURS, DETERMINISTIC = "attnc", "attnc, the same bits"
+#: attnc where K and V of a cell in pages lie in one tensor, as they do for PyTorch and cuDNN.
+ONE_TENSOR = "attnc, one tensor"
+READERS_OF_PAGES, READERS_OF_TENSORS = ("fa3", "fa3_vllm", "flashmla"), ("cudnn", "sdpa", "flex")
 
 
 def _make_launch(cell: ModelCell, x: ModelInputs, forward: Launch) -> Launch:
@@ -47,6 +51,17 @@ def ours(*, deterministic: bool) -> ModelPeer:
     return Candidate(
         name=name, title=name, make=partial(_call_attnc, deterministic), compiles=True, ours=True
     )
+
+
+def ours_of_one_tensor() -> ModelPeer:
+    """Returns attnc reading one tensor where the cell has pages. Raises Unavailable for latents."""
+    return Candidate(name=ONE_TENSOR, title=ONE_TENSOR, make=_call_attnc_of_tensor, compiles=True, ours=True)
+
+
+def _call_attnc_of_tensor(cell: ModelCell, x: ModelInputs) -> Launch:
+    if cell.latent:
+        raise Unavailable("latents are read from pages")
+    return _call_attnc(False, replace(cell, page=0), replace(x, pages=None, table=None))
 
 
 def _call_attnc(deterministic: bool, cell: ModelCell, x: ModelInputs) -> Launch:

@@ -15,7 +15,18 @@ from typing import Any, ClassVar
 import torch
 
 from attnc.bench.model_cells import ModelCell, ModelInputs, draw_inputs, model_cells
-from attnc.bench.model_peers import DETERMINISTIC, OURS, PEERS, SAME_BITS, ModelPeer, ours
+from attnc.bench.model_peers import (
+    DETERMINISTIC,
+    ONE_TENSOR,
+    OURS,
+    PEERS,
+    READERS_OF_PAGES,
+    READERS_OF_TENSORS,
+    SAME_BITS,
+    ModelPeer,
+    ours,
+    ours_of_one_tensor,
+)
 from attnc.bench.report import Page, document, figure, gaps, ran_on, table, to_the_best
 from attnc.bench.run import Benchmark, Contest, Job, Report, Result
 from attnc.runtime.timing import Launch, Timing, capture_calls, interleave, interleave_flushed
@@ -34,6 +45,8 @@ _GROUPS: Mapping[str, tuple[Collection[str], str, Collection[str]]] = {
     "gradients, the same bits in every run": (("training",), DETERMINISTIC, ()),
     "the same, beside those of peers": (("training",), DETERMINISTIC, SAME_BITS),
     "drafts and decoding": (_REPLAYS, OURS, ()),
+    "the same, beside peers that read pages": (_REPLAYS, OURS, READERS_OF_PAGES),
+    "the same from one tensor, beside peers that read one": (_REPLAYS, ONE_TENSOR, READERS_OF_TENSORS),
 }
 
 
@@ -61,7 +74,8 @@ class ModelBenchmark(Contest[ModelCell, ModelInputs], Benchmark[ModelCell, Seque
     def candidates(self, cell: ModelCell) -> Sequence[ModelPeer]:
         both = (True, False) if cell.job == "training" else (False,)
         others = (PEERS[name] for name in self.peers)
-        return (*(ours(deterministic=deterministic) for deterministic in reversed(both)), *others)
+        tensor = (ours_of_one_tensor(),) if cell.page and cell.job in _REPLAYS else ()
+        return (*(ours(deterministic=deterministic) for deterministic in reversed(both)), *tensor, *others)
 
     def draw(self, cell: ModelCell, copies: int) -> Sequence[ModelInputs]:
         return [draw_inputs(cell) for _ in range(copies)]
@@ -106,7 +120,17 @@ class ModelBenchmark(Contest[ModelCell, ModelInputs], Benchmark[ModelCell, Seque
 
     def _markdown(self, results: Sequence[Result[ModelCell]], machine: Mapping[str, str]) -> str:
         titles = {peer.name: peer.title for peer in PEERS.values() if peer.name in self.peers}
-        head = ["bf16", "shape", "us", "", "the same bits", *titles.values(), "to the best", "flushed"]
+        head = [
+            "bf16",
+            "shape",
+            "us",
+            "",
+            "the same bits",
+            "one tensor",
+            *titles.values(),
+            "to the best",
+            "flushed",
+        ]
         reasons = (
             f"{name} in {result.cell.name}: {why}"
             for result in results
@@ -127,7 +151,7 @@ class ModelBenchmark(Contest[ModelCell, ModelInputs], Benchmark[ModelCell, Seque
     def _row(self, result: Result[ModelCell], peers: Sequence[str]) -> list[str]:
         cell, mine = result.cell, result.timings.get(OURS)
         work, unit = _work(cell)
-        names = (OURS, DETERMINISTIC, *peers)
+        names = (OURS, DETERMINISTIC, ONE_TENSOR, *peers)
         speeds = [figure(result.rate(work, name, unit)) for name in names]
         return [
             cell.name,
@@ -206,6 +230,6 @@ def summary(cells: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def _to_best(cell: Mapping[str, Any], who: str, peers: Collection[str]) -> float | None:
     times = {name: found["ms"] for name, found in cell["results"].items()}
-    left_out = (OURS, DETERMINISTIC, *SAME_BITS)
+    left_out = (OURS, DETERMINISTIC, ONE_TENSOR, *SAME_BITS)
     others = [ms for name, ms in times.items() if (name in peers if peers else name not in left_out)]
     return min(others) / times[who] if others and who in times else None

@@ -34,7 +34,10 @@ def test_there_is_a_module_for_each_attention_and_target() -> None:
     assert set(found) == wanted
     benchmark = HostBenchmark(modules)
     assert [cell.name for cell in benchmark.cells] == [name for name, _ in found]
-    assert all(pickle.dumps(job) for job in benchmark.jobs(benchmark.cells))
+    jobs = benchmark.jobs(benchmark.cells)
+    assert all(pickle.dumps(job) for job in jobs)
+    compiled = [job.args[0] for job in jobs if isinstance(job, partial)]
+    assert compiled[len(found) :] == list(trained_functions(SMALL, "cpu"))
 
 
 def test_the_fastest_burst_counts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ import torch
 
 from attnc.bench import models
 from attnc.bench.model_cells import ModelCell, ModelInputs, draw_inputs, model_cells
-from attnc.bench.model_peers import DETERMINISTIC, OURS, PEERS, ours
+from attnc.bench.model_peers import DETERMINISTIC, ONE_TENSOR, OURS, PEERS, ours, ours_of_one_tensor
 from attnc.bench.models import ModelBenchmark, figures_of, summary
 from attnc.bench.peers import options_of_flash3, options_of_flash4
 from attnc.bench.run import Result, Unavailable
@@ -27,7 +27,8 @@ def timing(ms: float) -> Timing:
 
 
 def result(cell: ModelCell, missing: dict[str, str] | None = None, **ms: float) -> Result[ModelCell]:
-    times = {name.replace("same", DETERMINISTIC): timing(value) for name, value in ms.items()}
+    called = {"same": DETERMINISTIC, "tensor": ONE_TENSOR}
+    times = {called.get(name, name): timing(value) for name, value in ms.items()}
     return Result(cell=cell, timings=times, flushed=times, missing=missing or {})
 
 
@@ -120,6 +121,36 @@ def test_public_functions_compute_the_cell(cell: ModelCell) -> None:
     with torch.no_grad():
         o: Any = ours(deterministic=False).make(cell, x)()
     torch.testing.assert_close(o.double(), dense(cell, x), rtol=2e-2, atol=2e-2)
+
+
+def test_pages_are_compared_with_one_tensor_too() -> None:
+    """cuDNN and PyTorch read no pages: attnc is timed beside them from the tensor that they read."""
+    cell = replace(CELL, model="Decoded", job="decoding", queries=1, keys=32, page=16)
+    benchmark = ModelBenchmark(peers=["sdpa"])
+    x = drawn(cell)
+    with torch.no_grad():
+        found: dict[str, Any] = {who.name: who.make(cell, x)() for who in benchmark.candidates(cell)}
+    assert [*found] == [OURS, ONE_TENSOR, "sdpa"]
+    for o in (found[OURS], found[ONE_TENSOR]):
+        torch.testing.assert_close(o.double(), dense(cell, x), rtol=2e-2, atol=2e-2)
+    assert x.pages is not None
+    x.pages[0].zero_()
+    again: Any = ours_of_one_tensor().make(cell, x)()
+    assert torch.equal(again, found[ONE_TENSOR])
+    assert [who.name for who in benchmark.candidates(replace(cell, page=0))] == [OURS, "sdpa"]
+    with pytest.raises(Unavailable, match="from pages"):
+        ours_of_one_tensor().make(replace(cell, latent=True), x)
+
+
+def test_a_summary_compares_readers_of_the_same_memory() -> None:
+    cell = replace(CELL, model="Decoded", job="decoding", queries=1, keys=32, page=16)
+    one = result(cell, None, attnc=2.0, tensor=1.8, cudnn=1.9, fa3=2.2)
+    found = {line.split(" | ")[0][2:]: line.split(" | ")[2][:5] for line in summary([figures_of(one)])[2:]}
+    assert found == {
+        "drafts and decoding": "0.95x",
+        "the same, beside peers that read pages": "1.10x",
+        "the same from one tensor, beside peers that read one": "1.06x",
+    }
 
 
 def test_training_is_the_gradients_of_everybody() -> None:
