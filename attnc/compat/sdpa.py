@@ -118,10 +118,7 @@ def flash_attention_forward(
     call.mask(is_causal, (window_size_left, window_size_right))
     call.drop(dropout_p)
     o, lse = call.run(out=out, key=known, given=dict(zip(_PACKED, given, strict=True)))
-    results = _with_state(o, lse, query)
-    if call.seed is not None:
-        results[2].view(torch.int64)[0] = call.seed
-    return results
+    return _with_state(o, lse, query, call.seed)
 
 
 #: Tensors of a call that its kernel may take, by its names for them.
@@ -132,11 +129,34 @@ _PACKED = (
 
 #: Layouts of the state of dropout, and of a number that nobody reads.
 _STATE = ((2,), (1,), torch.uint64), ((), (), torch.uint64)
+#: Results without dropout that nobody reads or writes, by device and element type: allocating them would take
+#: as long as all else on the host.
+_UNREAD: dict[tuple[torch.device, torch.dtype], Sequence[torch.Tensor]] = {}
 
 
-def _with_state(o: torch.Tensor, lse: torch.Tensor, query: torch.Tensor) -> _Forward:
-    state, unused, mask = allocate((*_STATE, ((0,), (1,), query.dtype)), query)
+def _with_state(
+    o: torch.Tensor, lse: torch.Tensor, query: torch.Tensor, seed: torch.Tensor | None = None
+) -> _Forward:
+    if seed is None:
+        state, unused, mask = _unread(query)
+        return o, lse, state, unused, mask
+    state, unused, mask = _allocate_state(query)
+    state.view(torch.int64)[0] = seed
     return o, lse, state, unused, mask
+
+
+def _unread(query: torch.Tensor) -> Sequence[torch.Tensor]:
+    found = _UNREAD.get((query.device, query.dtype))
+    if found is None:
+        with torch.inference_mode(False):  # a gradient may be computed with them later
+            found = _allocate_state(query)
+        if type(found[0]) is torch.Tensor:
+            _UNREAD[query.device, query.dtype] = found
+    return found
+
+
+def _allocate_state(query: torch.Tensor) -> Sequence[torch.Tensor]:
+    return allocate((*_STATE, ((0,), (1,), query.dtype)), query)
 
 
 def flash_attention_forward_inplace(out: torch.Tensor, *arguments: Any, **options: Any) -> torch.Tensor:
@@ -295,9 +315,7 @@ def sdpa_forward(
     call.mask(is_causal, (None, None))
     call.drop(dropout_p)
     o, lse = call.run(out=_turn(_like(query, value)))
-    found = _with_state(o, lse, query)
-    if call.seed is not None:
-        found[2].view(torch.int64)[0] = call.seed
+    found = _with_state(o, lse, query, call.seed)
     order = call.order("qkv", {"q": q, "k": k, "v": v})
     if order is not None:
         keep(known, _ForwardPlan(call.function, order, found))
@@ -323,12 +341,12 @@ class _ForwardPlan(Plan):
     __slots__ = ("inputs_of", "layouts")
 
     def __init__(self, function: str, order: Sequence[int | torch.Tensor], found: _Forward) -> None:
-        self.inputs_of, self.layouts = arranged(order), plain(map(memory_of, found))
+        self.inputs_of, self.layouts = arranged(order), plain(map(memory_of, found[:2]))
         functions = getattr(FUNCTIONS, function), getattr(FUNCTIONS, f"{function}_call")
         super().__init__(*functions, self._arrange, self._finish)
 
     def _arrange(self, given: Sequence[torch.Tensor]) -> tuple[Sequence[Any], Any]:
-        return self.inputs_of([*map(_turn, given)])[0], tuple(allocate(self.layouts[:2], given[0]))
+        return self.inputs_of([*map(_turn, given)])[0], tuple(allocate(self.layouts, given[0]))
 
     def _finish(self, found: Any, given: Sequence[torch.Tensor]) -> tuple[Any, ...]:
         query, key, _ = given
@@ -339,13 +357,14 @@ class _ForwardPlan(Plan):
         again = self.call.resume(*self._arrange(tensors))
         if again is None:
             return self.run
-        inputs_of, layouts = self.inputs_of, (_turn_layout(self.layouts[0]), *self.layouts[1:])
+        inputs_of, layouts = self.inputs_of, (_turn_layout(self.layouts[0]), self.layouts[1])
         rows, keys = tensors[0].shape[2], tensors[1].shape[2]
+        behind = (None, None, rows, keys, *_unread(tensors[0]))
 
         def run(given: Sequence[Any]) -> tuple[Any, ...]:
-            o, lse, state, unused, mask = allocate(layouts, given[0])
-            again(inputs_of(given)[0], (o, lse))
-            return o, lse, None, None, rows, keys, state, unused, mask
+            made = o, lse = allocate(layouts, given[0])
+            again(inputs_of(given)[0], made)
+            return o, lse, *behind
 
         return run
 

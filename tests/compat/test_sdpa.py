@@ -143,3 +143,21 @@ def test_nothing_is_in_place_before_and_after() -> None:
     assert all(present())
     handle.remove()
     assert not any(present())
+
+
+def test_what_nobody_reads_is_allocated_once(active: None) -> None:
+    """In inference mode first: gradients are computed with the same tensors afterwards."""
+    sdpa._UNREAD.clear()
+    q, k, v = tensors()
+    with torch.inference_mode():
+        first = aten._scaled_dot_product_flash_attention(q, k, v)[6:]
+    found = [aten._scaled_dot_product_flash_attention(q, k, v) for _ in range(8)]
+    assert all(
+        x.data_ptr() == y.data_ptr() for results in found for x, y in zip(results[6:], first, strict=True)
+    )
+    for o, *_ in found:
+        assert all(x.isfinite().all() for x in torch.autograd.grad(o.sum(), (q, k, v)))
+    torch.manual_seed(0)
+    drawn = [aten._scaled_dot_product_flash_attention(q, k, v, 0.5)[6] for _ in range(2)]
+    assert not torch.equal(*(x.view(torch.int64)[0] for x in drawn))
+    assert len({x.data_ptr() for x in (*drawn, first[0])}) == 3
