@@ -216,6 +216,14 @@ BUGS: tuple[CudaBug, ...] = (
         patch="if (threadIdx.x % 8 == 0 && q_idx < M) {",
     ),
     CudaBug(
+        name="dk behind the last sequence is what lay there",
+        attention="varlen",
+        file=_ROWS,
+        story="no kernel owns these rows, and all but one gradient was cleared",
+        anchor="clear_rows(args.dk_ptr, args.cu_k_ptr[args.B * args.stride_cu_k_0]",
+        patch="clear_rows(args.dk_ptr, args.S",
+    ),
+    CudaBug(
         name="a tile that begins a sequence is the last of the one before",
         attention="varlen",
         file=_DKDV,

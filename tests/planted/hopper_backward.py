@@ -272,6 +272,14 @@ BUGS: tuple[HopperBug, ...] = (
         "#pragma unroll for (int panel = 0; panel < QK_PANELS; ++panel)",
         patch="lane == 0) { for (int panel = 0; panel < QK_PANELS; ++panel)",
     ),
+    HopperBug(
+        name="tiles counted over all heads",
+        attention="hopper_packed",
+        file="backward_dkdv",
+        story="each head of a section has as many tiles, and the order among them was taken for one of all",
+        anchor="args.stride_cu_k_0, in_order,",
+        patch="args.stride_cu_k_0, rank,",
+    ),
     # Sums of dq of packed sequences
     HopperBug(
         name="sums of two sequences in one tile",
