@@ -58,6 +58,13 @@ static inline int count_lanes(bool x, SIMT_LINE)
     return count;
 }
 
+static inline int warp_sum(int x, SIMT_LINE)
+{
+    for (int mask = 1; mask < simt::WARP; mask *= 2)
+        x += shuffle_xor(x, mask, line);
+    return x;
+}
+
 static inline int count_bits(u32 x) { return __builtin_popcount(x); }
 static inline int __clz(int x) { return x == 0 ? 32 : __builtin_clz((u32)x); }
 static inline int __popc(unsigned x) { return __builtin_popcount(x); }

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from attnc.plan.sm90.backward import Sm90Backward, sum_of_dq
+from attnc.plan.sm90.turns import lengths_of_walks
 from tests.plan import planning
 from tests.plan.test_sm90_backward import CAUSAL, is_by_wgmma, planned
 from tests.refusals import refused
@@ -134,3 +135,20 @@ def test_dq_of_listed_blocks_is_not_added_in_order() -> None:
 def test_dq_of_listed_blocks_is_summed_the_fastest_way(mask: str, ways: tuple[str, str]) -> None:
     variant, _ = planning.resolved(mask, target="cuda.sm_90a", grads="q, k, v", inputs=LISTS["inputs"])
     assert (sum_of_dq(variant, deterministic=True), sum_of_dq(variant, deterministic=False)) == ways
+
+
+@pytest.mark.parametrize(
+    ("mask", "lengths", "options"),
+    [
+        ("true", "whole", {}),
+        (CAUSAL, "shrink", {}),
+        ("kv_idx < n[b]", "", {"inputs": ("n: i32[B]",)}),
+        ("kv_idx <= q_pos and kv_idx > q_pos - 100", "", {}),
+        ("q_pos <= kv_idx", "", {}),
+        (f"{CAUSAL} and (q_pos - kv_idx) % 200 < 8", "", {}),
+        ("listed(idx, rows = 128, keys = 128)", "", LISTS),
+    ],
+)
+def test_how_far_tiles_walk_follows_from_the_mask(mask: str, lengths: str, options: dict[str, Any]) -> None:
+    attention = planned(mask, accumulate="atomic", **options).variant.attention
+    assert lengths_of_walks(attention.mask) == lengths

@@ -92,8 +92,9 @@ _STAGES = 2
 SECTIONS = Section(cache=(1, 8))
 #: The same where blocks take turns: larger, so that fewer of them are at the same head.
 SECTIONS_OF_TURNS = Section(cache=(2, 5))
-#: Tiles of one query head for each block in the last section.
-LAST_ROUNDS = 3
+#: Tiles of one query head for each block in the last section; and where those of packed sequences that walk
+#: farthest come first in it.
+LAST_ROUNDS, LAST_ROUNDS_OF_PACKED = 3, 6
 #: Walks over queries for each multiprocessor, fewer than which are cut into parts, and parts that it has
 #: then: where the longest come first, and where blocks take turns, in which the longest may come last.
 _WALKS, _WALKS_IN_TURNS = (3, 6), (8, 8)

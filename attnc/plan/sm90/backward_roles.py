@@ -17,13 +17,15 @@ from attnc.plan.sm80.layout import CudaLayout
 from attnc.plan.sm90.backward import (
     CONSUMER_REGISTERS,
     DS_TILES,
+    LAST_ROUNDS,
+    LAST_ROUNDS_OF_PACKED,
     P_TILES,
     PRODUCER_REGISTERS,
     Sm90Backward,
 )
 from attnc.plan.sm90.backward_work import BackwardWork, find_sizes_of_tile, plan_backward_work
 from attnc.plan.sm90.latent import LatentBackward, SharedProducts, share_products
-from attnc.plan.sm90.turns import Turns
+from attnc.plan.sm90.turns import Turns, WalkLengths, lengths_of_walks
 from attnc.plan.steps import fetches_for, select_per_head
 
 
@@ -64,9 +66,10 @@ class Sm90BackwardRoles(Roles):
 
     cuts_walks: blocks may share the walk of a tile; turns: how blocks take turns at adding to dq, None where
     they do not; edge: the bound of the loops of the kv tile before that tells whether a turn is the first, if
-    one does; end_of_own: the size that a sequence ends the tiles of a block with, "" for none; late:
-    statements that wait for the query head. dkdv: of a kernel over keys; latent: products that two warpgroups
-    share.
+    one does; last_rounds: tiles for each block that the last section has at least; walks: how far tiles of
+    packed sequences walk, where the farthest come first in it; end_of_own: the size that a sequence ends the
+    tiles of a block with, "" for none; late: statements that wait for the query head. dkdv: of a kernel over
+    keys; latent: products that two warpgroups share.
     """
 
     consumers: int
@@ -86,6 +89,8 @@ class Sm90BackwardRoles(Roles):
     cuts_walks: bool
     turns: Turns | None
     edge: Expr | None
+    last_rounds: int
+    walks: WalkLengths
     end_of_own: str
     late: tuple[Statement, ...]
     work: BackwardWork
@@ -119,6 +124,7 @@ class _BackwardRolePlanner:
         is_cut = bool(kernel.chain.adds_dq and end_of_own and not over_q)
         shows_values = kernel.step.kept is not None or "N" in sizes
         packs_p, p_first = self._order_p()
+        walks = self._find_walks(turns)
         return Sm90BackwardRoles(
             consumers=consumers,
             consumer_registers=CONSUMER_REGISTERS[consumers],
@@ -137,6 +143,8 @@ class _BackwardRolePlanner:
             cuts_walks=not over_q,
             turns=turns,
             edge=edge,
+            last_rounds=LAST_ROUNDS_OF_PACKED if walks else LAST_ROUNDS,
+            walks=walks,
             end_of_own=end_of_own,
             late=late,
             work=plan_backward_work(
@@ -145,6 +153,11 @@ class _BackwardRolePlanner:
             dkdv=None if over_q else self._plan_keys(late, is_cut=is_cut),
             latent=share_products(plan, kind) if isinstance(plan, LatentBackward) else None,
         )
+
+    def _find_walks(self, turns: Turns | None) -> WalkLengths:
+        attention = self.variant.attention
+        is_free = turns is None and not self.kernel.over_q and attention.k.storage.is_packed
+        return lengths_of_walks(attention.mask) if is_free else ""
 
     @property
     def _dtypes(self) -> dict[str, DType]:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Literal, TypeAlias
 
 from attnc.expr.construct import ZERO
 from attnc.expr.nodes import (
@@ -38,6 +39,9 @@ from attnc.expr.nodes import (
 from attnc.plan.ir import Let, Regions
 from attnc.plan.regions import guard_of, regions
 
+#: How far tiles of keys walk over the queries of their sequence: over all of them; each not as far as the one
+#: before it, to the last query; or, empty, not farther where the sequence is longer, for all that is known.
+WalkLengths: TypeAlias = Literal["", "whole", "shrink"]
 #: Of the tile of keys.
 _TILE = (Index("kv_lo"), Index("kv_hi"))
 
@@ -67,6 +71,17 @@ def turns_under(mask: Expr) -> Turns:
         return Turns(why_not="keys that see a query are no neighbours, for all that is known")
     from_last = _grows(hi) and not _is_fixed(lo)
     return Turns(from_last=from_last, first_varies=from_last or not _falls(hi))
+
+
+def lengths_of_walks(mask: Expr) -> WalkLengths:
+    """Returns how far kv tiles walk over the queries of their sequence under a mask."""
+    if any(isinstance(node, InList) for node in walk(mask)):
+        return ""
+    loops, _ = regions(mask, "q", None)
+    lo, hi = _bounds(loops)
+    if guard_of(loops) is not None or not _is_fixed(hi):
+        return ""
+    return "whole" if _is_fixed(lo) else "shrink" if _grows(lo) else ""
 
 
 def _bounds(loops: Regions) -> tuple[Expr, Expr]:

@@ -10,9 +10,12 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from attnc.expr.nodes import TRUE, Const
-from attnc.plan.ir import Let, Module, Statement
+from attnc.model.attention import Attention
+from attnc.model.tensors import Role
+from attnc.plan.ir import Axis, Let, Module, Statement
 from attnc.plan.ir.backward import BackwardKernel, Preprocess
 from attnc.plan.sm80 import backward_layout_of
+from attnc.plan.steps import sequences
 from attnc.target.header import ROW_NUMBERS, Number, score_numbers
 from attnc.target.kernel_view import BackwardView
 from attnc.target.sm80.arguments import ArgumentText
@@ -87,6 +90,14 @@ class CudaFileText:
     @property
     def constants(self) -> Iterator[str]:
         yield from ()
+
+    @property
+    def key_rows(self) -> str:
+        """How many rows of keys all heads have, but for those that `list_cleared` names."""
+        if not {"k", "v"}.intersection(list_cleared(self.module)):
+            return "args.KEY_ROWS"
+        begins, rows = _find_behind(self.module.variant.attention, "kv")
+        return f"args.KEY_ROWS / {rows} * {begins}"
 
 
 # --- a kernel of gradients
@@ -202,6 +213,26 @@ class CudaBackwardText(CudaFileText):
 ROWS_WARPS = 4
 
 
+def list_cleared(module: Module) -> list[str]:
+    """Lists the inputs whose gradients the kernel for rows clears behind the last packed sequence, so that
+    the host has nothing to clear: where rows come first in memory, and no length shortens a sequence.
+    """
+    backward, attention = module.backward, module.variant.attention
+    if backward is None or backward.preprocess is None or attention.lengths:
+        return []
+    rows = {x.name: x for x in (attention.q, attention.k, attention.v) if x.storage.is_packed}
+    found = [name for name in attention.grads if name in rows]
+    return found if all(rows[name].roles[0] in (Role.QUERY, Role.KEY) for name in found) else []
+
+
+def _find_behind(attention: Attention, axis: Axis) -> tuple[str, str]:
+    """Returns the first row behind the last packed sequence, and how many there are with it."""
+    packed = sequences(attention, axis)
+    assert packed is not None
+    cu = packed.cu_seqlens
+    return f"args.{cu}_ptr[args.B * args.stride_{cu}_0]", f"args.{scalar(packed.rows)}"
+
+
 def finish_name(module: Module) -> str:
     """Returns the function that rounds dq."""
     return f"{module.variant.attention.name}_backward_finish"
@@ -211,7 +242,7 @@ class RowsText(CudaFileText):
     """Text of the kernel that makes delta and the base-2 lse: what `backward_preprocess.cu.jinja` prints.
 
     turns: of the q tile, where blocks add to dq by turns: numbers that it sets to 0; clears: whether it sets
-    the sums of the q tile to 0.
+    the sums of the q tile to 0; cleared: statements that clear gradients behind the last packed sequence.
     """
 
     numbers = ROW_NUMBERS
@@ -228,9 +259,25 @@ class RowsText(CudaFileText):
         self.width = f"DV = {self.layout.dv}"
         sink = planned.prologue.sink
         self.sink = "" if sink is None else scalar(sink)
+        cleared = list(map(self._clear, list_cleared(module)))
+        self.cleared = ["// Rows behind the last sequence are nobody's.", *cleared] if cleared else []
 
     def statement(self, item: Statement) -> str:
         return statement(item, self.dtypes, ())
+
+    def _clear(self, name: str) -> str:
+        attention, tensors = self.module.variant.attention, self.arguments.tensors
+        tensor = attention.q if name == "q" else tensors.by_name[name]
+        heads = tensor.size(Role.HEAD) if Role.HEAD in tensor.roles else Const(1)
+        count = (
+            scalar(heads)
+            if isinstance(heads, Const)
+            else "args.H"
+            if name == "q"
+            else f"args.{scalar(heads)}"
+        )
+        begins, rows = _find_behind(attention, "q" if name == "q" else "kv")
+        return f"clear_rows(args.d{name}_ptr, {begins}, {rows}, {count} * {scalar(tensor.shape[-1])});"
 
     @property
     def sizes(self) -> Iterator[str]:

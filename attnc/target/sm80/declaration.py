@@ -29,7 +29,14 @@ from attnc.target.declaration import (
     width_of_split,
 )
 from attnc.target.sm80.arguments import ArgumentText
-from attnc.target.sm80.backward import ADD_BLOCKS, ADD_WARPS, ROWS_WARPS, add_name, finish_name
+from attnc.target.sm80.backward import (
+    ADD_BLOCKS,
+    ADD_WARPS,
+    ROWS_WARPS,
+    add_name,
+    finish_name,
+    list_cleared,
+)
 from attnc.target.sm80.kernel import CudaDecodeText, CudaText
 from attnc.target.sm80.printer import STORED
 from attnc.target.sticks import count_edges
@@ -244,13 +251,17 @@ class CudaBackward(BackwardDeclaration):
         config = self.configs[-1]
         packed, plain = f"H, M_padded // {config}.BLOCK_M", f"B, H, cdiv(M, {config}.BLOCK_M)"
         return [
-            declare_allocation("dq", like="q", zero=self.packs_queries),
+            declare_allocation("dq", like="q", zero=self.packs_queries and self.leaves_rows),
             declare_allocation(
                 "dq_sum",
                 f"f32[{packed if self.packs_queries else plain}, {self.size_of_dq}]",
                 zero=self.clears_dq,
             ),
         ]
+
+    @property
+    def leaves_rows(self) -> bool:
+        return super().leaves_rows and not list_cleared(self.module)
 
     @property
     def clears_dq(self) -> bool:

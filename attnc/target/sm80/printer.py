@@ -232,7 +232,8 @@ class CudaWalk:
     come one after the other; last_rounds: the last section has so many tiles for each block at least, 0: none
     is larger than the others. blocks: how many take tiles; size: the rows of a tile, where it is not that of
     one block; parts: the local that says how many tiles share a place, and count as heads, "" for one;
-    heads_of_part: that says how many query heads each has, "" for one.
+    heads_of_part: that says how many query heads each has, "" for one; farthest_first: how far tiles of
+    packed sequences walk, "shrink" or "whole", where the last section begins with those that walk farthest.
     """
 
     walk: TileWalk
@@ -243,6 +244,7 @@ class CudaWalk:
     size: str = ""
     parts: str = ""
     heads_of_part: str = ""
+    farthest_first: str = ""
 
     @property
     def tiles(self) -> str:
@@ -281,7 +283,15 @@ class CudaWalk:
             yield f"const int in_turn = {number};  // a head, and a part of it"
             number = f"in_turn / {self.parts}"
         if self.walk.sequences is not None:
-            yield f"const int {head} = {number}, number = rank / heads;"
+            if not self.farthest_first:
+                yield f"const int {head} = {number}, number = rank / heads;"
+            else:
+                cu, shrinks = self.walk.sequences.cu_seqlens, str(self.farthest_first == "shrink").lower()
+                given = f"args.{cu}_ptr, args.stride_{cu}_0, in_order, {self.of_call}B, {size}"
+                yield f"const int {head} = {number}, in_order = rank / heads;"
+                yield "int number = in_order;  // in the last section, what walks farthest comes first"
+                yield f"if (first_head + heads == {self.all_heads})"
+                yield f"    number = find_longest<{shrinks}>({given});"
             yield from self.find_sequence(self.walk.sequences, size)
             return
         tile = f"({tiles} - 1 - rank / heads)" if self.walk.last_first else "rank / heads"

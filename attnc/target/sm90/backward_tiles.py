@@ -8,7 +8,7 @@ from dataclasses import replace
 from attnc.plan.ir import Module
 from attnc.plan.ir.backward import BackwardKernel
 from attnc.plan.sm90 import backward_roles_of
-from attnc.plan.sm90.backward import LAST_ROUNDS, Sm90Backward
+from attnc.plan.sm90.backward import Sm90Backward
 from attnc.plan.sm90.backward_roles import list_sum_columns
 from attnc.plan.sm90.layout import PIECE
 from attnc.target.sm80.arguments import ArgumentText
@@ -99,7 +99,7 @@ class Sm90BackwardText(CudaBackwardText):
         if self.roles.cuts_walks and self.kernel.sums_heads:
             walk = replace(walk, parts="head_parts", heads_of_part="part_heads")
         if turns is None:
-            return replace(walk, last_rounds=LAST_ROUNDS)
+            return replace(walk, last_rounds=self.roles.last_rounds, farthest_first=self.roles.walks)
         return replace(walk, walk=replace(walk.walk, last_first=turns.from_last))
 
 

@@ -65,7 +65,8 @@ struct Args {
 // dk of all keys: the sums of a row's parts lie one behind the other, and are added in that order.
 extern "C" __global__ void __launch_bounds__(THREADS) mla_packed_backward_add(const __grid_constant__ Args args)
 {
-    const long long pieces = args.KEY_ROWS * (D / 8ll), step = (long long)gridDim.x * THREADS;
+    const long long pieces = args.KEY_ROWS / args.S * args.cu_k_ptr[args.B * args.stride_cu_k_0] * (D / 8ll),
+        step = (long long)gridDim.x * THREADS;
     for (long long piece = (long long)blockIdx.x * THREADS + threadIdx.x; piece < pieces; piece += step) {
         const float* const parts = args.dk_sum_ptr + piece / (D / 8) * args.WALK_PARTS * D + piece % (D / 8) * 8;
         float total[8] = {};

@@ -63,6 +63,7 @@ struct Args {
     int B, H, T, G, Hkv, S, M_padded, ROW_TILE, WALK_PARTS, KEY_ROWS, SECTION, KV_SECTION;
 };
 
+#include "packed.cuh"
 // The scalar product of eight elements of two rows.
 __device__ float dot(const element* x, const element* y)
 {
@@ -113,4 +114,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) mla_packed_backward_prepro
             args.delta_ptr[first_row + q_idx] = delta;
         }
     }
+    // Rows behind the last sequence are nobody's.
+    clear_rows(args.dq_ptr, args.cu_q_ptr[args.B * args.stride_cu_q_0], args.T, args.H * 576);
+    clear_rows(args.dk_ptr, args.cu_k_ptr[args.B * args.stride_cu_k_0], args.S, 1 * 576);
 }

@@ -66,6 +66,7 @@ struct Args {
     int B, H, G, T, Hkv, S, M_padded, ROW_TILE, SECTION, KV_SECTION;
 };
 
+#include "packed.cuh"
 // The scalar product of eight elements of two rows.
 __device__ float dot(const element* x, const element* y)
 {
@@ -116,4 +117,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) varlen_backward_preprocess
             args.delta_ptr[first_row + q_idx] = delta;
         }
     }
+    // Rows behind the last sequence are nobody's.
+    clear_rows(args.dq_ptr, args.cu_q_ptr[args.B * args.stride_cu_q_0], args.T, args.H * 128);
+    clear_rows(args.dk_ptr, args.cu_k_ptr[args.B * args.stride_cu_k_0], args.S, args.Hkv * 128);
+    clear_rows(args.dv_ptr, args.cu_k_ptr[args.B * args.stride_cu_k_0], args.S, args.Hkv * 128);
 }

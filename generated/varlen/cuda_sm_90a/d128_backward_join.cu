@@ -86,8 +86,8 @@ __device__ void add_parts(float (&total)[8], const float* parts, int count)
 // dk and dv of all keys: a thread takes eight columns of a row at a time.
 extern "C" __global__ void __launch_bounds__(THREADS) varlen_backward_join(const __grid_constant__ Args args)
 {
-    const long long rows = args.KEY_ROWS, first = (long long)blockIdx.x * THREADS + threadIdx.x,
-        step = (long long)gridDim.x * THREADS;
+    const long long rows = args.KEY_ROWS / args.S * args.cu_k_ptr[args.B * args.stride_cu_k_0],
+        first = (long long)blockIdx.x * THREADS + threadIdx.x, step = (long long)gridDim.x * THREADS;
     for (long long i = first; i < rows * (D / 8); i += step) {
         const long long row = i / (D / 8), column = i % (D / 8) * 8;
         float total[8] = {};
