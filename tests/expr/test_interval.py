@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -10,6 +12,8 @@ from attnc.expr.interval import POSITION, SIZE, Range, _range_of_rounded, range_
 from attnc.expr.nodes import Expr, walk
 from tests.expr.extremes import extreme, is_defined
 from tests.expr.masks import Case, cases, ints
+from tests.expr.soundness import check_classify
+from tests.expr.spell import spell
 
 
 @settings(max_examples=150)
@@ -37,3 +41,24 @@ def test_rounded_numbers_stay_on_their_side_of_zero(lo: int, width: int, least: 
     if size.lo > 0:
         assert found.hi == whole.hi
         assert found.lo >= 0 or whole.lo < 0
+
+
+#: Integers with bounds on both sides, on one, and on none.
+SIDES = ("q_idx", "kv_idx", "max(tag[b, kv_idx], 2)", "min(tag[b, kv_idx], 2)", "tag[b, kv_idx]")
+MADE_OF_ONE = ("abs({0})", "-{0}", "{0} // 3", "{0} % 3")
+MADE_OF_TWO = (
+    "{0} * {1}",
+    "{0} - 2 * {1}",
+    "max({0}, {1})",
+    "min({0}, {1})",
+    "where(q_idx < kv_idx, {0}, {1})",
+)
+
+
+@settings(max_examples=2, deadline=None)
+@given(cases())
+def test_what_is_bounded_on_one_side_is_sound(case: Case) -> None:
+    made = [shape.format(side) for shape, side in product(MADE_OF_ONE, SIDES)]
+    made += [shape.format(*sides) for shape, *sides in product(MADE_OF_TWO, SIDES, SIDES)]
+    for text, op in product(made, ("<=", ">")):
+        check_classify(spell(f"{text} {op} 4"), case)
