@@ -19,6 +19,7 @@ from attnc.adapters.latent_kernels import attend_listed, attend_pages, follow_ea
 from attnc.adapters.latent_rows import RowFormat, check_pages, format_of
 from attnc.adapters.specs import Kernel, Wanted, kernel, number_of, refuse
 from attnc.api.tensors import FLOATS, INTEGERS, NUMBERS, GivenTensors, refuse_gradients
+from attnc.diagnostics.shown import show_value
 
 Results: TypeAlias = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]
 
@@ -63,6 +64,7 @@ def flash_mla_sparse_fwd(
     name = "flash_mla_sparse_fwd"
     refuse(name, indexer_topk=indexer_topk)
     checked = _check_keys(name, q, ("M H D", "N 1 D"), kv=kv)
+    _check_values(name, "d_v", d_v, q)
     checked.check("indices", indices, "M 1 topk", INTEGERS)
     _check_sink(checked, name, attn_sink)
     lists, counts = indices[None, :, 0], _counts(checked, "topk_length", topk_length, "M", indices)[None]
@@ -119,6 +121,7 @@ def flash_mla_with_kvcache(
     else:
         checked = _check_keys(name, q, ("B M H D", "P page 1 D"), k_cache=k_cache)
         checked.check_pages("k_cache", q)
+    _check_values(name, "head_dim_v", head_dim_v, q)
     _check_sink(checked, name, attn_sink)
     scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
     if indices is None:
@@ -167,11 +170,21 @@ def _check_keys(function: str, q: torch.Tensor, axes: tuple[str, str], **keys: A
     checked = GivenTensors(function)
     checked.check("q", q, axes[0], FLOATS)
     checked.check_range("q", "H", 1)
+    checked.check_columns(q="D")
     for name, x in keys.items():
         checked.check(name, x, axes[1], (q.dtype,), "like q")
     checked.check_rows(q=q, **keys)
     refuse_gradients(function, q=q, **keys)
     return checked
+
+
+def _check_values(function: str, name: str, columns: Any, q: torch.Tensor) -> None:
+    """Raises ValueError where keys have not so many columns that could be values."""
+    if not isinstance(columns, int) or not 1 <= columns <= q.shape[-1]:
+        raise ValueError(
+            f"{function}: {name}: expected an integer from 1 to {q.shape[-1]}, the columns of a key, got"
+            f" {show_value(columns)}"
+        )
 
 
 def _check_sink(checked: GivenTensors, function: str, sink: torch.Tensor | None) -> None:

@@ -298,6 +298,7 @@ def _check_tensors(given: Mapping[str, Any], tokens: int) -> tuple[torch.dtype, 
     if v is not None:
         checked.check("v", v, "P page Hkv Dv", (k.dtype,), "like k")
     checked.check("out", given["out"], "T H Dv", (q.dtype,), "like q")
+    checked.check_columns(q="D", out="Dv")
     checked.check_rows(q=q, k=k, out=given["out"], **({} if v is None else {"v": v}))
     checked.check("seqused_k", given["seqused_k"], "B", (torch.int32,))
     checked.check("block_table", given["block_table"], "B _", (torch.int32,))
@@ -426,6 +427,7 @@ def attend_packed(
     checked.check("q", q, "T H D", FLOATS)
     checked.check("k", k, "S Hkv D", (q.dtype,), "like q")
     checked.check("v", v, "S Hkv Dv", (q.dtype,), "like q")
+    checked.check_columns(q="D", v="Dv")
     checked.check_groups("q", "H", "k", "Hkv")
     for name, starts in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)):
         checked.check(name, starts, "B+1", INTEGERS)

@@ -23,6 +23,7 @@ from attnc.api.fastest import (
 )
 from attnc.api.repeats import Plan
 from attnc.api.tensors import to_float
+from attnc.diagnostics import DiagnosticError
 from attnc.diagnostics.shown import show_value
 from attnc.model.dtypes import DType
 from attnc.support.memory import make_picker
@@ -283,7 +284,7 @@ def kernel(wanted: Wanted) -> Kernel:
     """Returns the callable of the spec, for the fastest target that takes the tensors of a call. Compiled for
     each in a few milliseconds, and cached for the process.
 
-    DiagnosticError where the spec is refused, such as a head dimension that no kernel is made for.
+    ValueError where the spec is refused, such as columns of heads for which no tile fits a GPU.
     """
     return partial(run_kernel, kernel_name(wanted))
 
@@ -298,8 +299,15 @@ _NAMES: dict[tuple[str, tuple[str, ...]], str] = {}
 
 @cache  # FUNCTIONS keeps all of them
 def kernel_name(wanted: Wanted) -> str:
-    """Returns what `run_kernel` calls the callable of a spec. DiagnosticError where the spec is refused."""
-    made = _make(wanted, TRITON)
+    """Returns what `run_kernel` calls the callable of a spec. ValueError where the spec is refused."""
+    try:
+        made = _make(wanted, TRITON)
+    except DiagnosticError as refused:
+        columns = f"{wanted.head_dim} and {wanted.value_dim}" if wanted.value_dim else f"{wanted.head_dim}"
+        raise ValueError(
+            f"{wanted.name}: expected heads that kernels are made for, got {columns} columns of"
+            f" {wanted.dtype}: {refused.diagnostics[0].message}"
+        ) from None
     with making():
         name = f"{wanted.name}_{len(_WANTED)}"
         setattr(FUNCTIONS, f"{name}_{TRITON}", made)
@@ -411,13 +419,24 @@ _function_name._dynamo_marked_constant = True  # type: ignore[attr-defined]  # f
 
 def _make(wanted: Wanted, target: str) -> Kernel:
     if target != TRITON:
-        text = wanted.hopper_text if target == HOPPER else wanted.attention
-        family = compile_family(text, target=target, warn=False)
-        (variant,) = (
-            x for x in vars(family.module).values() if isinstance(x, ModuleType) and "CALL" in vars(x)
-        )
-        _CALLS[family.function] = variant.CALL
-        return family.function
+        return _compile(wanted.hopper_text if target == HOPPER else wanted.attention, target)
+    try:
+        return _make_scheduled(wanted)
+    except DiagnosticError:
+        if wanted.order:
+            raise
+        return _compile(wanted.attention, target)  # wider heads than the schedule has tiles for
+
+
+def _compile(text: str, target: str) -> Kernel:
+    family = compile_family(text, target=target, warn=False)
+    (variant,) = (x for x in vars(family.module).values() if isinstance(x, ModuleType) and "CALL" in vars(x))
+    _CALLS[family.function] = variant.CALL
+    return family.function
+
+
+def _make_scheduled(wanted: Wanted) -> Kernel:
+    """Makes the kernel for Triton, by the schedule."""
     from attnc.build import plan_program
     from attnc.model.resolve import resolve
     from attnc.runtime.loader import load_module

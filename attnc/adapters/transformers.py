@@ -218,8 +218,7 @@ def _check_tensors(
     checked.check("query", query, "B H M D", FLOATS)
     checked.check("key", key, "B Hkv N D", (query.dtype,), "like query")
     checked.check("value", value, "B Hkv N Dv", (query.dtype,), "like query")
-    checked.check_range("query", "D", 1)
-    checked.check_range("value", "Dv", 1)
+    checked.check_columns(query="D", value="Dv")
     checked.check_rows(query=query, key=key, value=value)
     checked.check_groups("query", "H", "key", "Hkv")
     if s_aux is not None:

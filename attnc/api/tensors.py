@@ -17,6 +17,8 @@ from attnc.support.arguments import check_data, check_dense
 FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 INTEGERS = (torch.int32, torch.int64)
 NUMBERS = (*FLOATS, torch.float64)
+#: Columns of a head that a spec may have, which says the same; this file is exported without the compiler.
+LARGEST_HEAD = 1024
 
 
 class GivenTensors:
@@ -96,6 +98,11 @@ class GivenTensors:
         if found < least or (most is not None and found > most):
             wanted = f"at least {least}" if most is None else f"{least} .. {most}"
             raise ValueError(f"{self._function}{name}: expected {size} to be {wanted}, got {found}")
+
+    def check_columns(self, **sizes: str) -> None:
+        """Raises ValueError where a size, by the tensor that has bound it, is none of a head's columns."""
+        for name, size in sizes.items():
+            self.check_range(name, size, 1, LARGEST_HEAD)
 
     def _check_shape(self, where: str, wanted: Sequence[str | int], x: torch.Tensor) -> None:
         shape, before = x.shape, self._sizes.copy()

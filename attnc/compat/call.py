@@ -15,7 +15,14 @@ import torch
 
 from attnc.api.fastest import HOPPER, NARROW_ROWS, TILE_ROWS, targets_of_call, targets_of_one_row
 from attnc.api.repeats import Arrange, Plan, keep
-from attnc.api.tensors import FLOATS, NUMBERS, GivenTensors, refuse_gradients, to_float
+from attnc.api.tensors import (
+    FLOATS,
+    LARGEST_HEAD,
+    NUMBERS,
+    GivenTensors,
+    refuse_gradients,
+    to_float,
+)
 from attnc.compat.blocks import list_of_blocks
 from attnc.compat.compiled import builds_in, load_form, making
 from attnc.compat.form import Facts, Form, Layout
@@ -25,8 +32,6 @@ from attnc.support.memory import made_apart, make_picker
 #: No row is further from another; q_pos - left stays inside of 32 bits.
 _FAR = 1 << 30
 _LARGEST = torch.finfo(torch.float32).max
-#: Of a spec's head dimension; this file is exported without the compiler, which says the same.
-LARGEST_HEAD = 1024
 
 
 def refuse(function: str, **asked: object) -> None:

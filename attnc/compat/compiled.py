@@ -26,9 +26,9 @@ def builds_in(cap: tuple[float, float]) -> bool:
 
 def load_form(form: Form) -> ModuleType:
     """Compiles a form for the first of its targets that has kernels for it: a module with `flash_attention`,
-    whose `CALL` has its gradients.
+    whose `CALL` has its gradients. ValueError where no tile of such heads fits a GPU.
     """
-    from attnc.api.compile import compile_family, first_made, need_of
+    from attnc.api.compile import SpecError, compile_family, first_made, need_of
 
     def made(target: str) -> ModuleType:
         family = compile_family(form.text, target=target, deterministic=not form.fast, warn=False)
@@ -36,7 +36,14 @@ def load_form(form: Form) -> ModuleType:
         return module
 
     targets = form.targets or (TRITON,)
-    module, failure = first_made(targets, made)
+    try:
+        module, failure = first_made(targets, made)
+    except SpecError as refused:
+        columns = f"{form.size}" if form.size == form.size_v else f"{form.size} and {form.size_v}"
+        raise ValueError(
+            f"{_FUNCTION}: expected heads that kernels are made for, got {columns} columns of {form.dtype}:"
+            f" {refused.diagnostics[0].message}"
+        ) from None
     if failure and targets[0] == HOPPER:
         warn_of_loss(_FUNCTION, need_of(failure))
     return module

@@ -234,3 +234,33 @@ def test_torch_compile_follows_the_attention_of_transformers(grad: bool) -> None
 def test_the_spec_of_latent_attention_is_one_of_hopper() -> None:
     made: Any = specs._make(LATENT, "cuda.sm_90a")
     assert made.__name__ == "latent"
+
+
+@pytest.mark.parametrize(
+    ("dtype", "columns", "grad"),
+    [(torch.float16, 520, ()), (torch.float32, 264, ("q", "k", "v")), (torch.bfloat16, 1024, ())],
+)
+def test_heads_wider_than_a_schedule_has_tiles_for(
+    dtype: torch.dtype, columns: int, grad: tuple[str, ...]
+) -> None:
+    """Kernels without a schedule take them."""
+    wanted = replace(PLAIN, name=f"wide{columns}", dtype=dtype, head_dim=columns, scale=0.05, grad=grad)
+    q, k = torch.randn(1, 3, 2, columns).to(dtype), torch.randn(1, 5, 1, columns).to(dtype)
+    leaves = [x.requires_grad_(bool(grad)) for x in (q, k, torch.randn_like(k))]
+    o = kernel(wanted)(*leaves)
+    exact = [x.detach().double().requires_grad_() for x in leaves]
+    score = torch.einsum("bmhd,bnxd->bhmn", *exact[:2]) * 0.05
+    hidden = torch.ones(3, 5, dtype=torch.bool).triu(3)
+    right = torch.einsum("bhmn,bnxd->bmhd", score.masked_fill(hidden, -torch.inf).softmax(-1), exact[2])
+    torch.testing.assert_close(o.double(), right, rtol=2e-2, atol=2e-2)
+    if grad:
+        do = torch.randn_like(o)
+        found, expected = torch.autograd.grad(o, leaves, do), torch.autograd.grad(right, exact, do.double())
+        for x, y in zip(found, expected, strict=True):
+            torch.testing.assert_close(x.double(), y, rtol=1e-3, atol=1e-3)
+
+
+def test_heads_that_no_tile_fits_are_refused_in_words_of_the_call() -> None:
+    said = r"^plain: expected heads that kernels are made for, got 600 columns of torch.float32: no config"
+    with pytest.raises(ValueError, match=said):
+        kernel(replace(PLAIN, dtype=torch.float32, head_dim=600))

@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch.utils._pytree import tree_map
 
+from attnc.adapters.flash_mla import flash_mla_sparse_fwd, flash_mla_with_kvcache
 from attnc.flex.errors import FlexError
 from attnc.verify.interpreter import ensure_interpreter
 from tests.api.doors import DOORS, Door
@@ -224,6 +225,44 @@ def test_a_result_that_shares_an_element_is_refused(door: Door, argument: str, r
         tensors[argument] = memory[x.numel() - 1 : x.numel() - 1 + y.numel()].view(y.shape)
         with pytest.raises(ValueError, match=r"out( \w+)?: expected memory of its own, got elements"):
             door.call(**tensors)
+
+
+#: Tensors whose rows are heads, of functions that take heads of any number of columns.
+HEADS = {
+    "flex_attention": ("query", "key", "value"),
+    "flash_attn_func": ("q", "k", "v", "out"),
+    "flash_attn_kvpacked_func": ("q", "kv"),
+    "flash_attn_with_kvcache, pages": ("q", "k_cache", "v_cache"),
+    "scaled_dot_product_attention": ("query", "key", "value"),
+    "transformers": ("query", "key", "value"),
+    "unified_attention": ("q", "k", "v", "out"),
+    "flash_mla_sparse_fwd": ("q", "kv"),
+    "flash_mla_with_kvcache": ("q", "k_cache"),
+    "single_prefill_with_kv_cache": ("q", "k", "v"),
+    "single_decode_with_kv_cache": ("q", "k", "v"),
+}
+
+
+@pytest.mark.parametrize("columns", [0, 1025])
+@pytest.mark.parametrize("name", HEADS)
+def test_heads_of_no_columns_or_too_many_are_refused_by_name(name: str, columns: int) -> None:
+    """Not in the words of a spec that the caller has never seen."""
+    door = DOORS[name]
+    tensors = door.make()
+    for key in HEADS[name]:
+        tensors[key] = torch.zeros(*tensors[key].shape[:-1], columns)
+    with pytest.raises((ValueError, FlexError)) as failure:
+        door.call(**tensors)
+    assert isinstance(failure.value, FlexError) or complain(door, failure.value) == ""
+
+
+@pytest.mark.parametrize("values", [-1, 0, 33, 2.0, None])
+def test_values_that_are_no_columns_of_keys_are_refused_by_name(values: Any) -> None:
+    said = "expected an integer from 1 to 32, the columns of a key, got"
+    with pytest.raises(ValueError, match=f"^flash_mla_sparse_fwd: d_v: {said}"):
+        flash_mla_sparse_fwd(**DOORS["flash_mla_sparse_fwd"].make(), sm_scale=0.2, d_v=values)
+    with pytest.raises(ValueError, match=f"^flash_mla_with_kvcache: head_dim_v: {said}"):
+        flash_mla_with_kvcache(**DOORS["flash_mla_with_kvcache"].make(), head_dim_v=values)
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from attnc.api import compile as api
 from attnc.api import repeats
+from attnc.api.tensors import LARGEST_HEAD
 from attnc.compat import call, compiled, flash_attn, kvcache, run_on
 from attnc.compat.flash_attn import flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache
 from attnc.compat.form import Form
@@ -259,7 +260,7 @@ def test_wrong_tensors_are_named() -> None:
         flash_attn.flash_attn_qkvpacked_func(torch.stack([k, v], 2))
     with pytest.raises(ValueError, match=r"kv: expected shape \[S, 2, Hkv, 16\], got \[9, 2, 16\]"):
         flash_attn.flash_attn_varlen_kvpacked_func(q[0], k[0])
-    assert call.LARGEST_HEAD == MAX_HEAD_DIM
+    assert LARGEST_HEAD == MAX_HEAD_DIM
     ends, long = torch.tensor([0, 5], dtype=torch.int32), torch.tensor([0, 5])
     packed = (q[0], k[0], v[0], ends)
     with pytest.raises(TypeError, match="cu_seqlens_k"):
