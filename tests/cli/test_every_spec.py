@@ -143,8 +143,9 @@ def test_editors_have_something_to_say(name: str) -> None:
     source = Source(f"{name}.attn", text)
     assert [found for found in editor.diagnose(source) if found.severity == "error"] == []
     assert editor.format_text(source) == text
-    assert editor.complete(source, text.index("input"))
-    assert editor.hover(source, text.index("input")) is not None
+    first = text.index("\n  input") + 3
+    assert editor.complete(source, first)
+    assert editor.hover(source, first) is not None
 
 
 @pytest.mark.parametrize("name", some_by_day(SPECS, of=4))
