@@ -160,8 +160,9 @@ class TileShape:
     Dv; gradients: whether there is a backward; masked: whether some keys are left out; latent: whether v is
     columns of k; form: of `normalize =`; wanted: sizes of the forward that a caller asks for; listed: queries
     and keys of the blocks that the mask lists, if it does: tiles divide them. segment: keys that tiles divide
-    under `order = absolute(...)`, of which all schedules have the same; 0: there are none. shares_sums: there
-    are gradients beside a forward that decodes (`Target.refuse_wide_gradients`).
+    under `order = absolute(...)`, of which all schedules have the same; 0: there are none. is_one_segment: of
+    all variants. shares_sums: there are gradients beside a forward that decodes
+    (`Target.refuse_wide_gradients`).
     """
 
     dtype: str
@@ -173,6 +174,7 @@ class TileShape:
     wanted: Tiles = field(default_factory=Tiles)
     listed: tuple[int, int] | None = None
     segment: int = 0
+    is_one_segment: bool = True
     shares_sums: bool = False
     narrow_cache: bool = False
 

@@ -45,7 +45,10 @@ def shape_in(program: Program, name: str) -> TileShape:
     shapes = [shape_of(variant.attention) for variant in variants(program, attention)]
     is_one = len({shape.width for shape in shapes}) == 1
     found = shapes[0] if is_one else replace(shape_of(attention), dtype=shapes[0].dtype)
-    found = replace(found, narrow_cache=any(shape.narrow_cache for shape in shapes))
+    is_one_segment = len({shape.segment for shape in shapes}) == 1
+    found = replace(
+        found, narrow_cache=any(shape.narrow_cache for shape in shapes), is_one_segment=is_one_segment
+    )
     listing = listing_of(next(iter(variants(program, attention))).attention)
     return found if listing is None else replace(found, listed=(listing.rows, listing.keys))
 

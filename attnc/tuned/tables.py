@@ -36,6 +36,9 @@ _SAYS = {PROJECTION_SIZES: (), ATTENTION_SIZES: ("schedule",), TARGET_SIZES: ("t
 #: Rows of a call up to which keys of 8 bits are converted in tiles, where another schedule converts them
 #: before; and the most bytes that it may take for them, by steps of batch times heads. Measured on an H200.
 TILES_ROWS, MOST_CONVERTED, _HEADS = 256, 1 << 30, (16, 64, 256, 1024)
+#: Tiles of rows from which on blocks of all segments of their rows are as fast as blocks of one: 0.75 for
+#: each multiprocessor of a Hopper GPU, whose kernels alone have both. Measured on an H200.
+_BUSY = 0.75 * 132
 #: The largest sizes that a row admits, and the label of the schedule that it picks.
 LabelRows: TypeAlias = tuple[tuple[tuple[int | None, ...], str], ...]
 
@@ -189,13 +192,14 @@ def target_rows(
 def guess_rows(family: Sequence[ir.Module]) -> LabelRows:
     """Returns rows for a device without measurements: decode kernels up to as many rows as a tile has,
     then the first other schedule; where one converts keys and values of 8 bits in tiles and another before,
-    the first for few rows, and for more keys than should be converted.
+    the first for few rows, and for more keys than should be converted; of two that decode in segments, the
+    one that shares them out while tiles of rows leave multiprocessors idle.
     """
     anything: tuple[int | None, ...] = (None,) * len(ATTENTION_SIZES)
     others = [module for module in family if module.kernel.structure != "decode"]
     decode = next((module.label for module in family if module.kernel.structure == "decode"), None)
     if not others:
-        return ((anything, family[0].label),)
+        return (*_guess_segments(family), (anything, family[0].label))
     rows: LabelRows = () if decode is None else (((16, *anything[1:]), decode),)
     before = next((module for module in others if module.conversion is not None), None)
     tiles = next((module for module in others if module.conversion is None), None)
@@ -204,6 +208,19 @@ def guess_rows(family: Sequence[ir.Module]) -> LabelRows:
     key_bytes = sum(2 * feature(tensor.made.tensor) for tensor in before.conversion.tensors)
     stairs = [((None, MOST_CONVERTED // key_bytes // heads, heads), before.label) for heads in _HEADS]
     return (*rows, ((TILES_ROWS, *anything[1:]), tiles.label), *stairs, (anything, tiles.label))
+
+
+def _guess_segments(family: Sequence[ir.Module]) -> LabelRows:
+    """Returns rows for a kernel whose blocks have a segment of keys each, beside one with all segments."""
+    apart = [module for module in family if isinstance(module.kernel, ir.Decode) and module.kernel.split]
+    whole = [module for module in family if isinstance(module.kernel, ir.Decode) and module.kernel.segments]
+    if not apart or not whole:
+        return ()
+    keys, rows = whole[0].variant.attention.segment_keys, apart[0].kernel.configs[0].tile_q
+    most = int(_BUSY * rows) - 1  # query rows of all heads and sequences
+    stairs = (2**step for step in range(most.bit_length()))
+    few = (((queries, None, most // queries), apart[0].label) for queries in stairs)
+    return (((None, keys, None), whole[0].label), *few)
 
 
 def _reads_narrow(module: ir.Module) -> bool:

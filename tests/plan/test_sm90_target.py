@@ -42,6 +42,16 @@ def test_the_defaults_of_an_attention_without_a_schedule_are_a_schedule(*, maske
     assert planned(lines, d=128).kernel.grid.longest_first is masked
 
 
+def test_latents_without_a_schedule_have_their_segments_in_one_block_and_in_several() -> None:
+    shape = TileShape("bf16", 576, gradients=False, masked=True, latent=True)
+    assert SM90A.default_labels(shape) == {"": ()}
+    ordered = replace(shape, segment=2048)
+    assert SM90A.default_labels(ordered) == {"whole": (), "segments": ("split.kv = fixed(2048)",)}
+    assert SM90A.default_labels(replace(ordered, is_one_segment=False)) == {"": ()}
+    assert SM90A.default_labels(replace(ordered, gradients=True)) == {"": ()}
+    assert SM90A.default_labels(replace(ordered, width=128)) == {"": ()}
+
+
 def test_latents_without_a_schedule_split_no_keys_under_an_order() -> None:
     shape = TileShape("bf16", 576, gradients=False, masked=True, latent=True)
     lines = [line for keys in (0, 2048) for line in SM90A.default_schedule(replace(shape, segment=keys))]

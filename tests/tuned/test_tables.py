@@ -145,6 +145,30 @@ def test_a_device_that_nobody_measured_splits_keys_for_few_rows(family: tuple[ir
     assert guess_rows(family[2:]) == (((None, None, None), "rows"),)
 
 
+@pytest.mark.parametrize(
+    ("sizes", "label"),
+    [
+        ((1, 8192, 128), "decode"),
+        ((1, 8192, 48 * 128), "decode"),
+        ((1, 8192, 64 * 128), "prompt"),
+        ((2, 8192, 48 * 128), "prompt"),
+        ((4, 8192, 8 * 128), "decode"),
+        ((4096, 4096, 16), "prompt"),
+        ((1, 1024, 128), "prompt"),  # one segment has nothing to share
+    ],
+    ids=str,
+)
+def test_segments_are_shared_out_while_multiprocessors_idle(sizes: tuple[int, int, int], label: str) -> None:
+    """Latents under an absolute order, whose prompts have the kernel that decodes."""
+    rows = guess_rows(plans_of(Path(__file__).parents[2] / "specs" / "latent_invariant.attn").modules)
+    admits = (
+        picked
+        for limits, picked in rows
+        if all(most is None or n <= most for n, most in zip(sizes, limits, strict=True))
+    )
+    assert next(admits) == label
+
+
 CACHE = """attention cache {
   input q: bf16[B, M, Hkv * G, 128]
   input k, v: e4m3[B, N, Hkv, 128] via paged(table, page = 16)

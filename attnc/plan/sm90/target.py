@@ -173,7 +173,11 @@ class Sm90a(Target):
             yield "blocks in {1, 2}"  # two for short sequences
 
     def default_labels(self, shape: TileShape) -> Mapping[str, Sequence[str]]:
-        """As `Target.default_labels`: a cache of 8 bits is converted in tiles where calls are short."""
+        """As `Target.default_labels`: a cache of 8 bits is converted in tiles where calls are short; of an
+        absolute order beside wide rows, segments are shared out where tiles of rows are few.
+        """
+        if shape.segment and shape.is_one_segment and shape.width > WIDEST and not shape.gradients:
+            return {"whole": (), "segments": (f"split.kv = fixed({shape.segment})",)}
         if not shape.narrow_cache or shape.width > WIDEST or shape.latent or shape.listed is not None:
             return Target.default_labels(self, shape)
         return {"tiles": ("convert = tiles",), "before": ("convert = before",)}

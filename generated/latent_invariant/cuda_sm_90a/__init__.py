@@ -22,6 +22,20 @@ VARIANTS = {
 TUNED = {}
 #: The same for devices that were not measured.
 GUESS = (
+    ((None, 1024, None), "prompt"),
+    ((1, None, 6335), "decode"),
+    ((2, None, 3167), "decode"),
+    ((4, None, 1583), "decode"),
+    ((8, None, 791), "decode"),
+    ((16, None, 395), "decode"),
+    ((32, None, 197), "decode"),
+    ((64, None, 98), "decode"),
+    ((128, None, 49), "decode"),
+    ((256, None, 24), "decode"),
+    ((512, None, 12), "decode"),
+    ((1024, None, 6), "decode"),
+    ((2048, None, 3), "decode"),
+    ((4096, None, 1), "decode"),
     ((None, None, None), "prompt"),
 )
 
