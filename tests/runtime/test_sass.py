@@ -258,3 +258,16 @@ def test_turns_cost_no_wait_and_hold_all_products(tiles: tuple[int, str], overla
     found = loops(disassemble(cubin.image) or "")
     assert [loop.untimely for loop in found] == [0, 0]
     assert [told for loop in found for told in findings(loop, overlaps=overlap == "true")] == []
+
+
+@needs_nvdisasm
+@pytest.mark.slow
+def test_exponentials_of_wide_heads_run_beside_the_product_of_the_other_warpgroup() -> None:
+    """ptxas had moved the wait for it before them, in front of which there was no branch."""
+    module = GENERATED / "wide" / "cuda_sm_90a" / "d512.py"
+    ((_, cubin),) = compile_configs(module, "sm_90")
+    text = disassemble(cubin.image)
+    assert text is not None
+    (loop,) = loops(text)
+    assert loop.exponentials - loop.hidden <= 2  # those that rescale sums
+    assert (loop.moves, loop.local) == (0, 0)
