@@ -79,10 +79,11 @@ class Subject:
         pairs = ((config, _split_more(config)) for config in self.module.CONFIGS)
         first, found = self.module.CONFIGS[0], [config for pair in pairs for config in pair if config]
         fixed = next((config for config in self.module.CONFIGS if getattr(config, "split_size", 0)), None)
-        if not self.variant.attention.segment_keys:  # else splits are segments
+        segment = self.variant.attention.segment_keys
+        if not segment:  # else splits are segments
             free = first if fixed is None else first._replace(split_size=0)
             found += [free._replace(splits=count) for count in (2, 16, 17, 33)]
-        if fixed is not None:
+        if fixed is not None and (not segment or segment >= 2 * fixed.BLOCK_N):
             found.append(fixed._replace(split_size=2 * fixed.BLOCK_N))
         return tuple(found)
 

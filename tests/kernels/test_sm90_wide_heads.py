@@ -25,6 +25,8 @@ def text_of(
     d: int = 512,
     dv: int = 512,
     storage: str = "",
+    score: str = "dot(q, k) / 20",
+    normalize: str = "softmax",
     schedule: str = "split.kv in {1, 3}",
 ) -> str:
     lines = [
@@ -32,9 +34,9 @@ def text_of(
         f"input k: bf16[B, N, Hkv, {d}]{storage}",
         f"input v: bf16[B, N, Hkv, {dv}]{storage}",
         *more,
-        f"score = dot(q, k) / sqrt({d})",
+        f"score = {score}",
         f"mask = {mask}",
-        "normalize = softmax",
+        f"normalize = {normalize}",
         f"output o: bf16[B, M, Hkv * G, {dv}]",
         "output lse: f32[B, Hkv * G, M]",
     ]
@@ -63,6 +65,22 @@ KINDS = {
         dv=384,
     ),
     "tiles_left_out": text_of("kv_idx < 4 or (kv_idx <= q_idx and q_idx - kv_idx <= 20)", d=320),
+    "slopes_in_documents": text_of(
+        "causal and doc[b, q_pos] == doc[b, kv_idx]",
+        more=("input slope: f32[Hkv * G]", "input doc: i32[B, N] is sorted"),
+        score="dot(q, k) / 20 + slope[h] * (kv_idx - q_pos)",
+        d=448,
+        dv=448,
+    ),
+    "segments": text_of(
+        "window(100, 0)",
+        more=("input sink: f32[Hkv * G]", "order = absolute(64)"),
+        score="softcap(dot(q, k) / 20, 30)",
+        normalize="softmax(sink = sink[h])",
+        schedule="split.kv = fixed(64)",
+        d=320,
+        dv=320,
+    ),
     "two_tiles_of_keys": text_of(schedule="tile.kv = 32, split.kv = 2", more=LENGTHS),
     "other_columns_of_v": text_of(d=264, dv=384),
     "columns_that_are_not_stored": text_of(d=320, dv=320),
