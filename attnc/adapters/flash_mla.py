@@ -64,10 +64,10 @@ def flash_mla_sparse_fwd(
     name = "flash_mla_sparse_fwd"
     refuse(name, indexer_topk=indexer_topk)
     checked = _check_keys(name, q, ("M H D", "N 1 D"), kv=kv)
-    _check_values(name, "d_v", d_v, q)
     checked.check("indices", indices, "M 1 topk", INTEGERS)
     _check_sink(checked, name, attn_sink)
     lists, counts = indices[None, :, 0], _counts(checked, "topk_length", topk_length, "M", indices)[None]
+    _check_values(name, "d_v", d_v, q)
     o, lse = _attend(name, q[None], kv[None], lists, counts, sm_scale, d_v)
     largest = _max_logits(q, kv[:, 0], lists[0], counts[0], sm_scale) if wants_max_logits else None
     return _join_sink(o, lse, attn_sink)[0], largest, _of_lonely(lse)[0]
