@@ -31,6 +31,7 @@ from attnc.plan.lists import (
 )
 from attnc.plan.signature import feature, kv_heads, normalise
 from attnc.plan.target import Target
+from attnc.source import Span
 
 
 def refuse_lists(variant: Variant, schedule: Schedule, target: Target) -> Iterator[Diagnostic]:
@@ -63,6 +64,12 @@ def refuse_lists(variant: Variant, schedule: Schedule, target: Target) -> Iterat
     elif schedule.is_decode:
         if target.lists_are_bits:
             yield from _refuse_tokens(variant, listing, schedule, by_rows=by_rows)
+        elif by_rows and (misplaced := _find_misplaced(attention, listing)) is not None:
+            what, label, place = misplaced
+            instead = "give sequences an axis B, and lengths: 'length M = ...'"
+            yield unsupported(
+                f"{what} to {schedule.target} in packed sequences", place or span, label, instead
+            )
         yield from _refuse_decoding(attention, listing, schedule, splits=target.lists_are_bits)
     yield from _refuse_tiles(listing, schedule)
     yield from _refuse_atomic_sums(attention, schedule)
@@ -164,11 +171,6 @@ def _refuse_tokens(
     """
     attention, span = variant.attention, listing.condition.span
     instead = "write a schedule for the target 'triton'"
-    softmax, of_columns = attention.softmax, (*attention.column_scales.values(), attention.k_rest)
-    v_scale = None if softmax.scales_columns else softmax.v_scale
-    read = {node for x in (attention.score, softmax.sink, v_scale) if x is not None for node in walk(x)}
-    by_columns = {node for x in of_columns if x is not None for node in walk(x)}
-    placed = {Index("kv_pos"), Index("q_pos"), Dim("N")}
     are_narrow = DType(attention.k.dtype).is_narrow or DType(attention.v.dtype).is_narrow
     if listing.keys != 1:
         what, label = f"lists of blocks of {listing.keys} keys are not lowered", f"keys = {listing.keys}"
@@ -178,25 +180,35 @@ def _refuse_tokens(
         what, label = "lists of heads that share no keys are not lowered", "64 rows of a tile for one head"
     elif (knob := schedule.forward.get("warp_split")) is not None and "kv" in knob.choices:
         what, label, span = "lists shared by warps are not lowered", "remove it", knob.span
-    elif differing := [expr for expr in _read_by_lists(listing) if _differs_by_head(expr, attention)]:
-        what = "lists, or masks beside them, that differ between query heads are not lowered"
-        label = "heads that share keys have one list"
-        span = differing[0].span
-    elif (placed | {Index("kv_idx")}) & read or placed & by_columns:
-        what, span = "a score by the place of listed keys is not lowered", attention.score.span
-        label = "tiles have rows of memory, wherever these are in a sequence"
-    elif attention.q.storage.is_packed and {Index("b"), Index("q_idx")} & read:
-        what, span = (
-            "a score by the place of packed queries beside lists is not lowered",
-            attention.score.span,
-        )
-        label = "all rows are queries of one sequence"
+    elif (misplaced := _find_misplaced(attention, listing)) is not None:
+        what, label, span = misplaced
     elif are_narrow and by_rows:
         what = "a mask, length, pages or packed queries beside lists of keys of 8 bits are not lowered"
         label = "of these a list says all, of tensors that are not packed"
     else:
         return
     yield unsupported(f"{what} to {schedule.target}", span or listing.condition.span, label, instead)
+
+
+def _find_misplaced(attention: Attention, listing: Listing) -> tuple[str, str, Span | None] | None:
+    """Returns what reads something that kernels do not know that take all rows of a list: a message, a label
+    and the place; None where nothing does.
+    """
+    if differing := [expr for expr in _read_by_lists(listing) if _differs_by_head(expr, attention)]:
+        what = "lists, or masks beside them, that differ between query heads are not lowered"
+        return what, "heads that share keys have one list", differing[0].span
+    softmax, of_columns = attention.softmax, (*attention.column_scales.values(), attention.k_rest)
+    v_scale = None if softmax.scales_columns else softmax.v_scale
+    read = {node for x in (attention.score, softmax.sink, v_scale) if x is not None for node in walk(x)}
+    by_columns = {node for x in of_columns if x is not None for node in walk(x)}
+    placed = {Index("kv_pos"), Index("q_pos"), Dim("N")}
+    if (placed | {Index("kv_idx")}) & read or placed & by_columns:
+        label = "tiles have rows of memory, wherever these are in a sequence"
+        return "a score by the place of listed keys is not lowered", label, attention.score.span
+    if attention.q.storage.is_packed and {Index("b"), Index("q_idx")} & read:
+        what = "a score by the place of packed queries beside lists is not lowered"
+        return what, "all rows are queries of one sequence", attention.score.span
+    return None
 
 
 def _read_by_lists(listing: Listing) -> Iterator[Expr]:
