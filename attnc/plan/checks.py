@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 
 from attnc.diagnostics import Diagnostic
 from attnc.expr.nodes import uses
-from attnc.model.attention import Variant
+from attnc.model.attention import Attention, Variant
 from attnc.model.dtypes import DType
 from attnc.model.knobs import KEYS
 from attnc.model.schedule import Choice, Knob, Schedule
@@ -19,7 +19,7 @@ from attnc.plan.differentiable import refuse_backward, refuse_rounded_gradients
 from attnc.plan.fitting import unsupported
 from attnc.plan.list_refusals import refuse_lists
 from attnc.plan.listed_rows import lists_rows
-from attnc.plan.lists import lists_blocks
+from attnc.plan.lists import listing_of, lists_blocks
 from attnc.plan.names import cannot_be_passed
 from attnc.plan.order import check_order
 from attnc.plan.signature import arguments, capacity, unbound
@@ -135,11 +135,23 @@ def refuse_decoding(
     yield from refuse_cut_tiles(knobs)
     if attention.q.storage.is_packed and not by_rows:
         span = attention.q.storage.span
-        yield unsupported("split.kv and pack need q to be an ordinary tensor", span, "q is packed here")
+        message = "split.kv and pack need q to be an ordinary tensor"
+        yield unsupported(message, span, "q is packed here", *_beside_lists(attention))
     if attention.softmax.dropout is not None:
         yield unsupported(
             "the decode kernel has no dropout", attention.softmax.span, "a probability is drawn to be dropped"
         )
+
+
+def _beside_lists(attention: Attention) -> tuple[str, ...]:
+    """Returns what to write where packed queries have lists of their own."""
+    listing = listing_of(attention)
+    if listing is None:
+        return ()
+    if listing.keys == 1:
+        rows = "lists of tokens become rows of memory"
+        return (f"pack k and v, too, or write a schedule for 'cuda.sm_90a': {rows}",)
+    return ("give sequences an axis B, and lengths: 'length M = ...'",)
 
 
 def refuse_cut_tiles(knobs: Mapping[str, Knob]) -> Iterator[Diagnostic]:
