@@ -38,6 +38,7 @@ from tests.planted import (
     layouts,
     precision,
     projections,
+    row_lists,
     sizes,
     trees,
     triton_backward,
@@ -100,6 +101,7 @@ PARTS: Mapping[str, tuple[Bug, ...]] = {
     **_by_target("host", host.BUGS),
     **_by_target("precision", precision.BUGS),
     **_by_target("forms", cuda_forms.BUGS),
+    **_by_target("rows of lists", row_lists.BUGS),
 }
 #: By `part: name`, which is how data and tests call them.
 BUGS: Mapping[str, Bug] = {f"{part}: {bug.name}": bug for part, bugs in PARTS.items() for bug in bugs}
