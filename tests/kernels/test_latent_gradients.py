@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from attnc.verify.case import Case
+from tests.by_day import some_by_day
 from tests.targets import needs_gxx
 from tests.verify.judging import assert_within_bound, spec, subject_of_text
 
@@ -52,20 +53,20 @@ PACKED = (
 )
 SPECS = {"grouped": GROUPED, "gaps": GAPS, "packed": PACKED}
 #: Warps that have all columns of their scores; that share them, by two and four; keys of one fragment.
-TILES = (
-    "",
-    "tile.q = 32, tile.kv = 64, warps = 8, stages = 1",
-    "tile.q = 32, tile.kv = 32, warps = 4, stages = 2",
-    """dq { tile.q = 16, tile.kv = 64, warps = 4, stages = 1 }
+TILES = {
+    "default": "",
+    "by two": "tile.q = 32, tile.kv = 64, warps = 8, stages = 1",
+    "small": "tile.q = 32, tile.kv = 32, warps = 4, stages = 2",
+    "by four": """dq { tile.q = 16, tile.kv = 64, warps = 4, stages = 1 }
     dkdv { tile.q = 32, tile.kv = 16, warps = 2, stages = 2 }""",
-)
+}
 
 
-@pytest.mark.parametrize("tiles", TILES, ids=["default", "by two", "small", "by four"])
-@pytest.mark.parametrize("lines", SPECS.values(), ids=SPECS)
-def test_latent_gradients(lines: tuple[str, ...], tiles: str) -> None:
-    element = "bf16" if tiles else "f16"
-    schedule = f"order = longest_first\n  backward {{ {tiles} }}"
+@pytest.mark.parametrize(("kind", "tiles"), some_by_day(SPECS, TILES, of=4))
+def test_latent_gradients(kind: str, tiles: str) -> None:
+    lines = SPECS[kind]
+    element = "bf16" if TILES[tiles] else "f16"
+    schedule = f"order = longest_first\n  backward {{ {TILES[tiles]} }}"
     text = spec([line.format(element) for line in lines], schedule, target="cuda.sm_80")
     dims = {"B": 2, "M": 67, "N": 67 if lines is PACKED else 101, "Hkv": 2, "G": 2, "H": 2}
     assert_within_bound(subject_of_text(text), Case(dims=dims))

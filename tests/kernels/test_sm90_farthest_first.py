@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from attnc.verify.case import Case
+from tests.by_day import some_by_day
 from tests.targets import needs_gxx
 from tests.verify.judging import assert_within_bound, spec, subject_of_text
 
@@ -22,17 +23,15 @@ LINES = (
 SCHEDULE = "softmax = online(maximum = lazy(20))\n  backward { accumulate.dq = atomic }"
 
 
-@pytest.mark.parametrize("mask", ["causal", "true"])
-@pytest.mark.parametrize(
-    "dims",
-    [
-        {"B": 5, "M": 70, "N": 200, "Hkv": 2, "G": 1},
-        {"B": 70, "M": 3, "N": 5, "Hkv": 1, "G": 1},  # more sequences than lanes
-        {"B": 40, "M": 2, "N": 150, "Hkv": 1, "G": 1},
-    ],
-    ids=lambda dims: f"b{dims['B']}",
-)
-def test_every_tile_is_taken(mask: str, dims: dict[str, int]) -> None:
+SIZES = {
+    "b5": {"B": 5, "M": 70, "N": 200, "Hkv": 2, "G": 1},
+    "b70": {"B": 70, "M": 3, "N": 5, "Hkv": 1, "G": 1},  # more sequences than lanes
+    "b40": {"B": 40, "M": 2, "N": 150, "Hkv": 1, "G": 1},
+}
+
+
+@pytest.mark.parametrize(("sizes", "mask"), some_by_day(SIZES, ["causal", "true"], of=2))
+def test_every_tile_is_taken(sizes: str, mask: str) -> None:
     made = subject_of_text(spec((*LINES, f"mask = {mask}"), SCHEDULE, target="cuda.sm_90a"))
     for seed in (0, 1):
-        assert_within_bound(made, Case(dims=dims, seed=seed))
+        assert_within_bound(made, Case(dims=SIZES[sizes], seed=seed))
