@@ -53,7 +53,7 @@ Q = torch.randn(2, 2, 3, 576, generator=torch.Generator().manual_seed(2)).bfloat
 
 @needs_gxx
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize("dtype", [torch.int32, pytest.param(torch.int64, marks=pytest.mark.nightly)])
 def test_listed_rows(dtype: torch.dtype) -> None:
     cache, keys = cache_of(0)
     lists = torch.randint(-2, 42, (2, 2, 37), generator=torch.Generator().manual_seed(3)).to(dtype)
@@ -71,7 +71,7 @@ def test_listed_rows(dtype: torch.dtype) -> None:
 
 @needs_gxx
 @pytest.mark.slow
-@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("causal", [True, pytest.param(False, marks=pytest.mark.nightly)])
 def test_rows_in_pages_of_any_stride(causal: bool) -> None:
     cache, keys = cache_of(GAP)
     table = torch.tensor([[4, 1, 2**30], [2, 3, 3]], dtype=torch.int32)
