@@ -33,7 +33,7 @@ from attnc.plan import ir
 from attnc.plan.device import Device
 from attnc.plan.ir import Decode
 from attnc.plan.ir.kernel import UnifiedMax
-from attnc.plan.ir.module import Conversion
+from attnc.plan.ir.module import Conversion, ListedRows
 from attnc.plan.layout import DeviceMemory, Estimate, Traffic
 from attnc.plan.mask_findings import mask_notes
 from attnc.plan.order import explain_order
@@ -175,6 +175,8 @@ def decisions(e: Explanation) -> list[tuple[str, str]]:
         of = f"for every {made.rows} queries" if made.rows else "for all queries"
         what = f"tiles of the blocks of {made.keys} keys that '{made.tensor}' lists {of}"
         found.append((what, place_of(attention.mask.span)))
+    if (rows := e.module.listed_rows) is not None:
+        found.append((_describe_rows(rows), place_of(attention.mask.span)))
     found.append((_scale(e.kernel), place_of(attention.score.span)))
     if (unified := ir.unified_of(e.kernel)) is not None:
         found.append((_describe_unified(unified), place_of(knobs["softmax"].span)))
@@ -306,6 +308,14 @@ def _order(e: Explanation) -> Iterator[str]:
     if lines:
         yield f"bits of a row depend on its own keys alone ({place_of(e.module.variant.attention.ordered)})"
         yield from (f"  {line}" for line in lines)
+
+
+def _describe_rows(rows: ListedRows) -> str:
+    """Returns what the kernel does that makes lists of rows of memory."""
+    parts = ["finds the sequence of a packed query"] if rows.packed else []
+    parts += [] if rows.keep == TRUE else ["drops keys that the rest of the mask forbids"]
+    parts += [] if rows.page is None else ["looks up pages"]
+    return f"a kernel before it {', '.join((*parts, 'writes rows of memory'))}: all of a list are visited"
 
 
 def _mask(e: Explanation) -> Iterator[str]:

@@ -84,6 +84,11 @@ def test_decisions_point_at_spec_lines() -> None:
     assert lines[int(masks[0]["spec"].rpartition(":")[2]) - 1].strip().startswith("mask = causal")
 
 
+def test_what_becomes_rows_of_memory_is_explained() -> None:
+    text = as_text(next(explanations("selected_pages")))
+    assert "finds the sequence of a packed query, drops keys that the rest of the mask forbids" in text
+
+
 def test_figures_of_a_causal_kernel() -> None:
     data = json.loads(json.dumps(as_dict(explained())))
     assert data["pictures"][0]["M"] == 512
