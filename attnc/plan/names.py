@@ -41,7 +41,7 @@ KERNEL = frozenset((
     "m_new", "M_padded", "m_rows", "m_tile", "MASKED", "N", "n", "next", "next_page", "O", "o", "o_at",
     "o_rows", "o_splits_ptr", "out", "p", "PAGE", "page", "partial", "Q", "q", "q_2", "q_at",
     "own_page", "PDL", "q_first", "q_head", "q_hi", "q_idx", "q_lo", "q_pos", "q_rows", "q_tiles", "range",
-    "rank", "acc_all", "acc_split", "acc_splits_ptr", "first_segment", "l_all", "l_split", "m_all",
+    "rank", "in_order", "acc_all", "acc_split", "acc_splits_ptr", "first_segment", "l_all", "l_split", "m_all",
     "is_first_visited",
     "m_sink", "m_split", "m_splits_ptr", "segment", "segment_hi", "segment_lo", "share", "share_all",
     "row", "row_lo", "row_tiles", "ROWS", "rows", "run", "s", "SCALE", "score", "SECTION", "section",
