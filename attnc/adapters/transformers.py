@@ -15,7 +15,7 @@ with a value for each query and key, which skip no tile.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
 from operator import index
 from typing import Any, TypeAlias
@@ -58,6 +58,9 @@ _WITHOUT_EFFECT = frozenset(
         "use_cache",
     )
 )
+
+#: Where packed sequences begin and how long they are, which masks made of position_ids say, too.
+_PACKED = frozenset(("cu_seq_lens_k", "cu_seq_lens_q", "max_length_k", "max_length_q"))
 
 
 def register(name: str = "attnc") -> None:
@@ -146,7 +149,8 @@ def attention(
         if found is not None:
             return found[0], None
     refuse("attention", output_attentions=rest.get("output_attentions"))
-    refuse("attention", **{name: rest[name] for name in rest if name not in _WITHOUT_EFFECT})
+    refuse("attention", **{name: rest[name] for name in rest if name not in _WITHOUT_EFFECT | _PACKED})
+    _check_packed(rest, own)
     if attention_mask is None and _is_causal(module, rest.get("is_causal")):
         raise ValueError(
             "attention_mask: expected what the mask function of this name returned, got None for a module"
@@ -197,6 +201,17 @@ def attention(
 def _is_causal(module: torch.nn.Module, is_causal: object) -> bool:
     """Returns whether a call without a mask is to be refused."""
     return (getattr(module, "is_causal", True) if is_causal is None else is_causal) is not False
+
+
+def _check_packed(rest: Mapping[str, object], own: torch.Tensor | None) -> None:
+    """Raises ValueError where several sequences are packed and the mask does not keep them apart."""
+    for name in ("cu_seq_lens_q", "cu_seq_lens_k"):
+        starts = rest.get(name)
+        if isinstance(starts, torch.Tensor) and starts.shape[0] > 2 and own is None:
+            raise ValueError(
+                f"attention: {name}: expected a mask that keeps packed sequences apart, which transformers"
+                " makes of position_ids without a cache (use_cache=False), got none"
+            )
 
 
 def _draw_seed(dropout: object, device: torch.device) -> tuple[float, torch.Tensor] | tuple[()]:

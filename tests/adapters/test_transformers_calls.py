@@ -302,6 +302,21 @@ def test_a_mask_is_a_band_where_some_band_keeps_the_same(
     assert right in (None, 0) or not any(end is None for other, end in bands if other == left)
 
 
+def test_packed_sequences_need_a_mask_that_keeps_them_apart() -> None:
+    """As those of transformers' collator, which says both where they begin and their positions."""
+    q, starts = torch.randn(1, 4, 9, D), torch.tensor([0, 4, 9], dtype=torch.int32)
+    packed: dict[str, Any] = {"cu_seq_lens_q": starts, "cu_seq_lens_k": starts, "max_length_q": 5}
+    document = torch.arange(9) >= 4
+    apart = (document[:, None] == document).tril()[None, None]
+    right = torch.nn.functional.scaled_dot_product_attention(q, q, q, apart).transpose(1, 2)
+    torch.testing.assert_close(attention(Module(), q, q, q, apart, **packed)[0], right)
+    for seen in (None, mask(1, 9, 9)):
+        with pytest.raises(ValueError, match="cu_seq_lens_q: expected a mask that keeps packed"):
+            attention(Module(), q, q, q, seen, **packed)
+    one: dict[str, Any] = {"cu_seq_lens_q": starts[[0, 2]], "cu_seq_lens_k": starts[[0, 2]]}
+    attention(Module(), q, q, q, mask(1, 9, 9), **one)
+
+
 def test_a_band_goes_with_what_models_do_to_a_mask_that_they_pass_on() -> None:
     kept = torch.ones(2, 9, dtype=torch.long)
     kept[1, :3] = 0
