@@ -46,6 +46,11 @@ _COUNTS = frozenset((
     "b * H", "h_kv * G", "B * H", "h_kv * H", "B * Hkv", "q_tiles * SECTION", "kv_tiles * KV_SECTION",
     "(q_first / ROW_TILE + sequence) * ROW_TILE", "(q_first / ROW_TILE + b) * ROW_TILE",
 ))  # fmt: skip
+#: Elements of one row of all heads: a row of 2^31 would have 4 GiB in 16 bits. And rows of all heads up to
+#: where the last packed sequence ends, at most all of them.
+_ROWS_OF_HEADS = re.compile(
+    r"args\.H(?:kv)? \* \d+|args\.KEY_ROWS / args\.\w+ \* args\.\w+_ptr\[args\.B \* [\w.]+\]"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,7 +234,8 @@ class _Reader:
             text = f"{value.text} {op} {other.text}"
             bound = {"*": value.bound * other.bound, "/": value.bound, "%": min(value.bound, other.bound)}[op]
             if op == "*" and not wide and bound >= LIMIT:
-                if text.replace("args.", "") not in _COUNTS and not self._in_tile(text):
+                is_counted = text.replace("args.", "") in _COUNTS or _ROWS_OF_HEADS.fullmatch(text)
+                if not is_counted and not self._in_tile(text):
                     return None
                 bound = LIMIT - 1
             value = _Operand(text, wide, bound)

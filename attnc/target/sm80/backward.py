@@ -91,14 +91,6 @@ class CudaFileText:
     def constants(self) -> Iterator[str]:
         yield from ()
 
-    @property
-    def key_rows(self) -> str:
-        """How many rows of keys all heads have, but for those that `list_cleared` names."""
-        if not {"k", "v"}.intersection(list_cleared(self.module)):
-            return "args.KEY_ROWS"
-        begins, rows = _find_behind(self.module.variant.attention, "kv")
-        return f"args.KEY_ROWS / {rows} * {begins}"
-
 
 # --- a kernel of gradients
 
@@ -341,7 +333,19 @@ def add_name(module: Module) -> str:
     return f"{module.variant.attention.name}_backward_add"
 
 
-class AddText(CudaFileText):
+class JoinText(CudaFileText):
+    """Text of a kernel that adds dk or dv of blocks that share a walk."""
+
+    @property
+    def key_rows(self) -> str:
+        """How many rows of keys all heads have, but for those that `list_cleared` names."""
+        if not {"k", "v"}.intersection(list_cleared(self.module)):
+            return "args.KEY_ROWS"
+        begins, rows = _find_behind(self.module.variant.attention, "kv")
+        return f"args.KEY_ROWS / {rows} * {begins}"
+
+
+class AddText(JoinText):
     """Text of that kernel: what `backward_add.cu.jinja` prints."""
 
     def __init__(self, module: Module, arguments: ArgumentText) -> None:

@@ -11,7 +11,7 @@ from attnc.plan.ir.backward import walk_over_rows
 from attnc.plan.sm90.backward import JOIN_WARPS, TURNS, Sm90Backward
 from attnc.plan.steps import sequences
 from attnc.target.sm80.arguments import ArgumentText
-from attnc.target.sm80.backward import CudaFileText, FinishText, RowsText, default_of
+from attnc.target.sm80.backward import FinishText, JoinText, RowsText, default_of
 from attnc.target.sm80.printer import CudaWalk, scalar
 from attnc.target.sm90.backward_tiles import Sm90Arguments
 
@@ -45,7 +45,7 @@ def join_name(module: Module) -> str:
     return f"{module.variant.attention.name}_backward_join"
 
 
-class Sm90JoinText(CudaFileText):
+class Sm90JoinText(JoinText):
     """Text of the kernel that adds parts of dk and dv: what `templates/sm90/backward_join.cu.jinja` prints.
 
     makes: dk and dv, as far as walks are cut; factor: of dk.
