@@ -106,6 +106,8 @@ def right_by_day(made: Subject, count: int = 3) -> None:
         report = verify(made, rules=violations)
     else:
         report = verify(made, count=count, fills=("nan",), edges=edges(made.space))
+        if report.ok and report.worst <= 0.01:  # cases with few keys, whose errors are far below the bound
+            report = verify(made, count=2 * count, fills=("nan",))
     assert report.ok, "\n".join(f"{f.repro}\n  {f.verdict.message}" for f in report.failures)
     assert 0.01 < report.worst <= 1
 

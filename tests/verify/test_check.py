@@ -27,7 +27,7 @@ NAMES = sorted(path.stem for path in SPECS.glob("*.attn") if "\nattention " in p
 @pytest.mark.slow
 @pytest.mark.parametrize("name", some_by_day(NAMES, of=2))
 def test_specs_are_right(name: str) -> None:
-    right_by_day(committed(name), count=2)
+    right_by_day(committed(name))
 
 
 @pytest.mark.slow
