@@ -21,6 +21,7 @@ TESTED_ELSEWHERE = {
     "plan/layout": "plan/test_sm80_layout",
     "plan/lower": "plan/test_ir_text",
     "plan/sm90/backward_work": "target/test_sm90_backward",
+    "plan/sm90/decode_layout": "plan/test_sm90_decode",
     "target/call_signature": "target/test_names",
     "target/declaration": "target/test_quote",
     "target/kernel_view": "target/test_template_needs",
