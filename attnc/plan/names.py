@@ -89,8 +89,8 @@ CUDA_MADE = frozenset((
     "K_SCALES", "K_SCALES_AT", "K_SCALES_OF_LANE", "k_x", "Keeps", "kv_start", "list_length",
     "load_k_scales", "load_v_scales", "look_up_k_rows", "look_up_v_rows", "lse_splits", "number", "o_map",
     "of_key", "of_key_2", "of_key_3", "of_key_4", "of_pair", "others", "part", "q_end", "q_from", "q_map",
-    "q_to", "query_rows", "RAW_END", "RAW_K_AT", "RAW_K_BYTES", "RAW_V_AT", "RAW_V_BYTES", "sequence",
-    "store_k_scales", "store_v_scales", "swizzle", "total", "v_map", "V_SCALES", "V_SCALES_AT",
+    "q_to", "query_row", "query_rows", "RAW_END", "RAW_K_AT", "RAW_K_BYTES", "RAW_V_AT", "RAW_V_BYTES",
+    "sequence", "store_k_scales", "store_v_scales", "swizzle", "total", "v_map", "V_SCALES", "V_SCALES_AT",
     "V_SCALES_OF_LANE", "v_x",
 ))  # fmt: skip
 #: What a template fills in or leaves out, comments and strings; and a name that is no field of another.
