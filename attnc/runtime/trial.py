@@ -76,8 +76,11 @@ def _memory_dims(module: ir.Module, dims: Mapping[str, int]) -> dict[str, int]:
     attention, known = module.variant.attention, {}
     for tensor, role, name in ((attention.q, Role.QUERY, "M"), (attention.k, Role.KEY, "N")):
         match tensor.storage:
-            case Ragged():
+            case Ragged(cu_seqlens=cu):
                 known[show(tensor.size(role))] = dims["B"] * dims[name]
+                ends = next(arg for arg in module.args if arg.tensor.name == cu).axes[0]
+                if ends.name is not None:  # sequences, which a kernel of listed rows does not call B
+                    known[ends.name] = dims["B"]
             case Paged(block_table=table, page=page):
                 columns = -(-dims["N"] // page)
                 known[show(attention.tensor(table).shape[1])] = columns

@@ -7,7 +7,7 @@ import torch
 
 from attnc.runtime.loader import load_module
 from attnc.runtime.trial import backward_trial, problem_for
-from tests.plans import plans_of
+from tests.plans import SPECS, module_of, plans_of
 
 
 @pytest.mark.parametrize("name", ["alibi", "fa1"])
@@ -21,3 +21,12 @@ def test_a_backward_can_be_tried_with_every_config(name: str) -> None:
         found: Any = backward_trial(module, problem, kernel, last)()
         for one, other in zip(default, found, strict=True):
             torch.testing.assert_close(one, other, rtol=0, atol=2**-6 * float(one.abs().max()))
+
+
+def test_sequences_of_listed_rows_have_lengths_and_pages() -> None:
+    """A kernel sees one sequence, and does not call their number B."""
+    module = module_of(SPECS / "selected_pages.attn", "cuda.sm_90a")
+    problem = problem_for(module, 193, device="cpu", tokens=2 * 193)
+    shapes = {arg.tensor.name: tuple(x.shape) for arg, x in zip(module.args, problem, strict=True)}
+    assert (shapes["cu_q"], shapes["block_table"], shapes["kv_len"]) == ((3,), (2, 4), (2,))
+    assert shapes["q"][0] == shapes["selected"][0] == 2
