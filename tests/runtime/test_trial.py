@@ -7,7 +7,10 @@ import torch
 
 from attnc.runtime.loader import load_module
 from attnc.runtime.trial import backward_trial, problem_for
+from attnc.verify.interpreter import ensure_interpreter
 from tests.plans import SPECS, module_of, plans_of
+
+ensure_interpreter()
 
 
 @pytest.mark.parametrize("name", ["alibi", "fa1"])
