@@ -1,7 +1,7 @@
 // Device functions of kernels of packed sequences.
 
-// Clears rows `first` to `end` of a contiguous gradient, those behind the last sequence, which are nobody's: all blocks
-// of a launch together. row_size: elements of all heads.
+// Clears rows `first` to `end` of a contiguous gradient, those behind the last sequence, which no kernel writes: all
+// blocks of a launch together. row_size: elements of all heads.
 template <class Value>
 __device__ void clear_rows(Value* gradient, int first, int end, int row_size)
 {
