@@ -146,6 +146,11 @@ def _with_state(
 
 
 def _unread(query: torch.Tensor) -> Sequence[torch.Tensor]:
+    """Returns them, kept from an earlier call. What leaves a graph has to be in the graph's own memory:
+    beside the default stream, where no graph is recorded, they are allocated anew.
+    """
+    if query.is_cuda and torch._C._cuda_getCurrentRawStream(query.get_device()):
+        return _allocate_state(query)
     found = _UNREAD.get((query.device, query.dtype))
     if found is None:
         with torch.inference_mode(False):  # a gradient may be computed with them later
@@ -359,12 +364,11 @@ class _ForwardPlan(Plan):
             return self.run
         inputs_of, layouts = self.inputs_of, (_turn_layout(self.layouts[0]), self.layouts[1])
         rows, keys = tensors[0].shape[2], tensors[1].shape[2]
-        behind = (None, None, rows, keys, *_unread(tensors[0]))
 
         def run(given: Sequence[Any]) -> tuple[Any, ...]:
             made = o, lse = allocate(layouts, given[0])
             again(inputs_of(given)[0], made)
-            return o, lse, *behind
+            return o, lse, None, None, rows, keys, *_unread(given[0])
 
         return run
 

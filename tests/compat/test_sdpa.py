@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator
 from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -161,3 +162,18 @@ def test_what_nobody_reads_is_allocated_once(active: None) -> None:
     drawn = [aten._scaled_dot_product_flash_attention(q, k, v, 0.5)[6] for _ in range(2)]
     assert not torch.equal(*(x.view(torch.int64)[0] for x in drawn))
     assert len({x.data_ptr() for x in (*drawn, first[0])}) == 3
+
+
+def test_what_leaves_a_graph_is_allocated_anew(active: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Graphs are recorded beside the default stream, and own what leaves them."""
+    stream = 0
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: stream, raising=False)
+    q = Mock(is_cuda=True, device=torch.device("cpu"), dtype=torch.half, get_device=lambda: 0)
+    monkeypatch.setattr(sdpa, "allocate", lambda layouts, like: [torch.empty(1) for _ in layouts])
+    sdpa._UNREAD.clear()
+    kept = sdpa._unread(q)
+    stream = 7
+    assert not {x.data_ptr() for x in sdpa._unread(q)} & {x.data_ptr() for x in kept}
+    stream = 0
+    assert sdpa._unread(q) is kept
+    sdpa._UNREAD.clear()

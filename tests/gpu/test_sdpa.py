@@ -133,6 +133,33 @@ def test_inductor_captures_calls_with_a_scale(device: torch.device) -> None:
     assert all(torch.equal(ours, expected) for ours in found)
 
 
+@pytest.mark.filterwarnings(
+    "ignore:The CUDA Graph is empty:UserWarning"
+)  # one that Inductor makes to begin with
+@pytest.mark.parametrize("grad", [False, True])
+def test_inductor_owns_what_leaves_its_graphs(grad: bool, device: torch.device) -> None:
+    """What nobody reads leaves a forward with gradients, too: calls without a graph share it."""
+    torch.manual_seed(0)
+    q, k, v, do = torch.randn(4, 2, 4, 200, 64, device=device, dtype=torch.bfloat16).unbind()
+
+    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return 2 * scaled_dot_product_attention(q, k, v)
+
+    def step(function: Any) -> list[torch.Tensor]:
+        torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]  # torch has no types here
+        leaves = [x.detach().requires_grad_(grad) for x in (q, k, v)]
+        o = function(*leaves)
+        return [x.clone() for x in ((o, *torch.autograd.grad(o, leaves, do)) if grad else (o,))]
+
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+        inside = torch.compile(attend, mode="reduce-overhead")
+        sdpa._UNREAD.clear()
+        found = [step(inside) for _ in range(3)]  # as it is, to be captured, and replayed
+        expected = step(attend)
+        found += [step(inside) for _ in range(3)]
+    assert all(torch.equal(ours, right) for one in found for ours, right in zip(one, expected, strict=True))
+
+
 def test_dropout_is_that_of_the_forward(device: torch.device) -> None:
     """o is linear in v, so the gradient of v says what the forward did."""
     torch.manual_seed(0)
