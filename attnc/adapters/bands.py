@@ -13,10 +13,12 @@ from torch._guards import TracingContext
 
 #: The attribute of a carrier.
 BAND = "attnc_band"
-#: What models do with a mask that they pass on: look at it, move it, and cut it to the keys that there are.
-_LOOKS = frozenset(
-    ("__get__", "__len__", "dim", "get_device", "is_floating_point", "numel", "size", "stride")
-)
+#: What models and PyTorch do with a mask that they pass on: look at it, move it, and cut it to the keys that
+#: there are. (`__set__`: reentrant checkpoints say that a copy requires no gradient.)
+_LOOKS = frozenset((
+    "__get__", "__len__", "__repr__", "__set__", "dim", "element_size", "get_device", "is_contiguous",
+    "is_floating_point", "numel", "size", "stride",
+))  # fmt: skip
 _MOVES = frozenset(("cpu", "cuda", "to"))
 _KEEPS = frozenset(("__getitem__", "clone", "contiguous", "detach", "requires_grad_", "type"))
 

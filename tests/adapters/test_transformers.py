@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 from attnc.adapters.transformers import attention, mask, register
-from attnc.reference import keep
+from tests.adapters.dropout import keep_weights
 
 transformers = pytest.importorskip(
     "transformers", minversion="5.0", reason="transformers is an optional extra; it is not among the pins"
@@ -230,12 +229,7 @@ def draw_by_eager(
     weights = torch.softmax(scores if attention_mask is None else scores + attention_mask, -1)
     if dropout:
         seed = int(torch.randint(1 << 62, ()))
-        rows, keys = np.arange(weights.shape[2])[:, None], np.arange(weights.shape[3])[None, :]
-        kept = [
-            [keep(seed, b, h, rows, keys, dropout) for h in range(weights.shape[1])]
-            for b in range(weights.shape[0])
-        ]
-        weights = weights * torch.from_numpy(np.array(kept)) / (1 - dropout)
+        weights = weights * keep_weights(dropout, seed, weights.shape) / (1 - dropout)
     return (weights @ value).transpose(1, 2).contiguous(), None
 
 
@@ -254,8 +248,9 @@ def test_dropout_in_training(name: str) -> None:
 
     def step(implementation: str, seed: int = 0, *, again: bool = False) -> list[torch.Tensor]:
         made = made_of(name, config, implementation).train()
-        if again:
-            made.gradient_checkpointing_enable()
+        if again:  # of names in turn, the second of older releases
+            names = ("activation_checkpointing_enable", "gradient_checkpointing_enable")
+            next(getattr(made, name) for name in names if hasattr(made, name))()
         torch.manual_seed(seed)
         loss = made(ids, attention_mask=kept, labels=torch.where(kept.bool(), ids, -100)).loss
         loss.backward()

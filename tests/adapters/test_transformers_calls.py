@@ -12,14 +12,14 @@ from itertools import product
 from types import ModuleType
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils.checkpoint import checkpoint
 
 from attnc.adapters.transformers import _ends_of, _run_of_ones, _values_of, attention, mask
-from attnc.reference import keep
+from tests.adapters.dropout import keep_weights
 from tests.compat.flash_reference import judge
 from tests.pairs import Axes, Values, any_of, covering
 
@@ -160,13 +160,6 @@ def make(x: Values, seed: int) -> Made:
     if kept is not None:
         seen = seen & kept[:, None, None, first_k:].bool()
     return Made(leaves, given, options, seen, added)
-
-
-def keep_weights(p: float, seed: int, shape: torch.Size) -> torch.Tensor:
-    """Which weights [B, H, M, N] dropout keeps, by the reference."""
-    rows, keys = np.arange(shape[2])[:, None], np.arange(shape[3])[None, :]
-    found = [[keep(seed, b, h, rows, keys, p) for h in range(shape[1])] for b in range(shape[0])]
-    return torch.from_numpy(np.array(found))
 
 
 def attend(x: Values, made: Made, seed: int, *, low: bool) -> torch.Tensor:
@@ -334,6 +327,24 @@ def test_a_band_goes_with_what_models_do_to_a_mask_that_they_pass_on() -> None:
         assert (band.left, band.right) == (None, 0)
         assert band.first.device == made.device
     assert carrier[:, :, :, :7].attnc_band.first.tolist() == [0, 3]
+    assert not carrier.is_contiguous()
+    assert str(carrier)  # of whoever looks for a mistake
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_band_goes_through_a_checkpoint(reentrant: bool) -> None:
+    """A reentrant one copies tensors for the second forward."""
+    carrier, seen = mask(2, 5, 9, 4), list[torch.Tensor]()
+
+    def layer(x: torch.Tensor, given: Any) -> torch.Tensor:
+        seen.append(given.attnc_band.stop)
+        return x * x
+
+    x = torch.ones(3, requires_grad=True)
+    made: Any = checkpoint(layer, x, carrier, use_reentrant=reentrant)
+    made.sum().backward()
+    assert len(seen) == 2
+    assert torch.equal(*seen)
 
 
 def test_a_compiled_model_takes_a_band_from_outside() -> None:
