@@ -143,23 +143,40 @@ def flash_mla_with_kvcache(
         checked.check("indices", indices, "B M topk", INTEGERS)
         if topk_length is not None:
             checked.check("topk_length", topk_length, "B", (torch.int32,))
-        reads = form is not None and extra_k_cache is None and follow_each_other(k_cache)
-        if form is not None and reads and reads_rows(name, q, k_cache, form, head_dim_v):
-            counts = _counts(checked, "topk_length", topk_length, "B", indices)[:, None].expand(q.shape[:2])
-            o, lse = attend_listed(q, k_cache, indices, counts, number_of(f"{name}: softmax_scale", scale))
-            return _join_sink(o, lse, attn_sink), _of_lonely(lse).mT.contiguous()
-        if form is not None:
-            named = [(k_cache, indices, topk_length)]
-            if extra_k_cache is not None:
-                beside = (extra_indices_in_kvcache, extra_topk_length)
-                named.append(_read_extra(checked, name, q, form, extra_k_cache, *beside))
-            keys, lists = _unpack_listed(form, named)
-            topk_length = None  # entries that do not count are -1
-        else:
-            keys, lists = _pool(name, k_cache).expand(len(q), -1, -1, -1), indices
-        counts = _counts(checked, "topk_length", topk_length, "B", lists)[:, None].expand(q.shape[:2])
-        o, lse = _attend(name, q, keys, lists, counts, scale, head_dim_v)
+        beside = (extra_k_cache, extra_indices_in_kvcache, extra_topk_length)
+        lists = (k_cache, indices, topk_length)
+        o, lse = _attend_listed(checked, name, q, form, lists, beside, scale, head_dim_v)
     return _join_sink(o, lse, attn_sink), _of_lonely(lse).mT.contiguous()
+
+
+def _attend_listed(
+    checked: GivenTensors,
+    name: str,
+    q: torch.Tensor,
+    form: RowFormat | None,
+    given: tuple[torch.Tensor, torch.Tensor, torch.Tensor | None],
+    beside: tuple[Any, Any, Any],
+    scale: Any,
+    columns: int,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attends over rows of a cache that lists name. given: the cache, its lists and how many of their entries
+    count; beside: the same of a second cache, of None where there is none; columns: of values.
+    """
+    cache, lists, counted = given
+    reads = form is not None and beside[0] is None and follow_each_other(cache)
+    if form is not None and reads and reads_rows(name, q, cache, form, columns):
+        counts = _counts(checked, "topk_length", counted, "B", lists)[:, None].expand(q.shape[:2])
+        return attend_listed(q, cache, lists, counts, number_of(f"{name}: softmax_scale", scale))
+    if form is not None:
+        named = [given]
+        if beside[0] is not None:
+            named.append(_read_extra(checked, name, q, form, *beside))
+        keys, lists = _unpack_listed(form, named)
+        counted = None  # entries that do not count are -1
+    else:
+        keys = _pool(name, cache).expand(len(q), -1, -1, -1)
+    counts = _counts(checked, "topk_length", counted, "B", lists)[:, None].expand(q.shape[:2])
+    return _attend(name, q, keys, lists, counts, scale, columns)
 
 
 # --- arguments

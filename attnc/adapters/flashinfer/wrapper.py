@@ -211,7 +211,7 @@ def launch(
     if check is not None:
         check()
     q, given = tensors["q"], GivenTensors("run")
-    given.check("q", q, q.shape, (q.dtype,))
+    given.check("q", q, q.shape, (q.dtype,))  # on whose device the others have to be
     shape = (plan.sequences, plan.heads[1])
     scales = combine_scales(
         "run",
