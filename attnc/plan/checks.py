@@ -49,7 +49,8 @@ def check_lowerable(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic
     yield from target.check(variant, schedule)
     yield from refuse_combine_keys(schedule)
     if schedule.is_decode:
-        yield from refuse_decoding(variant, knobs, lists_rows(variant.attention, schedule, target))
+        by_rows = lists_rows(variant.attention, schedule, target)
+        yield from refuse_decoding(variant, knobs, by_rows=by_rows)
     yield from check_softmax(variant, schedule, target)
     yield from check_order(variant, schedule, target)
     yield from refuse_backward(variant, schedule, target)
@@ -112,9 +113,7 @@ def refuse_combine_keys(schedule: Schedule) -> Iterator[Diagnostic]:
         yield unsupported(message, knob.span, "one row per program", "remove it")
 
 
-def refuse_decoding(
-    variant: Variant, knobs: Mapping[str, Knob], by_rows: bool = False
-) -> Iterator[Diagnostic]:
+def refuse_decoding(variant: Variant, knobs: Mapping[str, Knob], *, by_rows: bool) -> Iterator[Diagnostic]:
     """Yields what the decode kernel cannot do: it has one loop over the keys, and rows from one sequence.
     by_rows: packed sequences are one, since each query has a list of rows.
     """

@@ -79,8 +79,7 @@ def refuse_lists(variant: Variant, schedule: Schedule, target: Target) -> Iterat
         yield unsupported("stick_breaking over listed keys needs them in order", span, label, hint)
 
 
-#: Columns of which wgmma makes all gradients; keys one of whose multiples
-#: tiles have.
+#: Columns of which wgmma makes all gradients; keys one of whose multiples tiles have.
 _WIDEST, _TILE_KEYS = 128, (32, 48)
 
 
@@ -99,7 +98,7 @@ def _refuse_warpgroups(
         hint = f"use a multiple of {_TILE_KEYS[0]} or {_TILE_KEYS[1]}"
         message = f"blocks of {listing.keys} keys are not lowered to {schedule.target}"
         yield unsupported(message, span, f"keys = {listing.keys}", hint, instead)
-    for key, most in (("consumers", listing.rows // 64), ("cluster", 1)):
+    for key, most in (("consumers", listing.rows // WARPGROUP), ("cluster", 1)):
         knob = schedule.forward.get(key)
         if knob is not None and any(choice and most % choice for choice in knob.choices if _is_count(choice)):
             of_cluster = "blocks of a cluster walk together"

@@ -33,7 +33,6 @@ from attnc.plan.width import ends_of
 _QUERY = Ref("query", "int", natural=True, within=(0, SIZE))
 _ROW = Ref("query_row", "int", natural=True, within=(0, SIZE))
 _SEQUENCE = Ref("sequence", "int", within=(-1, SIZE))
-_ENDS = ("first", "end")
 #: Locals of the kernel, beside those of all kernels (`plan.names`).
 _LOCALS = frozenset(
     {"counts", "key", "keys", "keeps", "own", "own_lo", "own_words", "query", "query_row", "totals", "warp"}
