@@ -36,26 +36,31 @@ from attnc.source import Span
 
 def refuse_lists(variant: Variant, schedule: Schedule, target: Target) -> Iterator[Diagnostic]:
     """Yields why no kernel of the target can walk over the lists of this mask."""
-    attention = variant.attention
-    found = [node for node in walk(attention.mask) if isinstance(node, InList)]
+    found = [node for node in walk(variant.attention.mask) if isinstance(node, InList)]
     if not found:
         return
-    span = found[0].span
+    listing = listing_of(variant.attention)
     if not target.walks_lists:
         instead = "write a schedule for the target 'triton'"
-        yield unsupported(f"lists are not lowered to {schedule.target}", span, "a list of blocks", instead)
-        return
-    listing = listing_of(attention)
-    if listing is None:
-        if len(found) > 1:
-            label = "the second list of this mask"
-            yield unsupported(
-                "a mask of two lists is not lowered", found[1].span, label, "join them before the call"
-            )
-            return
+        message = f"lists are not lowered to {schedule.target}"
+        yield unsupported(message, found[0].span, "a list of blocks", instead)
+    elif listing is not None:
+        yield from _refuse_listing(variant, listing, schedule, target)
+    elif len(found) > 1:
+        label = "the second list of this mask"
+        message = "a mask of two lists is not lowered"
+        yield unsupported(message, found[1].span, label, "join them before the call")
+    else:
         label, hint = "beside 'or' or below 'not'", "write it beside other conditions with 'and'"
-        yield unsupported("a list that not every key has to be in is not lowered", span, label, hint)
-        return
+        message = "a list that not every key has to be in is not lowered"
+        yield unsupported(message, found[0].span, label, hint)
+
+
+def _refuse_listing(
+    variant: Variant, listing: Listing, schedule: Schedule, target: Target
+) -> Iterator[Diagnostic]:
+    """Yields why kernels cannot walk over the one list of a mask."""
+    attention, span = variant.attention, listing.condition.span
     by_rows = lists_rows(attention, schedule, target)
     if not by_rows:
         yield from _refuse_indices(listing, schedule, grads=bool(attention.grads))
@@ -66,10 +71,9 @@ def refuse_lists(variant: Variant, schedule: Schedule, target: Target) -> Iterat
             yield from _refuse_tokens(variant, listing, schedule, by_rows=by_rows)
         elif by_rows and (misplaced := _find_misplaced(attention, listing)) is not None:
             what, label, place = misplaced
+            message = f"{what} to {schedule.target} in packed sequences"
             instead = "give sequences an axis B, and lengths: 'length M = ...'"
-            yield unsupported(
-                f"{what} to {schedule.target} in packed sequences", place or span, label, instead
-            )
+            yield unsupported(message, place or span, label, instead)
         yield from _refuse_decoding(attention, listing, schedule, splits=target.lists_are_bits)
     yield from _refuse_tiles(listing, schedule)
     yield from _refuse_atomic_sums(attention, schedule)

@@ -9,7 +9,7 @@ and its text is that of a list alone.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from attnc.expr.construct import ZERO, add, compare, conj, floordiv, mul, where
@@ -185,16 +185,9 @@ class _RowsPlanner:
         is_query = self._is_query()
         exists = conj(is_query, *self._are_inside(indices))
         program = (*names.rows.values(), *of_sequence, *(fetch for fetch in loads if not fetch.axes))
-        read = [*indices, exists, keep, first, *fetch_expressions(of_keys), Dim("N")]
-        read += [] if limit is None else [limit]
-        read += [] if page is None else fetch_expressions((page,))
-        wanted = {node.name for expr in read for node in walk(expr) if isinstance(node, Ref | Dim | Index)}
-        wanted |= {fetch.row.name for fetch in (*of_keys, *([] if page is None else [page])) if fetch.row}
-        needed = tuple(needed_for(wanted, program))
-        used = (*read, *lines, *fetch_expressions(x for x in needed if isinstance(x, Fetch)))
-        used += tuple(x.value for x in needed if isinstance(x, Let))
-        own = {"B", "M"} if self._packed else set()
-        own |= {"N"} if self._attention.k.storage.is_packed else set()
+        of_each = (*of_keys, *(() if page is None else (page,)))
+        read = (*indices, exists, keep, first, Dim("N"), *(() if limit is None else (limit,)))
+        needed, dims = self._find_needed(program, of_each, read, lines)
         return ListedRows(
             lines=lines,
             by_head=by_head,
@@ -211,8 +204,28 @@ class _RowsPlanner:
             first=first,
             page=page,
             page_rows=self._page_rows(),
-            dims=tuple(name for name in dims_of(used) if name not in own),
+            dims=dims,
         )
+
+    def _find_needed(
+        self,
+        program: Sequence[Statement],
+        of_each: Collection[Fetch],
+        read: Iterable[Expr],
+        lines: Iterable[Expr],
+    ) -> tuple[tuple[Statement, ...], tuple[str, ...]]:
+        """Returns what of a program is needed, and sizes that are read. of_each: loads of each key; read:
+        what is read besides.
+        """
+        read = (*read, *fetch_expressions(of_each))
+        wanted = {node.name for expr in read for node in walk(expr) if isinstance(node, Ref | Dim | Index)}
+        wanted |= {fetch.row.name for fetch in of_each if fetch.row}
+        needed = tuple(needed_for(wanted, program))
+        used = (*read, *lines, *fetch_expressions(x for x in needed if isinstance(x, Fetch)))
+        used += tuple(x.value for x in needed if isinstance(x, Let))
+        own = {"B", "M"} if self._packed else set()
+        own |= {"N"} if self._attention.k.storage.is_packed else set()
+        return needed, tuple(name for name in dims_of(used) if name not in own)
 
     def _lengths(self) -> Iterator[Statement]:
         """Yields what finds the query, and M and N of its sequence."""
