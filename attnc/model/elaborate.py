@@ -46,7 +46,7 @@ from attnc.model.columns import (
 from attnc.model.dtypes import DType
 from attnc.model.lists import elaborate_listed
 from attnc.model.names import CALLABLE, CAT, JOINED, LISTED, OUTPUTS, RESERVED, called_here
-from attnc.model.scope import WRONG, Argument, Context, Definition, Scope, Wrong
+from attnc.model.scope import WRONG, Argument, Context, Definition, Scope, Wrong, list_names
 from attnc.model.tensors import Tensor
 from attnc.source import Span
 from attnc.syntax import ast
@@ -563,12 +563,14 @@ def _name_of(tree: ast.Expr) -> str | None:
 def _explain_product(tree: ast.Call) -> tuple[str, ...]:
     if len(tree.args) > 2:
         return ("a product of three tensors, as of 2-simplicial attention, is outside of the language",)
+    if "q" in map(_name_of, tree.args) and any(
+        name.id == CAT for arg in tree.args for name in list_names(arg)
+    ):
+        return (f"k comes first, and one input behind it: 'dot(q, {JOINED})'",)
     for arg in tree.args:
         match arg:
             case ast.Subscript():
                 return ("a score is of one query and one key: it reads no products of other rows",)
-            case ast.Call(function=function) if function.id == CAT and "q" in map(_name_of, tree.args):
-                return (f"k comes first, and one input behind it: 'dot(q, {JOINED})'",)
             case ast.Call(function=function):
                 return called_here(function.id, ()) or (
                     f"call {function.id} before the attention, and pass what it returns as q and k",
