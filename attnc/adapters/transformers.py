@@ -176,9 +176,9 @@ def attention(
         tuple((name, _element(name, x), *map(_is_one, x.shape[:3])) for name, x in tables.items()),
         number_of("attention: softcap", softcap, 0.0),
         s_aux is not None,
-        bool(dropped),
+        len(dropped) > 0,
         (*(("q", "k", "v") if gradients else ()), *wanted),
-        _is_one(query.shape[2]) and not gradients and not wanted and not dropped,
+        _is_one(query.shape[2]) and not gradients and not wanted and len(dropped) == 0,
     )
     sinks = () if s_aux is None else (s_aux.float(),)
     given = () if band is None else bounds

@@ -364,6 +364,22 @@ def test_a_compiled_model_takes_a_band_from_outside() -> None:
         torch.testing.assert_close(inside(q, given), attend(q, given))
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_compiled_model_drops_the_same_weights(dynamic: bool) -> None:
+    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return attention(Module(), q, k, v, None, is_causal=False, dropout=0.4)[0]
+
+    inside = torch.compile(attend, fullgraph=True, backend="aot_eager", dynamic=dynamic)
+    for rows in (5, 7):
+        leaves = [torch.randn(1, 2, rows, D).requires_grad_() for _ in range(3)]
+        found = []
+        for function in (inside, attend):
+            torch.manual_seed(rows)
+            o = function(*leaves)
+            found.append([o, *torch.autograd.grad(o.sum(), leaves)])
+        torch.testing.assert_close(*found)
+
+
 @pytest.mark.parametrize(
     "compute",
     [
