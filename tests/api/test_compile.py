@@ -73,11 +73,11 @@ def test_a_schedule_for_a_slower_target_is_honoured_and_said() -> None:
 @pytest.mark.usefixtures("hopper")
 def test_what_the_fastest_cannot_say_runs_on_the_next(tmp_path: Any) -> None:
     """Found again, by another process, with what was said."""
-    text = spec(width="264")
+    text = spec(width="520")
     for _ in range(2):
         compiling._FAMILIES.clear()
         fastest._SAID.clear()
-        with pytest.warns(UserWarning, match="need a spec without this: 264 columns of o are not lowered"):
+        with pytest.warns(UserWarning, match="need a spec without this: 520 columns of o are not lowered"):
             assert attnc.compile(text, cache=tmp_path).target == "triton"
 
 
