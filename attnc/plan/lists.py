@@ -44,14 +44,25 @@ PRODUCT_KEYS, PRODUCT_COLUMNS, PRODUCT_STAGES = 64, 128, 3
 LIST_LENGTH = Ref("list_length", "int", natural=True)
 #: Blocks of keys of the longest sequence, and blocks of queries that a list can be of; of the whole call.
 BLOCKS, LIST_ROWS = Dim("list_blocks"), Dim("list_rows")
+#: Queries that there are lists of, where a kernel calls those of its sequence M.
+LIST_QUERIES = Dim("list_queries")
 
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """A mask that lists blocks: the condition, and what stands beside it."""
+    """A mask that lists blocks: the condition, and what stands beside it. is_shortened: a length cuts off
+    queries, so that M is not how many there are lists of.
+    """
 
     condition: InList
     rest: Expr
+    is_shortened: bool = False
+
+    @property
+    def sizes(self) -> tuple[Expr, ...]:
+        """Sizes of what there is a list of, as kernels call them."""
+        *sizes, _ = self.condition.extents
+        return tuple(LIST_QUERIES if self.is_shortened and size == Dim("M") else size for size in sizes)
 
     @property
     def keys(self) -> int:
@@ -85,7 +96,8 @@ def listing_of(attention: Attention) -> Listing | None:
     if len(listed) != 1:
         return None
     rest = conj(*(conjunct for conjunct in conjuncts if conjunct is not listed[0]))
-    return Listing(listed[0], replace(rest, span=attention.mask.span))
+    shortened = "M" in attention.lengths
+    return Listing(listed[0], replace(rest, span=attention.mask.span), is_shortened=shortened)
 
 
 def without_list(attention: Attention) -> Attention:
@@ -169,13 +181,13 @@ def along_lists(
         at: dict[Expr, Expr] = {_Q_IDX: START["q"]}
         at |= {GROUP: KV_HEAD, Index("h"): KV_HEAD} if packs else {}  # in a group of one they are the same
         indices = tuple(substitute(index, at) for index in condition.indices)
-        line = _number(indices, extents[:-1])
+        line = _number(indices, listing.sizes)
         stride, block = add(extents[-1], _ONE), listing.keys
     else:
         at = {GROUP: KV_HEAD, Index("h"): KV_HEAD} if packs else {}
         others = [n for n in range(len(condition.indices)) if n != row_axis]
         heads = [substitute(condition.indices[n], at) for n in others]
-        group = _number(heads, [extents[n] for n in others])
+        group = _number(heads, [listing.sizes[n] for n in others])
         here = floordiv(START["kv"], Const(listing.keys))
         line = add(mul(group, BLOCKS), here)
         line = line if is_nonnegative(group) else where(compare("<", group, ZERO), Const(-1), line)
@@ -293,6 +305,8 @@ def list_sizes(attention: Attention, listing: Listing | None) -> tuple[Let, ...]
         extent = listing.condition.extents[listing.row_axis]
         blocks = _rounded(longest(attention, Role.QUERY), listing.rows)
         sizes.append(Let(name=LIST_ROWS.name, value=minimum(extent, blocks)))
+    if LIST_QUERIES in listing.sizes:
+        sizes.append(Let(name=LIST_QUERIES.name, value=Dim("M")))
     return tuple(sizes)
 
 

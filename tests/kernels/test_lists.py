@@ -501,3 +501,49 @@ def test_bits_of_lists_on_hopper(name: str) -> None:
         text = text.replace(f"[{word}]", f"[{usual[word]}{closed}")
     sizes = {"B": 2, "M": 150, "N": 333, "Hkv": 1, "G": 2, "R": 2, "S": 4}
     assert not list(wrong(subject_of_text(text), sizes, range(2, 2 + examples(1))))
+
+
+CUT_OFF = """attention a {
+  input q: bf16[B, M, Hkv * G, 64]
+  input k, v: bf16[B, N, Hkv, 64]
+  input idx: i32[B, M, S]
+  input queries: i32[B]
+  length M = queries[b]
+  score = dot(q, k) / 8
+  mask = LIST and causal
+  normalize = softmax
+  output o: bf16[B, M, Hkv * G, 64]
+  GRADS
+}
+
+schedule a for TARGET {
+  loops = LOOPS
+}
+"""
+OF_TOKENS = {"LIST": "listed(idx, rows = 1, keys = 1)", "TARGET": "triton", "LOOPS": "[kv], pack = gqa"}
+SHORTENED: Mapping[str, Mapping[str, str]] = {
+    "tokens": {**OF_TOKENS, "GRADS": "grad q, k, v"},
+    "blocks": {
+        "LIST": "listed(idx[b, q_idx // 16], keys = 16)",
+        "TARGET": "triton",
+        "LOOPS": "[q, kv], tile.q = 16, tile.kv = 16",
+        "GRADS": "",
+    },
+    "bits": {
+        "LIST": "listed(idx[b, q_idx // 64], keys = 64)",
+        "TARGET": "cuda.sm_90a",
+        "LOOPS": "[q, kv]",
+        "GRADS": "",
+    },
+}
+
+
+@pytest.mark.parametrize("name", SHORTENED)
+def test_lists_are_of_all_queries_though_a_length_cuts_some_off(name: str) -> None:
+    """Lists lie M apart, the size of the tensor, which kernels call the queries of a sequence."""
+    text = CUT_OFF
+    for word, value in SHORTENED[name].items():
+        text = text.replace(word, value)
+    skip_without_compiler(SHORTENED[name]["TARGET"])
+    dims = {"B": 3, "M": 70 if name == "bits" else 20, "N": 90, "Hkv": 1, "G": 2, "S": 4}
+    assert not list(wrong(subject_of_text(text), dims, range(1, 4)))
