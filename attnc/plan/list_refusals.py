@@ -175,6 +175,7 @@ def _refuse_tokens(
     attention, span = variant.attention, listing.condition.span
     instead = "write a schedule for the target 'triton'"
     are_narrow = DType(attention.k.dtype).is_narrow or DType(attention.v.dtype).is_narrow
+    adds_packed = attention.q.storage.is_packed and attention.softmax.form == "none"
     if listing.keys != 1:
         what, label = f"lists of blocks of {listing.keys} keys are not lowered", f"keys = {listing.keys}"
     elif not packs_heads(schedule):
@@ -183,6 +184,12 @@ def _refuse_tokens(
         what, label = "lists of heads that share no keys are not lowered", "64 rows of a tile for one head"
     elif (knob := schedule.forward.get("warp_split")) is not None and "kv" in knob.choices:
         what, label, span = "lists shared by warps are not lowered", "remove it", knob.span
+    elif adds_packed and (knob := schedule.forward.get("split.kv")) is not None and knob.choices != (1,):
+        what, label = (
+            "splits of packed queries without a softmax are not lowered",
+            "parts of o are to be added",
+        )
+        span, instead = knob.span, "write 'split.kv = 1'"
     elif (misplaced := _find_misplaced(attention, listing)) is not None:
         what, label, span = misplaced
     elif are_narrow and by_rows:
@@ -211,6 +218,10 @@ def _find_misplaced(attention: Attention, listing: Listing) -> tuple[str, str, S
     if attention.q.storage.is_packed and {Index("b"), Index("q_idx")} & read:
         what = "a score by the place of packed queries beside lists is not lowered"
         return what, "all rows are queries of one sequence", attention.score.span
+    has_others = attention.q.storage.is_packed or "M" in attention.lengths
+    if softmax.form == "softpick" and has_others and attention.lse is not None:
+        what = "an lse of softpick beside rows that are no query is not lowered"
+        return what, "1e-6 is added to every denominator, theirs too: remove 'output lse'", softmax.span
     return None
 
 
