@@ -181,7 +181,8 @@ class _SelectedMaker:
     ) -> BackwardKernel:
         attention, inner = self.attention, loops.axis
         choices = self.target.backward_configs(self.variant, self.schedule, name_of(makes), None)
-        of_sequence = lengths(attention, names)
+        walks_queries = inner == "q" and selected is None
+        of_sequence = lengths(attention, names, in_tile=not walks_queries)
         places = rows(attention, names)
         rule = chain_rule(attention, names, ())
         softmax = Probabilities(scale=rule.raw_scale, dropout=None, form=attention.softmax.form)

@@ -523,6 +523,11 @@ schedule a for TARGET {
 OF_TOKENS = {"LIST": "listed(idx, rows = 1, keys = 1)", "TARGET": "triton", "LOOPS": "[kv], pack = gqa"}
 SHORTENED: Mapping[str, Mapping[str, str]] = {
     "tokens": {**OF_TOKENS, "GRADS": "grad q, k, v"},
+    "blocks of single queries": {
+        **OF_TOKENS,
+        "LIST": "listed(idx, rows = 1, keys = 16)",
+        "GRADS": "grad q, k, v",
+    },
     "blocks": {
         "LIST": "listed(idx[b, q_idx // 16], keys = 16)",
         "TARGET": "triton",
