@@ -26,7 +26,7 @@ from attnc.model.dtypes import DType
 from attnc.plan import ir
 from attnc.plan.device import Device
 from attnc.plan.ir.backward import BackwardKernel
-from attnc.plan.layout import Estimate, KernelName
+from attnc.plan.layout import Estimate, KernelName, fits
 from attnc.plan.picture import picture
 from attnc.plan.signature import feature
 from attnc.plan.targets import target_of
@@ -87,8 +87,7 @@ def explain_backward(
 
 def default_position(planned: BackwardKernel, device: Device) -> int:
     """Returns the config that a module takes on a device without measurements."""
-    shared = planned.shared
-    return next((i for i, size in enumerate(shared) if size <= device.shared_per_block), 0)
+    return next((i for i, shared in enumerate(planned.shared) if fits(shared, device)), 0)
 
 
 def backward_text(explanations: tuple[BackwardExplanation, ...]) -> str:

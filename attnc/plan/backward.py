@@ -52,7 +52,7 @@ from attnc.plan.ir.backward import (
     Prologue,
     name_of,
 )
-from attnc.plan.layout import BackwardLayout, KernelName
+from attnc.plan.layout import BackwardLayout, KernelName, SharedBytes
 from attnc.plan.lists import Listing, along_lists
 from attnc.plan.loads import LoadNames
 from attnc.plan.regions import kept_by_some, regions, with_edges, with_fills
@@ -219,7 +219,7 @@ class KernelMaker:
             else self.target.backward_section(short_loops=short_loops, in_turns=adds_dq == "ordered"),
         )
 
-    def _count_shared_bytes(self, config: BackwardConfig, name: KernelName) -> int:
+    def _count_shared_bytes(self, config: BackwardConfig, name: KernelName) -> SharedBytes:
         return self.target.count_shared_bytes(self.variant, config, name, self.layout)
 
     def preprocess(self, in_sink: Iterable[Pair]) -> Preprocess:

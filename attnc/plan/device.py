@@ -44,6 +44,10 @@ class Device:
         return int(self.arch.removeprefix("sm_"))
 
     @property
+    def major(self) -> int:
+        return self.capability // 10
+
+    @property
     def exp2_per_second(self) -> float:
         return self.sms * self.exp2_per_clock * self.clock_ghz * 1e9
 

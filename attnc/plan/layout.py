@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol, TypeAlias
 
 from attnc.model.schedule import TileConfig
+from attnc.plan.device import Device
 
 # --- how kernels lie on a machine
 
@@ -54,6 +55,17 @@ class BackwardLayout(Protocol):
 
 
 # --- what a block takes, and what a launch moves
+
+
+#: Bytes of shared memory that a block must be allowed: one number for all devices; or by the major number of
+#: their compute capability, where one number would refuse a device that has enough.
+SharedBytes: TypeAlias = int | tuple[tuple[int, int], ...]
+
+
+def fits(shared: SharedBytes, device: Device) -> bool:
+    """Returns whether a device allows a block what a config asks for."""
+    wanted = shared if isinstance(shared, int) else dict(shared)[device.major]
+    return wanted <= device.shared_per_block
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,6 +28,7 @@ from attnc.plan.layout import (
     KernelName,
     Layout,
     Roles,
+    SharedBytes,
     Traffic,
     Which,
 )
@@ -242,7 +243,7 @@ class Target(ABC):
     @abstractmethod
     def count_shared_bytes(
         self, variant: Variant, config: TileConfig, kernel: Which, layout: Layout | BackwardLayout | None
-    ) -> int:
+    ) -> SharedBytes:
         """Returns bytes of shared memory that a block must be allowed for a launcher to take the config."""
 
     def count_staged_bytes(self, variant: Variant, config: TileConfig) -> int:

@@ -286,7 +286,9 @@ class Nvrtc(Toolchain):
         planned, program = module.kernels[kernel], program_of(load_module(module))
         options = program.options(program.kernels[planned.name].configs[position], True, device.arch)
         cubin = compile_cubin(program.source(planned.name), options)
-        return Usage(registers=cubin.registers, stack=cubin.stack, shared=planned.shared[position])
+        shared = planned.shared[position]
+        assert isinstance(shared, int), "a layout of our own is the same on all devices"
+        return Usage(registers=cubin.registers, stack=cubin.stack, shared=shared)
 
     def lower(self, module: ir.Module, kernel: Which, position: int, device: Device) -> None:
         """Compiles a kernel to PTX, without ptxas, at the first config for rows that are not of 16 bytes too;

@@ -269,6 +269,8 @@ def split_record(module: Module, kernel: Decode, split: Split, most: int | None)
         fields |= {"columns": str(dv), "few": str(split.few)}
     if split.most != MOST_SPLITS:
         fields["counted"] = str(split.most)
+    if split.segment:
+        fields["segment"] = str(split.segment)
     return CallText("Split", fields=fields)
 
 

@@ -22,6 +22,7 @@ from attnc.build import front, plan_program, tuned_of
 from attnc.plan import ir
 from attnc.runtime.loader import load_module
 from attnc.runtime.trial import problem_for
+from attnc.support.configs import shared_on
 from attnc.verify.sanitize import BEGIN, END
 
 #: Keys and queries: two tiles of the largest size, the second ragged.
@@ -97,7 +98,7 @@ def fitting(configs: Sequence[Any]) -> list[Any]:
     """Selects configs whose shared memory the GPU has."""
     properties: Any = torch.cuda.get_device_properties(0)  # annotated incompletely by torch
     room = properties.shared_memory_per_block_optin
-    return [config for config in configs if getattr(config, "shared", 0) <= room]
+    return [config for config in configs if shared_on(config, properties.major) <= room]
 
 
 def say(line: str) -> None:

@@ -25,6 +25,7 @@ from attnc.reference import empty_outputs, to_arrays
 from attnc.runtime.loader import load_files
 from attnc.runtime.watchdog import watch
 from attnc.support.arguments import DTYPES
+from attnc.support.configs import shared_on
 from attnc.target.files import render_files
 from attnc.verify.boundaries import PROCESSORS
 from attnc.verify.cover import Space
@@ -97,7 +98,8 @@ class Subject:
         if self.device != "cpu":
             room = self._gpu.shared_memory_per_block_optin
             last = configs.index(self.module.CONFIGS[-1])
-            fitting = {n: tile for n, tile in tiles.items() if getattr(configs[n], "shared", 0) <= room}
+            major = self._gpu.major
+            fitting = {n: tile for n, tile in tiles.items() if shared_on(configs[n], major) <= room}
             return fitting or {last: tiles[last]}
         if self.warps_matter:
             return tiles

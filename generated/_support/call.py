@@ -461,6 +461,8 @@ class Attention(ABC):
         if evaluate(self.work, sizes) == 0:
             return plain(results), (), ()
         gpu = self.gpu_of(first.get_device())
+        if config is not None and self.split is not None:
+            self.split.check(config)
         config = choose_config(
             config,
             gpu,

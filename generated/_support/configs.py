@@ -20,9 +20,27 @@ def check_config(config: object, known: type, name: str = "config", among: str =
     if isinstance(config, known):
         values: Any = config
         fields = zip(values._fields, values, strict=True)
-        if all(isinstance(x, int) or (field, x) == ("maxnreg", None) for field, x in fields):
+        if all(_is_value(field, x) for field, x in fields):
             return
     raise TypeError(f"{name}: expected one of {among}, got {config!r}")
+
+
+def _is_value(field: str, x: object) -> bool:
+    if field == "shared" and isinstance(x, tuple):
+        return all(isinstance(pair, tuple) and list(map(type, pair)) == [int, int] for pair in x)
+    return isinstance(x, int) or (field, x) == ("maxnreg", None)
+
+
+def shared_on(config: KernelConfig, major: int) -> int:
+    """Returns bytes of shared memory that a block must be allowed on devices of a compute capability; the
+    most of all on one that the config does not know.
+    """
+    shared = config.shared
+    if isinstance(shared, tuple):
+        by_major = dict(shared)
+        shared = by_major.get(major, max(by_major.values(), default=0))
+    found: int = shared
+    return found
 
 
 def check_backward_configs(given: object, kernels: Mapping[str, object], known: type) -> None:
@@ -52,7 +70,9 @@ def choose_config(
     for limit, index in tuned.get(gpu.name, ()):
         if limit is None or longest <= limit:
             return configs[index]
-    return next((config for config in in_order or configs if config.shared <= gpu.shared), configs[-1])
+    major = gpu.capability[0]
+    fitting = (config for config in in_order or configs if shared_on(config, major) <= gpu.shared)
+    return next(fitting, configs[-1])
 
 
 def encode_configs(config: KernelConfig | None, backward: BackwardConfigs | None) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from .configs import shared_on
 from .devices import Gpu
 from .sizes import Names, evaluate
 
@@ -30,6 +31,8 @@ class Split:
 
     columns: of a result, of which a block has `config.BLOCK_D`, 0: all; few: fewer tiles of keys for each
     multiprocessor than which are for blocks that share them.
+
+    segment: keys of a split whose sums are joined in the order of a spec; 0: splits may be of any size.
     """
 
     tiles: str
@@ -45,6 +48,22 @@ class Split:
     columns: int = 0
     few: int = 0
     block_share: float = 1.0
+    segment: int = 0
+
+    def check(self, config: Any) -> None:
+        """ValueError for a caller's config under which keys would be left out, or counted twice."""
+        keys, tile = getattr(config, "split_size", 0), config.BLOCK_N
+        if config.splits < 0:
+            raise ValueError(f"config: expected splits of 0 or more, got {config.splits}")
+        if self.segment and not 0 < keys <= self.segment:
+            raise ValueError(
+                f"config: expected a split_size of at most {self.segment}, the keys of a segment of the"
+                f" spec's order, and at least {tile}, got {keys}"
+            )
+        if keys < 0 or keys % tile:
+            raise ValueError(
+                f"config: expected a split_size that is a multiple of BLOCK_N = {tile}, got {keys}"
+            )
 
     def in_order(self, configs: Sequence[Any], names: Names, gpu: Gpu) -> Sequence[Any]:
         """Returns the configs, those first whose blocks suit the number of tiles of a call."""
@@ -86,8 +105,9 @@ class Split:
 
     def room(self, config: Any, gpu: Gpu) -> int:
         """Bytes of shared memory that a block takes; 0: a caller's config does not say."""
-        staged = getattr(config, "staged", 0) if gpu.capability[0] in self.staging else 0
-        return int(staged or config.shared)
+        major = gpu.capability[0]
+        staged = getattr(config, "staged", 0) if major in self.staging else 0
+        return int(staged or shared_on(config, major))
 
 
 @functools.lru_cache(maxsize=1024)

@@ -33,14 +33,15 @@ def test_two_blocks_of_a_multiprocessor_have_room_for_tiles_of_8_bits() -> None:
     assert [layout.chosen(config) for config in kernel.configs] == [{"RAW_TILES": 2}, {"RAW_TILES": 4}]
     for config, shared in zip(kernel.configs, kernel.shared, strict=True):
         buffers = layout.shared_memory(config)
-        assert sum(buffers.values()) == shared <= (228 * 1024) // 2 - 1024
+        assert shared == sum(buffers.values()) <= (228 * 1024) // 2 - 1024
         assert buffers["8 bits"] == layout.chosen(config)["RAW_TILES"] * 64 * 2 * 128
 
 
 def test_one_block_has_more_room_where_two_have_none() -> None:
     kernel = planned("tile.kv = 64, stages = 2", d=256).kernel
     layout, (config,) = decode_layout_of(kernel), kernel.configs
-    assert (228 * 1024) // 2 < kernel.shared[0] <= 227 * 1024
+    assert kernel.shared[0] == sum(layout.shared_memory(config).values()) <= 227 * 1024
+    assert 2 * sum(layout.shared_memory(config).values()) > 228 * 1024
     assert layout.chosen(config)["RAW_TILES"] == 2
 
 

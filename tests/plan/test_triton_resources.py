@@ -1,6 +1,7 @@
 """Shared memory and registers of Triton kernels: estimates by hand, and pruning."""
 
 from dataclasses import replace
+from itertools import product
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,6 +10,7 @@ from attnc.expr.nodes import Const
 from attnc.model.attention import Softmax
 from attnc.model.dtypes import DType
 from attnc.plan.device import DEVICES
+from attnc.plan.layout import fits
 from attnc.plan.triton.resources import count_staged_bytes, estimate, misfit, room
 from tests.plan.wide_attention import config, variant
 
@@ -87,13 +89,16 @@ def test_a_result_passes_through_shared_memory_after_all_else() -> None:
 
 
 def test_a_launcher_takes_what_fits_and_nothing_else() -> None:
-    """One number for devices that need different amounts: none that lacks shared memory may have as much."""
-    for tile in ((64, 64, 2), (128, 64, 2), (128, 64, 3), (128, 128, 2), (64, 128, 3), (128, 32, 4)):
-        wanted = config(*tile)
+    """Of a number, none that lacks shared memory may have as much; where none is such, each has its own."""
+    kinds = set()
+    for tile in product((32, 64, 128), (32, 64, 128), (1, 2, 3, 4)):
+        wanted = replace(config(*tile), persistent=True)
         needed = room(wanted, variant(128))
+        kinds.add(type(needed))
         for device in DEVICES.values():
-            fits = estimate(wanted, variant(128), device).shared <= device.shared_per_block
-            assert fits or needed > device.shared_per_block
+            enough = estimate(wanted, variant(128), device).shared <= device.shared_per_block
+            assert fits(needed, device) == enough
+    assert kinds == {int, tuple}
     assert room(config(128, 64, 2), variant(128)) == 81920  # of 99 KiB, though an H200 takes 99328
 
 

@@ -14,7 +14,7 @@ class Config(NamedTuple):
     BLOCK_N: int
     WARPS: int
     STAGES: int
-    shared: int
+    shared: int | tuple[tuple[int, int], ...]
     splits: int = 0
     maxnreg: int = 0
 

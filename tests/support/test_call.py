@@ -293,6 +293,20 @@ def test_k_and_v_have_as_many_pages() -> None:
         module.paged_decode(q, k, k[:2], table, length)
 
 
+def test_a_config_of_the_caller_leaves_no_key_out() -> None:
+    """With splits that are not the segments of an order, whose kernel walks over a segment of each."""
+    ensure_interpreter()
+    text = (GENERATED / "serving_invariant" / "triton" / "decode.py").read_text(encoding="utf-8")
+    module = load_text(text)
+    q = torch.zeros(1, 1, 2, 128, dtype=torch.bfloat16)
+    k = torch.zeros(300, 16, 2, 128, dtype=torch.bfloat16)
+    table, length = torch.arange(300, dtype=torch.int32)[None], torch.full((1,), 4800, dtype=torch.int32)
+    for changed in ({"split_size": 4096}, {"split_size": 0, "splits": 2}):
+        config = module.CONFIGS[0]._replace(**changed)
+        with pytest.raises(ValueError, match=r"config: expected a split_size of at most 2048, .* got"):
+            module.serving_invariant(q, k, k, table, length, config=config)
+
+
 def large_tiles(path: str) -> ModuleType:
     """A decode module whose first tiles are so large that what they take depends on the device."""
     return load_text((GENERATED / path).read_text(encoding="utf-8"))

@@ -44,6 +44,44 @@ def test_splits_of_a_fixed_size() -> None:
         split.sizes(names, CONFIGS[1]._replace(splits=5), H200)
 
 
+class Fixed(NamedTuple):
+    BLOCK_M: int
+    BLOCK_N: int
+    splits: int
+    split_size: int
+
+
+@pytest.mark.parametrize(
+    ("splits", "keys", "segment", "said"),
+    [
+        (
+            0,
+            4096,
+            2048,
+            "a split_size of at most 2048, the keys of a segment of the spec's order, and at least 64",
+        ),
+        (4, 0, 2048, "a split_size of at most 2048, .* got 0"),
+        (0, 2000, 2048, "a split_size that is a multiple of BLOCK_N = 64, got 2000"),
+        (0, 100, 0, "a split_size that is a multiple of BLOCK_N = 64, got 100"),
+        (0, -64, 0, "a split_size that is a multiple of BLOCK_N = 64, got -64"),
+        (-1, 0, 0, "splits of 0 or more, got -1"),
+    ],
+)
+def test_splits_that_leave_keys_out_or_count_them_twice_are_refused(
+    splits: int, keys: int, segment: int, said: str
+) -> None:
+    split = Split("B", "cdiv(N, BLOCK_N)", 512, 129, segment=segment)
+    with pytest.raises(ValueError, match=f"^config: expected {said}"):
+        split.check(Fixed(64, 64, splits, keys))
+
+
+def test_splits_within_a_segment_are_taken() -> None:
+    split = Split("B", "cdiv(N, BLOCK_N)", 512, 129, segment=2048)
+    for keys in (64, 1024, 2048):
+        split.check(Fixed(64, 64, 0, keys))
+    Split("B", "cdiv(N, BLOCK_N)", 512, 129).check(Fixed(64, 64, 3, 0))
+
+
 def test_blocks_share_the_columns_of_a_result_where_tiles_are_few() -> None:
     class Shared(NamedTuple):
         BLOCK_M: int

@@ -37,6 +37,6 @@ def test_where_no_config_is_sure_to_fit_the_last_is_verified(
         "output o: f16[B, M, H, 16]",
     )
     made = subject_of_text(spec(lines, "tile.q = 16, tile.kv in {16, 32}"))
-    gpu = SimpleNamespace(shared_memory_per_block_optin=room)
+    gpu = SimpleNamespace(shared_memory_per_block_optin=room, major=9)
     monkeypatch.setattr(Subject, "_gpu", property(lambda self: gpu))
     assert replace(made, device="cuda").tiles().keys() == numbers

@@ -15,7 +15,7 @@ from attnc.model.schedule import ForwardConfig, TileConfig
 from attnc.plan.access import Rows, Section, Sequences, TileWalk
 from attnc.plan.ir.bound import ErrorBound
 from attnc.plan.ir.lists import ListWalk
-from attnc.plan.layout import Layout, Roles
+from attnc.plan.layout import Layout, Roles, SharedBytes
 from attnc.source import Span
 
 Axis: TypeAlias = Literal["q", "kv"]
@@ -461,7 +461,7 @@ class TileKernel(ABC):
     step: Step
     softmax: Probabilities
     configs: tuple[TileConfig, ...]
-    shared: tuple[int, ...]
+    shared: tuple[SharedBytes, ...]
     rows: Mapping[str, Rows] = field(default_factory=dict)
 
     @property

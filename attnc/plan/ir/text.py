@@ -63,7 +63,7 @@ from attnc.plan.ir.backward import (
 from attnc.plan.ir.kernel import PARTIAL_TRIPS, REST, ColumnScale
 from attnc.plan.ir.lists import ListWalk
 from attnc.plan.ir.module import Conversion, ListedRows
-from attnc.plan.layout import BackwardLayout
+from attnc.plan.layout import BackwardLayout, SharedBytes
 from attnc.source import Span
 
 _WIDTH = 110
@@ -406,7 +406,13 @@ def _configs(kernel: Kernel) -> Iterator[str]:
         told = [f"{key} = {value}" for key, value in own.items() if key not in common]
         split = split_of(kernel)
         staged = [] if split is None else [f"staged = {split.staged[i]}"]
-        yield _list(f"  {i}", [*told, f"shared = {kernel.shared[i]}", *staged])
+        yield _list(f"  {i}", [*told, f"shared = {_shared(kernel.shared[i])}", *staged])
+
+
+def _shared(shared: SharedBytes) -> str:
+    if isinstance(shared, int):
+        return str(shared)
+    return f"{{{', '.join(f'{major}.x: {size}' for major, size in shared)}}}"
 
 
 def _format_bound(bound: ErrorBound) -> list[str]:

@@ -22,7 +22,7 @@ from attnc.plan.device import DEVICES, Device
 from attnc.plan.fitting import phase_of
 from attnc.plan.ir import Axis
 from attnc.plan.joined import joins_rows
-from attnc.plan.layout import Buffer, Estimate, Which
+from attnc.plan.layout import Buffer, Estimate, SharedBytes, Which
 from attnc.plan.lists import PRODUCT_COLUMNS, PRODUCT_KEYS, PRODUCT_STAGES, adds_to_keys
 from attnc.plan.loads import axes_of
 from attnc.plan.signature import block, feature, parts, tile_columns, value_columns
@@ -477,9 +477,10 @@ def _joins_narrow_words(attention: Attention) -> bool:
     return any(DType(x.dtype).bytes == 1 for x in attention.extras if x.name in read)
 
 
-def room(config: TileConfig, variant: Variant, kernel: Which = "forward") -> int:
+def room(config: TileConfig, variant: Variant, kernel: Which = "forward") -> SharedBytes:
     """Returns bytes of shared memory that a block must be allowed for a launcher to take the config: the
-    fewest such that every supported device that allows as many has what the config needs there.
+    fewest such that every supported device that allows as many has what the config needs there. Where that
+    would refuse a device that has enough, what each generation needs.
     """
     alike: dict[tuple[bool, ...], int] = {}
     for device in DEVICES.values():
@@ -490,7 +491,10 @@ def room(config: TileConfig, variant: Variant, kernel: Which = "forward") -> int
     too_few = [
         device.shared_per_block + 1 for device, size in needs.items() if size > device.shared_per_block
     ]
-    return max(min(enough, default=0), *too_few, 0)
+    least = max(min(enough, default=0), *too_few, 0)
+    if any(size <= device.shared_per_block < least for device, size in needs.items()):
+        return tuple({device.major: size for device, size in needs.items()}.items())
+    return least
 
 
 def _memory_kind(device: Device) -> tuple[bool, ...]:

@@ -32,7 +32,7 @@ from attnc.plan.fitting import (
 )
 from attnc.plan.ir import Module
 from attnc.plan.joined import joins_rows
-from attnc.plan.layout import BackwardLayout, Estimate, KernelName, Layout, Which
+from attnc.plan.layout import BackwardLayout, Estimate, KernelName, Layout, SharedBytes, Which
 from attnc.plan.lists import adds_as_it_comes, fit_blocks, listing_of, selects_keys
 from attnc.plan.signature import feature
 from attnc.plan.sticks import BY_PHASE, with_common_keys
@@ -324,7 +324,7 @@ class Triton(Target):
 
     def count_shared_bytes(
         self, variant: Variant, config: TileConfig, kernel: Which, layout: Layout | BackwardLayout | None
-    ) -> int:
+    ) -> SharedBytes:
         return resources.room(config, variant, kernel)
 
     def count_staged_bytes(self, variant: Variant, config: TileConfig) -> int:

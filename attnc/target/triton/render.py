@@ -116,6 +116,9 @@ def render_triton(
         tuning={
             **tuning(module, tuned),
             "splits": split is not None,
+            "by_device": any(
+                isinstance(x, tuple) for planned in module.kernels.values() for x in planned.shared
+            ),
             "maxnreg": any(planned.limits_registers for planned in module.backward_kernels.values()),
             "early_dp": any(planned.dp_order == "both" for planned in module.backward_kernels.values()),
             "fixed_split": isinstance(kernel, Decode) and has_fixed_splits(kernel),

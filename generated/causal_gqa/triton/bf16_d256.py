@@ -38,13 +38,15 @@ LOG2E = tl.constexpr(1.4426950408889634)  # log2(e): lse comes in natural units
 
 
 class Config(NamedTuple):
-    """Tile sizes and launch parameters; shared: bytes of shared memory that one block must be allowed."""
+    """Tile sizes and launch parameters; shared: bytes of shared memory that one block must be allowed, where
+    devices differ by the major number of their compute capability.
+    """
 
     BLOCK_M: int
     BLOCK_N: int
     num_warps: int
     num_stages: int
-    shared: int = 0
+    shared: int | tuple[tuple[int, int], ...] = 0
 
 
 #: What the schedule declares; the first that fits the device is the default.
@@ -58,7 +60,7 @@ CONFIGS = (
 #: The same for each kernel of the backward, in the order of execution.
 BACKWARD_CONFIGS = {
     "dq": (
-        Config(128, 32, 8, 3, 232449),
+        Config(128, 32, 8, 3, ((8, 204800), (9, 230400), (10, 246784), (12, 205824))),
         Config(64, 32, 4, 2, 102400),
         Config(64, 32, 4, 3, 135168),
     ),
@@ -70,7 +72,7 @@ BACKWARD_CONFIGS = {
         Config(16, 64, 4, 2, 51328),
     ),
     "dk": (
-        Config(32, 128, 8, 3, 232449),
+        Config(32, 128, 8, 3, ((8, 205312), (9, 230912), (10, 247296), (12, 206336))),
         Config(32, 128, 8, 2, 197888),
         Config(16, 64, 4, 2, 84096),
     ),

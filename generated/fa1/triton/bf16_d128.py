@@ -37,13 +37,15 @@ LOG2E = tl.constexpr(1.4426950408889634)  # log2(e): lse comes in natural units
 
 
 class Config(NamedTuple):
-    """Tile sizes and launch parameters; shared: bytes of shared memory that one block must be allowed."""
+    """Tile sizes and launch parameters; shared: bytes of shared memory that one block must be allowed, where
+    devices differ by the major number of their compute capability.
+    """
 
     BLOCK_M: int
     BLOCK_N: int
     num_warps: int
     num_stages: int
-    shared: int = 0
+    shared: int | tuple[tuple[int, int], ...] = 0
 
 
 #: What the schedule declares; the first that fits the device is the default.
@@ -60,19 +62,19 @@ CONFIGS = (
     Config(64, 128, 4, 3, 148480),
     Config(64, 128, 8, 2, 131584),
     Config(64, 128, 8, 3, 148480),
-    Config(128, 64, 4, 2, 232449),
-    Config(128, 64, 4, 3, 232449),
-    Config(128, 64, 8, 2, 232449),
-    Config(128, 64, 8, 3, 232449),
+    Config(128, 64, 4, 2, ((8, 148480), (9, 182272), (10, 247808), (12, 149504))),
+    Config(128, 64, 4, 3, ((8, 182272), (9, 216064), (10, 281600), (12, 183296))),
+    Config(128, 64, 8, 2, ((8, 148480), (9, 182272), (10, 247808), (12, 149504))),
+    Config(128, 64, 8, 3, ((8, 182272), (9, 216064), (10, 281600), (12, 183296))),
     Config(128, 32, 4, 2, 123904),
-    Config(128, 32, 4, 3, 232449),
+    Config(128, 32, 4, 3, ((8, 157696), (9, 191488), (10, 257024), (12, 158720))),
     Config(128, 32, 8, 2, 123904),
-    Config(128, 32, 8, 3, 232449),
+    Config(128, 32, 8, 3, ((8, 157696), (9, 191488), (10, 257024), (12, 158720))),
 )
 #: The same for each kernel of the backward, in the order of execution.
 BACKWARD_CONFIGS = {
     "dkdv": (
-        Config(64, 128, 8, 2, 232449),
+        Config(64, 128, 8, 2, ((8, 197120), (9, 214528), (10, 263680), (12, 198144))),
         Config(64, 64, 4, 2, 147968),
     ),
 }

@@ -35,29 +35,31 @@ LN2 = tl.constexpr(0.6931471805599453)  # log(2): lse leaves in natural units
 
 
 class Config(NamedTuple):
-    """Tile sizes and launch parameters; shared: bytes of shared memory that one block must be allowed."""
+    """Tile sizes and launch parameters; shared: bytes of shared memory that one block must be allowed, where
+    devices differ by the major number of their compute capability.
+    """
 
     BLOCK_M: int
     BLOCK_N: int
     num_warps: int
     num_stages: int
-    shared: int = 0
+    shared: int | tuple[tuple[int, int], ...] = 0
 
 
 #: What the schedule declares; the first that fits the device is the default.
 CONFIGS = (
-    Config(128, 64, 8, 2, 101377),
+    Config(128, 64, 8, 2, ((8, 82432), (9, 132608), (10, 132608), (12, 116224))),
     Config(128, 64, 8, 3, 115200),
-    Config(128, 64, 4, 2, 101377),
+    Config(128, 64, 4, 2, ((8, 82432), (9, 132608), (10, 132608), (12, 116224))),
     Config(128, 64, 4, 3, 115200),
     Config(128, 32, 8, 2, 57856),
-    Config(128, 32, 8, 3, 101377),
+    Config(128, 32, 8, 3, ((8, 74240), (9, 116224), (10, 116224), (12, 108032))),
     Config(128, 32, 4, 2, 57856),
-    Config(128, 32, 4, 3, 101377),
+    Config(128, 32, 4, 3, ((8, 74240), (9, 116224), (10, 116224), (12, 108032))),
     Config(64, 64, 8, 2, 57600),
-    Config(64, 64, 8, 3, 101377),
+    Config(64, 64, 8, 3, ((8, 90368), (9, 132352), (10, 132352), (12, 107776))),
     Config(64, 64, 4, 2, 57600),
-    Config(64, 64, 4, 3, 101377),
+    Config(64, 64, 4, 3, ((8, 90368), (9, 132352), (10, 132352), (12, 107776))),
     Config(64, 32, 8, 2, 37120),
     Config(64, 32, 8, 3, 53504),
     Config(64, 32, 4, 2, 37120),

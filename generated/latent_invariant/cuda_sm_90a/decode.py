@@ -74,6 +74,7 @@ CALL = HopperAttention(
         width=514,
         idle_gain=1.0,
         trips=4,
+        segment=1024,
     ),
     scratch={"splits": "SPLIT_ROWS * 514"},
     launches=(

@@ -75,6 +75,7 @@ CALL = HopperAttention(
         key_bytes=512,
         width=130,
         idle_gain=1.2,
+        segment=2048,
     ),
     scratch={"splits": "SPLIT_ROWS * 130"},
     launches=(

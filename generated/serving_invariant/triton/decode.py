@@ -357,6 +357,7 @@ CALL = TritonAttention(
         idle_gain=1.2,
         staging=(9, 10),
         most=65535,
+        segment=2048,
     ),
     scratch={"splits": "SPLIT_ROWS * 130"},
     launches=(

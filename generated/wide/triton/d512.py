@@ -38,13 +38,15 @@ LOG2E = tl.constexpr(1.4426950408889634)  # log2(e): lse comes in natural units
 
 
 class Config(NamedTuple):
-    """Tile sizes and launch parameters; shared: bytes of shared memory that one block must be allowed."""
+    """Tile sizes and launch parameters; shared: bytes of shared memory that one block must be allowed, where
+    devices differ by the major number of their compute capability.
+    """
 
     BLOCK_M: int
     BLOCK_N: int
     num_warps: int
     num_stages: int
-    shared: int = 0
+    shared: int | tuple[tuple[int, int], ...] = 0
 
 
 #: What the schedule declares; the first that fits the device is the default.
@@ -62,7 +64,7 @@ BACKWARD_CONFIGS = {
     ),
     "dv": (
         Config(32, 64, 8, 1, 132352),
-        Config(32, 32, 4, 1, 101377),
+        Config(32, 32, 4, 1, ((8, 100608), (9, 101632), (10, 101632), (12, 101632))),
         Config(16, 16, 4, 1, 49792),
     ),
     "dk": (
