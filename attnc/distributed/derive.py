@@ -18,8 +18,8 @@ from typing import Literal, TypeAlias
 
 from attnc.diagnostics import DiagnosticError, error
 from attnc.expr.affine import Affine, affine, normalize
-from attnc.expr.construct import add, compare, conj, maximum, minimum, sub
-from attnc.expr.interval import POSITION
+from attnc.expr.construct import MIRRORED, add, compare, conj, maximum, minimum, sub
+from attnc.expr.interval import I64, POSITION, range_of
 from attnc.expr.nodes import (
     TRUE,
     Call,
@@ -420,7 +420,7 @@ def _normal(expr: Expr) -> Expr:
 
 def _move_key_left(node: Expr) -> Expr:
     """Drops what both sides of a comparison of sums have, and moves the key to the left: `kv_idx <=
-    row_at[...]`.
+    row_at[...]`; not where a sum would leave 64 bits then.
     """
     if not isinstance(node, Compare) or node.left.type != "int" or node.right.type != "int":
         return node
@@ -429,13 +429,12 @@ def _move_key_left(node: Expr) -> Expr:
     minus = [(atom, -c) for atom, c in difference.terms if c < 0]
     key = Index("kv_idx")
     const = difference.const
+    op, sides = node.op, (Affine(tuple(plus), max(const, 0)), Affine(tuple(minus), max(-const, 0)))
     if any(atom == key for atom, _ in minus):
-        left, right = Affine(tuple(minus), max(-const, 0)), Affine(tuple(plus), max(const, 0))
-        mirrored = {"<": ">", ">": "<", "<=": ">=", ">=": "<="}.get(node.op, node.op)
-        return compare(mirrored, left.expr, right.expr)  # type: ignore[arg-type]  # an operator of a node
-    return compare(
-        node.op, Affine(tuple(plus), max(const, 0)).expr, Affine(tuple(minus), max(-const, 0)).expr
-    )
+        op, sides = MIRRORED.get(op, op), (sides[1], sides[0])
+    if not all(range_of(side.expr).is_within(I64) for side in sides):
+        return node  # what stood alone may be at the end of 64 bits
+    return compare(op, *(side.expr for side in sides))
 
 
 def _clamp_positions(expr: Expr) -> Expr:

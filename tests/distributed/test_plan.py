@@ -4,7 +4,6 @@ masks, sizes, lengths, packings, ranks and strategies, by brute force.
 
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -27,109 +26,17 @@ from attnc.distributed.offers import (
 )
 from attnc.distributed.plan import Plan, Planner, is_tied, make_plan
 from attnc.distributed.spans import CallSizes, Visibility, Widths
-from attnc.expr.evaluate import Env, evaluate
-from attnc.expr.nodes import Expr
 from attnc.model.resolve import resolve
 from attnc.source import Source
 from attnc.syntax.parser import parse, prelude
 from tests.distributed import plain_plan
+from tests.distributed.calls import HEADS, KV_HEADS, Call, calls, visibility
 from tests.distributed.plain_plan import check_plan
 from tests.distributed.specs import SPECS
-from tests.expr.masks import masks, tensors
 from tests.expr.spell import spell
-from tests.specimens import attention
 
 GOLDEN = Path(__file__).parent.parent / "golden"
-HEADS, KV_HEADS = 4, 2
 WIDTHS = Widths(d=16, dv=16)
-
-
-def visibility(mask: Expr, lengths: Mapping[str, Expr] | None = None) -> Visibility:
-    return Visibility(attention(mask=mask, lengths=lengths or {}))
-
-
-@dataclass(frozen=True)
-class Drawn:
-    """A mask and a call."""
-
-    mask: Expr
-    lengths: Mapping[str, Expr]
-    sizes: CallSizes
-    ranks: int
-
-    def visible(self) -> npt.NDArray[np.bool_]:
-        """[heads, queries, keys], for any sequence: what must be covered, computed score by score."""
-        sizes = self.sizes
-        found = np.zeros((HEADS, sizes.queries, sizes.keys), np.bool_)
-        for b in range(sizes.batch):
-            rows, keys = slice(0, sizes.queries), slice(0, sizes.keys)
-            if sizes.ends_q is not None:
-                rows = slice(*sizes.ends_q[b : b + 2].tolist())
-            if sizes.ends_k is not None:
-                keys = slice(*sizes.ends_k[b : b + 2].tolist())
-            dims: dict[str, Any] = {
-                "M": rows.stop - rows.start,
-                "N": keys.stop - keys.start,
-                "B": sizes.batch,
-            }
-            for name, length in self.lengths.items():
-                value = int(evaluate(length, Env(indices={"b": b}, tensors=sizes.tensors, dims=dims)))
-                dims[name] = min(max(value, 0), dims[name])
-            for h in range(HEADS):
-                indices: dict[str, Any] = {
-                    "b": b, "h": h,
-                    "q_idx": np.arange(dims["M"])[:, None], "kv_idx": np.arange(dims["N"]),
-                }  # fmt: skip
-                env = Env(indices=indices, tensors=sizes.tensors, dims={**dims, "H": HEADS})
-                kept = np.broadcast_to(evaluate(self.mask, env), (dims["M"], dims["N"]))
-                block = found[h, rows, keys]
-                block[: dims["M"], : dims["N"]] |= kept
-        return found
-
-
-@st.composite
-def drawn(draw: st.DrawFn, queries: tuple[int, ...] = (1, 15, 16, 33, 70, 97, 130)) -> Drawn:
-    rng = np.random.default_rng(draw(st.integers(0, 2**16)))
-    ranks = draw(st.integers(1, 5))
-    batch = draw(st.integers(1, 3))
-    kind = draw(st.sampled_from(("square", "square", "oblong", "packed", "packed apart", "lengths")))
-    rows = draw(st.sampled_from(queries))
-    keys = rows if kind in ("square", "packed") else draw(st.sampled_from((0, 1, 16, 47, 101, 128)))
-    ends_q = ends_k = None
-    if kind.startswith("packed"):
-        ends_q = np.sort(np.append(rng.integers(0, rows + 1, batch - 1), [0, rows]))
-        ends_k = ends_q
-        if kind == "packed apart":
-            ends_k = np.sort(np.append(rng.integers(0, keys + 1, batch - 1), [0, keys]))
-    longest = max(keys, 1)
-    lengths = {"N": spell("kv_len[b]")} if kind == "lengths" else {}
-    sizes = CallSizes(
-        batch=batch,
-        queries=rows,
-        keys=keys,
-        heads=HEADS,
-        kv_heads=KV_HEADS,
-        ends_q=ends_q,
-        ends_k=ends_k,
-        tensors=tensors(rng, batch, HEADS, max(rows, 1), longest),
-    )
-    mask = draw(st.one_of(masks(), st.sampled_from(USUAL)))
-    return Drawn(mask=mask, lengths=lengths, sizes=sizes, ranks=ranks)
-
-
-USUAL = tuple(
-    spell(text)
-    for text in (
-        "kv_idx <= q_pos",
-        "q_pos - 20 <= kv_idx and kv_idx <= q_pos",
-        "kv_idx <= q_pos and doc[b, q_pos] == doc[b, kv_idx]",
-        "kv_idx <= q_pos or kv_idx < prefix[b]",
-        "q_pos // 24 == kv_idx // 24",
-        "(q_pos - kv_idx) % 40 == 0 and kv_idx <= q_pos",
-        "q_pos - width[h] <= kv_idx and kv_idx <= q_pos",
-        "kv_idx == kv_idx",
-    )
-)
 
 
 def check(plan: Plan, visible: npt.NDArray[np.bool_]) -> None:
@@ -161,8 +68,8 @@ def check(plan: Plan, visible: npt.NDArray[np.bool_]) -> None:
 
 
 @settings(max_examples=30)
-@given(drawn(), st.sampled_from(STRATEGIES))
-def test_every_visible_score_is_computed_once(call: Drawn, strategy: Strategy) -> None:
+@given(calls(), st.sampled_from(STRATEGIES))
+def test_every_visible_score_is_computed_once(call: Call, strategy: Strategy) -> None:
     seen = visibility(call.mask, call.lengths)
     visible = call.visible()
     planner = Planner(seen, WIDTHS, call.ranks)
@@ -183,8 +90,8 @@ def test_every_visible_score_is_computed_once(call: Drawn, strategy: Strategy) -
 
 
 @settings(max_examples=20)
-@given(drawn(queries=(16, 64, 96, 128, 90)))
-def test_rows_in_slices(call: Drawn) -> None:
+@given(calls(queries=(16, 64, 96, 128, 90)))
+def test_rows_in_slices(call: Call) -> None:
     seen, sizes, ranks = visibility(call.mask, call.lengths), call.sizes, range(call.ranks)
     planner = Planner(seen, WIDTHS, call.ranks)
     first = ((len(in_slices(rows, call.ranks)[0]), rows) for rows in (sizes.queries, sizes.keys))

@@ -1,0 +1,243 @@
+"""What a rank computes is the same attention over its own rows and keys, at the places these have."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from hypothesis import given, reject, settings
+from hypothesis import strategies as st
+
+from attnc.diagnostics import DiagnosticError
+from attnc.distributed.derive import Derived, Form, View, derive
+from attnc.distributed.estimate import STRATEGIES, Strategy
+from attnc.distributed.plan import Plan, Planner, RowGroup
+from attnc.distributed.spans import Visibility, Widths
+from attnc.distributed.stages import tables_of, view_of
+from attnc.expr.evaluate import Env, evaluate
+from attnc.expr.nodes import Binary, Dim, Dot, Expr, show
+from attnc.model.program import Program
+from attnc.model.resolve import resolve
+from attnc.paging.spread import Spread
+from attnc.source import Source
+from attnc.syntax.parser import parse, prelude
+from tests.distributed.calls import GROUP, HEADS, Call, calls
+from tests.distributed.specs import text
+from tests.expr.masks import floats
+from tests.expr.spell import spell
+
+CPU = torch.device("cpu")
+#: What masks and scores of `tests.expr` read.
+INPUTS = (
+    "kv_len, prefix: i32[B]", "width: i32[H]", "doc: i32[B, N] is sorted", "tag: i32[B, N]",
+    "slope: f32[H]", "time: f32[B, N]", "bias: f32[H, M, N]", "flag: bool[B]",
+    "keep: bool[B, N]", "limit: i64[B]", "stamp: i64[B, N] is sorted",
+)  # fmt: skip
+
+
+def program_of(spec: str) -> Program:
+    return resolve(parse(Source("spec.attn", spec)), prelude())
+
+
+def spec_of(call: Call, score: Expr) -> str:
+    lengths = "\n  ".join(f"length {name} = {show(length)}" for name, length in call.lengths.items())
+    packed = call.sizes.ends_q is not None
+    return text(show(call.mask), score=show(score), inputs=INPUTS, length=lengths, packed=packed)
+
+
+def whole(call: Call, expr: Expr) -> npt.NDArray[Any]:
+    """[sequences, heads, queries, keys] of an expression, nan where a length or a sequence ends; all
+    sequences are one where they are packed.
+    """
+    sizes = call.sizes
+    batch = 1 if sizes.ends_q is not None else sizes.batch
+    found = np.full((batch, HEADS, sizes.queries, sizes.keys), np.nan)
+    for b in range(sizes.batch):
+        for h in range(HEADS):
+            rows, keys, value = call.of_head(expr, b, h)
+            found[b % batch, h, rows, keys] = value
+    return found
+
+
+class Rank:
+    """A derived spec, and what its inputs are on one rank for some rows and heads."""
+
+    def __init__(self, derived: Derived) -> None:
+        self.derived = derived
+        self.attention = program_of(derived.text).attentions[0]
+
+    def values(
+        self, expr: Expr, inputs: Mapping[str, npt.NDArray[Any]], shape: tuple[int, int, int, int]
+    ) -> npt.NDArray[Any]:
+        """An expression of the derived spec, [sequences, heads, queries, keys]."""
+        dims: dict[str, Any] = dict(zip(("B", "H", "M", "N"), shape, strict=True))
+        dims |= {"Hkv": dims["H"] // GROUP, "G": GROUP}
+        for tensor in self.attention.extras:
+            for size, extent in zip(tensor.shape, inputs[tensor.name].shape, strict=True):
+                if isinstance(size, Dim):
+                    dims.setdefault(size.name, extent)
+        at = np.ogrid[tuple(slice(size) for size in shape)]
+        indices: dict[str, Any] = dict(zip(("b", "h", "q_idx", "kv_idx"), at, strict=True))
+        for name, length in self.attention.lengths.items():
+            dims[name] = np.clip(
+                evaluate(length, Env(indices=indices, tensors=inputs, dims=dims)), 0, dims[name]
+            )
+        env = Env(indices=indices, tensors=inputs, dims=dims, dot=np.zeros(shape))
+        return np.broadcast_to(evaluate(expr, env), shape)
+
+
+def inputs_of(
+    derived: Derived,
+    call: Call,
+    plan: Plan,
+    part: RowGroup,
+    tables: Mapping[str, torch.Tensor],
+    first: int,
+    heads: int,
+) -> dict[str, npt.NDArray[Any]]:
+    found: dict[str, npt.NDArray[Any]] = {}
+    for item in derived.inputs:
+        if isinstance(item, View):
+            x = torch.from_numpy(np.ascontiguousarray(call.sizes.tensors[item.tensor]))
+            found[item.name] = view_of(item, part, tables, x, first, heads).numpy()
+        else:
+            found[item] = np.asarray(first) if item == "head_first" else tables[item].numpy()
+    return found
+
+
+@settings(max_examples=30)
+@given(calls(), floats(), st.sampled_from((1, 4, 16)))
+def test_a_rank_sees_its_keys_of_a_sequence(call: Call, bias: Expr, block: int) -> None:
+    """Mask and scores of decoding, where blocks of keys are dealt to the ranks in turn."""
+    tensors = {**call.sizes.tensors}
+    tensors["kv_len"] = tensors["kv_len"].clip(max=call.sizes.keys)
+    sizes = replace(call.sizes, tensors=tensors, ends_q=None, ends_k=None)
+    call = replace(call, sizes=sizes, lengths={"N": spell("kv_len[b]")})
+    try:
+        program = program_of(spec_of(call, Binary("+", Dot(), bias)))
+    except DiagnosticError:
+        reject()
+    attention = program.attentions[0]
+    rank = Rank(derive(program, attention, {}, "triton", "keys"))
+    seen, scores = whole(call, attention.mask), whole(call, attention.score)
+    spread = Spread(call.ranks, block)
+    rows = spread.count(sizes.keys, 0)
+    for number in range(call.ranks):
+        at = spread.positions(rows, number, CPU).numpy()
+        counts = spread.counts(torch.from_numpy(tensors["kv_len"]), number).numpy()
+        own = {
+            "key_at": at,
+            "key_count": counts,
+            "keys_all": np.asarray(spread.longest(rows, number)),
+            "head_first": np.asarray(0),
+            "kv_heads_all": np.asarray(HEADS // GROUP),
+        }
+        inputs = {
+            **{item.name: tensors[item.tensor] for item in rank.derived.inputs if isinstance(item, View)},
+            **{item: own[item] for item in rank.derived.inputs if not isinstance(item, View)},
+        }
+        shape = sizes.batch, HEADS, sizes.queries, rows
+        there = at < sizes.keys
+        found = rank.values(rank.attention.mask, inputs, shape) & (
+            np.arange(rows) < counts[:, None, None, None]
+        )
+        assert not found[..., ~there].any()
+        assert np.array_equal(found[..., there], seen[..., at[there]] == 1)
+        given_, wanted = rank.values(rank.attention.score, inputs, shape)[..., there], scores[..., at[there]]
+        assert np.array_equal(given_[found[..., there]], wanted[found[..., there]], equal_nan=True)
+
+
+def more_queries_than_keys(plan: Plan, rows: npt.NDArray[np.int64]) -> bool:
+    """Whether a packed sequence of one of these rows has."""
+    ends_q, ends_k = plan.sizes.ends_q, plan.sizes.ends_k
+    if ends_q is None or ends_k is None:
+        return False
+    sequence = np.searchsorted(ends_q, rows, "right") - 1
+    return bool((np.diff(ends_q) > np.diff(ends_k))[sequence].any())
+
+
+@settings(max_examples=40)
+@given(calls(), floats(), st.sampled_from((None, *STRATEGIES)))
+def test_a_rank_sees_what_its_rows_see(call: Call, bias: Expr, strategy: Strategy | None) -> None:
+    """Mask and scores, of every rank, part and head."""
+    try:
+        program = program_of(spec_of(call, Binary("+", Dot(), bias)))
+        attention = program.attentions[0]
+        rank = Rank(derive(program, attention, {}, "triton"))
+        plan = Planner(Visibility(attention), Widths(d=16, dv=16), call.ranks).plan(call.sizes, strategy)
+    except (DiagnosticError, ValueError):
+        reject()
+    seen, scores = whole(call, attention.mask), whole(call, attention.score)
+    for number in range(call.ranks):
+        for part in plan.parts(number):
+            rows, keys = plan.rows(number)[part.rows], np.arange(part.lo, part.hi)
+            if more_queries_than_keys(plan, rows):
+                with pytest.raises(ValueError, match="more queries than keys"):
+                    tables_of(plan, attention, rows, part.lo, CPU)
+                continue
+            tables = tables_of(plan, attention, rows, part.lo, CPU)
+            for group in range(plan.chosen.groups):
+                first, heads = (n * GROUP for n in plan.heads(number, group))
+                shape = len(seen), heads, len(rows), len(keys)
+                inputs = inputs_of(rank.derived, call, plan, part, tables, first, heads)
+                found = rank.values(rank.attention.mask, inputs, shape)
+                at = np.s_[:, first : first + heads, rows[:, None], keys]
+                assert np.array_equal(found, seen[at] == 1)
+                assert np.array_equal(
+                    rank.values(rank.attention.score, inputs, shape)[found], scores[at][found], equal_nan=True
+                )
+
+
+SEVERAL = (
+    text().partition("schedule")[0]
+    + """
+attention other {
+  input q: f32[B, M, H, 16]
+  input k, v: f32[B, N, H, 16]
+  score = dot(q, k)
+  normalize = softmax
+  output o: f32[B, M, H, 16]
+}
+schedule other for triton { tile.q = 16, tile.kv = 128 }
+schedule small for cuda.sm_80 { tile.kv = 128 }
+schedule small for triton as split { loops = [kv], tile.q = 16, tile.kv = 32, split.kv = auto }
+schedule small for triton as rows { tile.q = 16, tile.kv = 64 }
+schedule small for triton as wide { tile.q = 32, tile.kv = 64 }
+"""
+)
+
+
+@pytest.mark.parametrize(
+    ("target", "form", "label", "expected"),
+    [
+        ("triton", "rows", None, "tile.q = 16, tile.kv = 64"),
+        ("triton", "keys", None, "split.kv = auto"),
+        ("triton", "rows", "wide", "tile.q = 32"),
+        ("triton", "rows", "split", "split.kv = auto"),
+        ("cuda.sm_80", "rows", None, "tile.kv = 128"),
+        ("cuda.sm_80", "keys", None, "tile.kv = 128"),
+    ],
+)
+def test_ranks_run_the_schedule_that_suits(target: str, form: Form, label: str | None, expected: str) -> None:
+    """The first of the form, of this attention and target, or the one that is named."""
+    program = program_of(SEVERAL)
+    derived = derive(program, program.attention("small"), {}, target, form, label)
+    (schedule,) = derived.text.split("schedule ")[1:]
+    assert schedule.startswith(f"small for {target} {{")
+    assert expected in schedule
+
+
+def test_a_target_without_a_schedule_is_named() -> None:
+    program = program_of(SEVERAL)
+    for target, label, said in (("cuda.sm_90a", None, "cuda.sm_90a"), ("triton", "tall", "triton as tall")):
+        with pytest.raises(DiagnosticError) as refused:
+            derive(program, program.attention("small"), {}, target, "rows", label)
+        (problem,) = refused.value.diagnostics
+        assert problem.code == "E0602"
+        assert problem.message == f"'small' has no schedule for {said}, which ranks would run"
+        assert f"schedule small for {said}" in problem.hints[0]
