@@ -32,8 +32,8 @@ NEEDS: Mapping[str, Needs] = MappingProxyType({
 _CAPABILITY, _FACTORS = 90, (1.1, 2.2)
 #: Columns up to which Triton's forward of f32 is the faster one.
 _NARROW = 64
-#: Of wgmma and TMA: elements that rows and strides are multiples of, and the most of a row.
-_STEP, _WIDEST = 8, 256
+#: Elements that rows are multiples of for wgmma and TMA. How wide they may be the plan says of each spec.
+_STEP = 8
 #: To decode: query rows of a tile of Triton's, and columns of rows in pages up to which its addresses take
 #: longer than they do. Where more rows share the keys of a KV head, and for such pages, Hopper's kernel is
 #: the fastest.
@@ -174,9 +174,8 @@ def misfit(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor | None) -> str:
     for name, x in (("q", q), ("k", k), ("v", v)):
         if x is None:
             continue
-        width = x.shape[-1]
-        if width % _STEP or (width > _WIDEST and v is not None):
-            return f"rows of a multiple of {_STEP} elements up to {_WIDEST}, which those of {name} are not"
+        if x.shape[-1] % _STEP:
+            return f"rows of a multiple of {_STEP} elements, which those of {name} are not"
         size = x.element_size()
         for axis, stride in enumerate(x.stride()[:-1]):
             if stride * size % (2 * _STEP) and x.shape[axis] != 1:

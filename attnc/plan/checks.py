@@ -134,7 +134,7 @@ def refuse_decoding(variant: Variant, knobs: Mapping[str, Knob], *, by_rows: boo
     yield from refuse_cut_tiles(knobs)
     if attention.q.storage.is_packed and not by_rows:
         span = attention.q.storage.span
-        message = "split.kv and pack need q to be an ordinary tensor"
+        message = "a kernel for decoding (split.kv, pack) needs q to be an ordinary tensor"
         yield unsupported(message, span, "q is packed here", *_beside_lists(attention))
     if attention.softmax.dropout is not None:
         yield unsupported(

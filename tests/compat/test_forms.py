@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 import torch
 
 from attnc.api import compile as api
+from attnc.api.fastest import HOPPER, TRITON
 from attnc.compat import call, compiled, flash_attn
 from attnc.compat.form import Form
 
@@ -58,3 +60,27 @@ def test_the_usual_scale_is_known_however_it_was_rounded(size: int) -> None:
     for scale in near:
         flash_attn.flash_attn_func(q, q, q, softmax_scale=scale)
     assert len(vars(call.FUNCTIONS)) == before
+
+
+@pytest.mark.parametrize(
+    ("size", "more", "need"),
+    [
+        (264, {}, ""),
+        (320, {"grads": ("q", "k", "v"), "causal": True}, ""),
+        (512, {"grads": ("q", "k", "v")}, ""),
+        (264, {"grads": ("q", "k", "v")}, "the head dimension 264 is more than 256"),
+        (320, {"grads": ("q", "k", "v"), "softcap": True}, "the head dimension 320 is more than 256"),
+        (320, {"q": "ragged", "kv": "ragged"}, "needs q to be an ordinary tensor"),
+        (520, {}, "520 columns of o are not lowered"),
+    ],
+)
+def test_wide_heads_take_the_kernels_that_the_plan_has(
+    size: int, more: dict[str, Any], need: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Hopper's for heads of up to 512 columns; where it has none, Triton's, and a warning says why."""
+    monkeypatch.setattr("attnc.api.fastest._SAID", set())
+    form = Form(dtype="bfloat16", size=size, size_v=size, targets=(HOPPER, TRITON), **more)
+    with pytest.warns(UserWarning, match=need) if need else nullcontext():
+        made = compiled.load_form(form).CALL
+    assert type(made).__name__ == ("TritonAttention" if need else "HopperAttention")
+    assert (made.backward is not None) == ("grads" in more)

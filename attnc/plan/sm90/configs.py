@@ -14,6 +14,7 @@ from attnc.model.attention import Attention, Variant
 from attnc.model.configs import configs
 from attnc.model.dtypes import DType
 from attnc.model.schedule import Choice, HopperConfig, Knob, Schedule, TileConfig, Value
+from attnc.model.tensors import Tensor
 from attnc.plan.device import DEVICES
 from attnc.plan.fitting import Tiles, nothing_fits, remedy, several_values, unsupported
 from attnc.plan.layout import Buffer, Estimate
@@ -22,6 +23,7 @@ from attnc.plan.loads import axes_of
 from attnc.plan.signature import feature, normalise
 from attnc.plan.sm80.layout import GRANULE, MMA, UNALIGNED_ROWS
 from attnc.plan.sm90.decode import check_sm90_decode, copies_of, page_of
+from attnc.plan.sm90.latent import refuse_wide_gradients
 from attnc.plan.sm90.layout import (
     DRAWN_TILES,
     FREE_REGISTERS,
@@ -115,13 +117,11 @@ def check_sm90(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
         yield from check(variant, schedule)
         return
     for size, tensor in {feature(tensor): tensor for tensor in (attention.v, attention.q)}.items():
-        if size % GRANULE or size > WIDEST:
-            yield unsupported(
-                f"the head dimension {size} is not a multiple of {GRANULE} up to {WIDEST}",
-                tensor.span,
-                "as wide as a wgmma can be" if size > WIDEST else UNALIGNED_ROWS,
-                f"a schedule for 'triton' compiles rows of {size}" if size > WIDEST else "pad the last axis",
-            )
+        if size % GRANULE:
+            message = f"the head dimension {size} is not a multiple of {GRANULE}"
+            yield unsupported(message, tensor.span, UNALIGNED_ROWS, "pad the last axis")
+        if size > WIDEST:
+            yield _too_wide(tensor, normalise(attention))
     for knob in knobs.values():
         yield from _knob(knob, portable)
     if _ever(schedule, "cluster", 1):
@@ -134,6 +134,27 @@ def check_sm90(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
             label,
             "write a schedule for the target 'triton'",
         )
+
+
+def _too_wide(tensor: Tensor, attention: Attention) -> Diagnostic:
+    """Returns why a kernel that walks over keys for each tile of queries does not have such heads, which that
+    for decoding may have.
+    """
+    size, why, kernel = feature(tensor), "", "the kernel of 'loops = [kv]', which has wider heads,"
+    if feature(attention.v) > 2 * WIDEST:
+        why = f"two warpgroups share up to {2 * WIDEST} columns"
+    elif attention.softmax.dropout is not None:
+        why = f"{kernel} has no dropout"
+    elif attention.q.storage.is_packed:
+        why = f"{kernel} takes no packed queries"
+    elif attention.grads and not attention.v.storage.is_part:
+        why = refuse_wide_gradients(attention)
+    return unsupported(
+        f"the head dimension {size} is more than {WIDEST}",
+        tensor.span,
+        why or f"wider than a product of wgmma; two warpgroups share up to {2 * WIDEST} columns of o",
+        f"a schedule for 'triton' compiles rows of {size}" if why else "write 'loops = [kv], pack = gqa'",
+    )
 
 
 def _check_cluster(attention: Attention, knob: Knob) -> Iterator[Diagnostic]:

@@ -113,7 +113,9 @@ def check_warps(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
         size = feature(tensor)
         if size % GRANULE or size > MOST_COLUMNS:
             yield unsupported(
-                f"the head dimension {size} is not a multiple of {GRANULE} up to {MOST_COLUMNS}",
+                f"the head dimension {size} is more than {MOST_COLUMNS}"
+                if size > MOST_COLUMNS
+                else f"the head dimension {size} is not a multiple of {GRANULE}",
                 tensor.span,
                 "where warp_split = kv, a warp has all columns" if size > MOST_COLUMNS else UNALIGNED_ROWS,
                 "write 'warp_split = q', or remove it" if size > MOST_COLUMNS else "pad the last axis",
