@@ -82,6 +82,8 @@ VALUES = {
     "(kv_idx - 3) % -2": (-1, 0, -1, 0, -1),
     "7 // (kv_idx - 2)": (-4, -7, 0, 7, 3),
     "7 % (kv_idx - 2)": (-1, 0, 0, 0, 1),
+    "-7 // (kv_idx - 2)": (3, 7, 0, -7, -4),
+    "-7 % (kv_idx - 2)": (-1, 0, 0, 0, 1),
     "-kv_idx // 2": (0, -1, -1, -2, -2),
     "-(kv_idx // 2)": (0, 0, -1, -1, -2),
     # `/` is of numbers, operators of one row go from left to right

@@ -75,6 +75,6 @@ def test_committed_kernels_read_what_they_declare() -> None:
 def test_sizes_of_sequences_may_be_0_as_divisors() -> None:
     """A sequence may be empty: on a CPU the processor would stop."""
     for divisor in (Dim("M"), Binary("+", Dim("N"), Dim("M"))):
-        assert cuda_scalar(Binary("%", Dim("B"), divisor)).startswith("floor_mod(")
-        assert cuda_scalar(Binary("//", Dim("B"), divisor)).startswith("floor_div(")
+        assert cuda_scalar(Binary("%", Dim("B"), divisor)).startswith("floor_mod_by_any(")
+        assert cuda_scalar(Binary("//", Dim("B"), divisor)).startswith("floor_div_by_any(")
     assert cuda_scalar(Binary("%", Dim("B"), Dim("H"))) == "B % H"

@@ -136,7 +136,7 @@ SYNTAX = Syntax(
     },
     function="{}f",
     floor={"//": "floor_div", "%": "floor_mod"},
-    floor_by_any={"//": "floor_div", "%": "floor_mod"},
+    floor_by_any={"//": "floor_div_by_any", "%": "floor_mod_by_any"},
     broadcast={"q": "[r]", "kv": ""},
     true="true",
     false="false",

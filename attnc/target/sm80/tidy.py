@@ -29,6 +29,9 @@ _BREAKS = tuple(
         r" (?=(?:[!=]=|[<>]=?) )", r" (?=[|^&] )", r" (?=[+-] )", r" (?=[*/%] )",
     )
 )  # fmt: skip
+#: The first header of a kernel, and what another one is for.
+_FIRST_HEADER = re.compile(r'^#include "sm\d\d\.cuh"$', re.MULTILINE)
+_DIVIDES = re.compile(r"\bfloor_(?:div|mod)_by_any\(")
 _COMMENT = re.compile(r"^([ \t]*)//( *)((?:- )?)(.*)$")
 _REMARK = re.compile(r'^((?:[^"/]|"(?:\\.|[^"\\])*"|/(?!/))*?)\s*// (.*)$')
 
@@ -42,8 +45,10 @@ class ValueLines(Extension):
 
 def tidy_cuda(text: str) -> str:
     """Returns one blank line in a row, none at a block's start or end, pragmas indented like what they are
-    about, and lines of at most `WIDTH` columns.
+    about, and lines of at most `WIDTH` columns. What divides by sizes of any sign includes how.
     """
+    if _DIVIDES.search(text):
+        text = _FIRST_HEADER.sub(r'\g<0>\n#include "division.cuh"', text, count=1)
     text = _EMPTY_LINE.sub("", f"{text}\n").replace(_VALUE, "")
     text = re.sub(r"[ \t]+\n", "\n", text)
     text = re.sub(r"\n{3,}", "\n\n", text)
