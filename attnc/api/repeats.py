@@ -129,8 +129,10 @@ def repeat(facts: tuple[Any, ...], tensors: Sequence[Any]) -> tuple[Any, Any]:
         return None, None
     if again is not None:
         return kind, (again(given),)
-    if any(isinstance(x, torch.Tensor) for x in facts):  # a number that may change in place
-        return None, None
+    for fact in facts:
+        for x in fact if isinstance(fact, tuple) else (fact,):
+            if isinstance(x, torch.Tensor):  # a number that may change in place
+                return None, None
     try:
         looks = [(type(x), x.layout, x.dtype, x.device, x.shape, x.stride(), x.requires_grad) for x in given]
     except (AttributeError, RuntimeError):  # nor has a nested or a sparse tensor these

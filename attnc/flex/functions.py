@@ -82,9 +82,10 @@ def logsigmoid(tape: Tape, x: Any) -> Scalar:
 
 @operation("softplus")
 def softplus(tape: Tape, x: Any, beta: Any = 1, threshold: Any = 20) -> Scalar:
+    """Computes log(1 + exp(x)). At 0 derivatives follow first operands: 0 of the larger one, 1 of the smaller."""
     scaled = x if beta == 1 else mul(tape, beta, x)
-    inner = function(tape, "exp", neg(tape, absolute(tape, scaled)))
-    found = add(tape, maximum(tape, scaled, 0.0), log1p(tape, inner))
+    inner = function(tape, "exp", minimum(tape, scaled, neg(tape, scaled)))
+    found = add(tape, maximum(tape, 0.0, scaled), log1p(tape, inner))
     return found if beta == 1 else div(tape, found, beta)
 
 
@@ -95,7 +96,7 @@ def silu(tape: Tape, x: Any, inplace: bool = False) -> Scalar:
 
 @operation("relu")
 def relu(tape: Tape, x: Any, inplace: bool = False) -> Scalar:
-    return maximum(tape, x, 0)
+    return maximum(tape, 0, x)  # whose derivative at 0 is that of the first
 
 
 @operation("leaky_relu")
@@ -157,7 +158,16 @@ def power(tape: Tape, x: Any, exponent: Any) -> Scalar:
 def _power(tape: Tape, x: Any, exponent: float) -> Scalar:
     if exponent < 0:
         return div(tape, 1, _power(tape, x, -exponent))
-    base, result = number(tape, x), None
+    base = number(tape, x)
+    if exponent <= 1 or exponent == int(exponent):
+        return _multiply(tape, base, exponent)
+    is_zero = compare(tape, "==", base, 0)  # where the root has no slope, but the power has one: 0
+    power = _multiply(tape, where(tape, is_zero, 1.0, base), exponent)
+    return where(tape, is_zero, 0.0, power)
+
+
+def _multiply(tape: Tape, base: Scalar, exponent: float) -> Scalar:
+    result = None
     for _ in range(int(exponent)):
         result = base if result is None else mul(tape, result, base)
     if exponent != int(exponent):

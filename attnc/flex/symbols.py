@@ -274,6 +274,7 @@ def scalar(tape: Tape, value: Any) -> Scalar:
             return Scalar(tape, tape.number(value), low, -low if low == -math.inf else low)
         case torch.Tensor() if value.dim() == 0:
             if value.device.type == "cpu" and not tape.is_learned(value) and tape.device.type != "cpu":
+                tape.computes = True  # a number of this call: it may be another one at the next
                 return scalar(tape, value.item())
             return load(tape, value, ())
         case torch.Tensor():

@@ -272,6 +272,7 @@ def test_nothing_is_remembered_under_a_mode_or_with_tangents() -> None:
         assert repeats.repeat(facts, tensors) == (None, None)
     assert repeats.repeat((["a list"],), tensors) == (None, None)
     assert repeats.repeat((torch.ones(()),), tensors) == (None, None)
+    assert repeats.repeat(((torch.ones(()), 0),), tensors) == (None, None)  # a window
     assert repeats.repeat(facts, (1.0,)) == (None, None)
     assert repeats.repeat(facts, (None,)) == (None, None)
 

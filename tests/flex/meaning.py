@@ -11,10 +11,12 @@ import torch
 from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
 from torch.nn.attention.flex_attention import _vmap_for_bhqkv
 
+from attnc.expr.derive import derive
 from attnc.expr.evaluate import Env, evaluate
 from attnc.expr.nodes import show
 from attnc.flex.spec import CallLayout, write_spec
 from attnc.flex.trace import trace
+from attnc.model.attention import Attention
 from attnc.model.resolve import resolve
 from attnc.source import Source
 from attnc.syntax.parser import parse, prelude
@@ -57,19 +59,43 @@ def torch_scores(score_mod: Mod, mask_mod: Mod, product: torch.Tensor) -> Scores
     return Scores(score.expand_as(product).detach(), kept)
 
 
+def torch_slopes(score_mod: Callable[..., Any], product: torch.Tensor) -> torch.Tensor:
+    """Returns torch's derivatives of scores by products."""
+    product = product.clone().requires_grad_()
+    with TransformGetItemToIndex():
+        score = _vmap_for_bhqkv(score_mod, prefix=(0,))(
+            product, *(torch.arange(size) for size in product.shape)
+        )
+    return torch.autograd.grad(score.sum(), product)[0]
+
+
 def spec_scores(
     score_mod: Mod, mask_mod: Mod, product: torch.Tensor, numbers: Mapping[int, float] | None = None
 ) -> Scores:
     """Returns what the spec of the same mods means. numbers: of the tape's, those that are arguments, with
     their values.
     """
+    attention, environment = _read(score_mod, mask_mod, product, numbers or {})
+    score, kept = (torch.as_tensor(evaluate(x, environment)) for x in (attention.score, attention.mask))
+    return Scores(score.expand_as(product), kept.expand_as(product))
+
+
+def spec_slopes(score_mod: Mod, product: torch.Tensor) -> torch.Tensor:
+    """Returns the derivatives of the spec's scores by products."""
+    attention, environment = _read(score_mod, None, product, {})
+    return torch.as_tensor(evaluate(derive(attention.score).dot, environment)).expand_as(product)
+
+
+def _read(
+    score_mod: Mod, mask_mod: Mod, product: torch.Tensor, numbers: Mapping[int, float]
+) -> tuple[Attention, Env]:
     sizes = dict(zip("BHMN", product.shape, strict=True))
     traced = trace(score_mod, mask_mod, scale=1.0, sizes=sizes, device=torch.device("cpu"))
     layout = CallLayout(dtype="f32", head_dim=16, value_dim=16, scaled=True)
-    spec = write_spec(traced, layout, name="mods", numbers=numbers or (), scheduled=False)
+    spec = write_spec(traced, layout, name="mods", numbers=numbers, scheduled=False)
     (attention,) = resolve(parse(Source("mods.attn", spec.text)), prelude()).attentions
     captured = [_as_read(traced.tape.captures[at].tensor) for at in spec.captures]
-    passed = [torch.tensor((numbers or {})[slot]) for slot in spec.numbers]
+    passed = [torch.tensor(numbers[slot]) for slot in spec.numbers]
     tensors = dict(zip((x.name for x in attention.inputs[3:]), (*captured, *passed), strict=True))
     dims = dict(sizes)
     for x in attention.inputs[3:]:
@@ -81,8 +107,7 @@ def spec_scores(
         tensors={name: x.numpy() for name, x in tensors.items()},
         dot=product.numpy(),
     )
-    score, kept = (torch.as_tensor(evaluate(x, environment)) for x in (attention.score, attention.mask))
-    return Scores(score.expand_as(product), kept.expand_as(product))
+    return attention, environment
 
 
 def check_meaning(score_mod: Mod, mask_mod: Mod, product: torch.Tensor) -> None:

@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.flex.meaning import check_meaning, products
+from tests.flex.meaning import check_meaning, products, spec_slopes, torch_slopes
 from tests.flex.mods import CASES, Case, Setting
 from tests.flex.random_mods import drawn
 
@@ -154,6 +154,14 @@ TEXTS: Mapping[str, bool] = {
 def test_an_operation_means_what_torch_computes(text: str) -> None:
     mod = _mod(text, is_mask=TEXTS[text])
     check_meaning(None if TEXTS[text] else mod, mod if TEXTS[text] else None, PRODUCT)
+
+
+@pytest.mark.parametrize("text", [text for text, is_mask in TEXTS.items() if not is_mask])
+def test_the_derivative_of_an_operation_is_torchs(text: str) -> None:
+    """At 0 too, where many have a kink: scores of padding are 0."""
+    mod = _mod(text, is_mask=False)
+    found, expected = spec_slopes(mod, PRODUCT), torch_slopes(mod, PRODUCT)
+    torch.testing.assert_close(found, expected.double(), rtol=1e-4, atol=1e-4, equal_nan=True)
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if not case.refused], ids=lambda case: case.name)

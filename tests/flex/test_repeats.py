@@ -345,6 +345,19 @@ def test_gradients_of_what_mods_read() -> None:
     assert all(torch.equal(x, y) for other in found for x, y in zip(other, found[0], strict=True))
 
 
+def test_numbers_on_a_cpu_are_read_at_every_call_on_a_gpu() -> None:
+    """They are constants of a call's kernel, whichever operand they are."""
+    heat = torch.tensor(0.5)
+    mods: list[Callable[..., Any]] = [
+        lambda score, b, h, q_idx, kv_idx: score * heat,
+        lambda score, b, h, q_idx, kv_idx: heat * score,
+        lambda score, b, h, q_idx, kv_idx: torch.where(q_idx > kv_idx, score, heat),
+    ]
+    for mod in mods:
+        tape = trace(mod, None, sizes={}, device=torch.device("cuda")).tape
+        assert (tape.numbers, tape.computes) == ([0.5], True)
+
+
 def test_tensors_that_are_gone_are_forgotten() -> None:
     case = Documents(pytest.MonkeyPatch())
     for _ in range(3):
