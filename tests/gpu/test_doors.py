@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -165,9 +166,9 @@ def of_hopper() -> list[Any]:
     return [vars(getattr(one.module, variant))["CALL"] for one in families for variant in one.variants]
 
 
-def inputs(device: torch.device, *, grad: bool) -> list[torch.Tensor]:
+def inputs(device: torch.device, *, grad: bool, width: int = D) -> list[torch.Tensor]:
     torch.manual_seed(0)
-    shapes = ((B, N, H, D), (B, N, HKV, D), (B, N, HKV, D))
+    shapes = ((B, N, H, width), (B, N, HKV, width), (B, N, HKV, width))
     return [torch.randn(shape, device=device).bfloat16().requires_grad_(grad) for shape in shapes]
 
 
@@ -175,7 +176,7 @@ def exact(name: str, tensors: list[torch.Tensor], do: torch.Tensor | None = None
     """Returns o, and gradients for do, in float64."""
     q, k, v = (x.detach().double().requires_grad_() for x in tensors)
     turned = [q.transpose(1, 2), *(x.transpose(1, 2).repeat_interleave(H // HKV, 1) for x in (k, v))]
-    score = turned[0] @ turned[1].transpose(2, 3) / D**0.5
+    score = turned[0] @ turned[1].transpose(2, 3) / q.shape[-1] ** 0.5
     hidden = torch.ones(N, N, dtype=torch.bool, device=q.device).triu(1)
     hidden &= name != "transformers"
     o = (score.masked_fill(hidden, -torch.inf).softmax(-1) @ turned[2]).transpose(1, 2)
@@ -205,6 +206,24 @@ def test_training(name: str, is_compiled: bool, device: torch.device) -> None:
     gradients = torch.autograd.grad(o, tensors, do)
     judge([o, *gradients], exact(name, tensors, do))
     assert_ran(gradients=True)
+
+
+@pytest.mark.parametrize("width", [264, 320, 512])
+@pytest.mark.parametrize("name", ["flex_attention", "flash_attn_func", "transformers"])
+def test_wide_heads(name: str, width: int, device: torch.device) -> None:
+    """Of more than 256 columns, which have gradients by wgmma where they are a multiple of 64; else by Triton's
+    kernels.
+    """
+    tensors = inputs(device, grad=True, width=width)
+    with torch.no_grad():
+        judge([TRAINED[name](*tensors)], exact(name, tensors))
+    assert_ran(gradients=False)
+    do = torch.randn_like(tensors[0])
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*the head dimension 264 is more than 256")
+        o = TRAINED[name](*tensors)
+    judge([o, *torch.autograd.grad(o, tensors, do)], exact(name, tensors, do))
+    assert any(call.prepared_gradients for call in of_hopper()) == (width % 64 == 0)
 
 
 @pytest.mark.parametrize("name", [*TRAINED, *SERVED])
