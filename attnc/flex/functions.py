@@ -11,7 +11,6 @@ from attnc.expr.functions import REAL
 from attnc.flex.errors import refuse
 from attnc.flex.operations import (
     Operation,
-    absolute,
     add,
     compare,
     div,
@@ -82,7 +81,7 @@ def logsigmoid(tape: Tape, x: Any) -> Scalar:
 
 @operation("softplus")
 def softplus(tape: Tape, x: Any, beta: Any = 1, threshold: Any = 20) -> Scalar:
-    """Computes log(1 + exp(x)). At 0 derivatives follow first operands: 0 of the larger one, 1 of the smaller."""
+    """Computes log(1 + exp(x)). In a tie at 0 derivatives are those of first operands, 0 and 1."""
     scaled = x if beta == 1 else mul(tape, beta, x)
     inner = function(tape, "exp", minimum(tape, scaled, neg(tape, scaled)))
     found = add(tape, maximum(tape, 0.0, scaled), log1p(tape, inner))
