@@ -33,10 +33,11 @@ class Plan:
 
     function: of the kernel; call: its `CALL`, None where the function picks one at each call. arrange: what
     the kernel takes, of the tensors that are given; finish: what the call returns, of the kernel's results
-    and those tensors; None where these are the results.
+    and those tensors; None where these are the results. axes: the order that the only result has the
+    kernel's axes in, which is all that finishes it then.
     """
 
-    __slots__ = ("arrange", "call", "finish", "function")
+    __slots__ = ("arrange", "axes", "call", "finish", "function")
 
     def __init__(
         self,
@@ -44,19 +45,23 @@ class Plan:
         call: Any,
         arrange: Arrange,
         finish: Callable[[Any, Sequence[Any]], Any] | None = None,
+        axes: Sequence[int] | None = None,
     ) -> None:
         self.function, self.call, self.arrange, self.finish = function, call, arrange, finish
+        self.axes = axes
 
     def run(self, tensors: Sequence[Any]) -> Any:
         inputs, out = self.arrange(tensors)
         found = self.function(*inputs) if out is None else self.function(*inputs, out=out)
+        if self.axes is not None:
+            return found.permute(self.axes)
         return found if self.finish is None else self.finish(found, tensors)
 
     def settle(self, tensors: Sequence[Any]) -> Again:
         """Returns `run`, of tensors that look like these."""
         arrange, finish = self.arrange, self.finish
         inputs, out = arrange(tensors)
-        again = None if self.call is None else self.call.resume(inputs, out)
+        again = None if self.call is None else self.call.resume(inputs, out, self.axes)
         if again is None:
             return self.run
         take = _find_places(tensors, (inputs, out), arrange(tensors))

@@ -182,7 +182,9 @@ def _remember(
 
     takes = arrange if places or numbers else _take_three
     call = kernel.family.module.default.CALL
-    keep(repeated, Plan(kernel.function, call, takes, _finishing(wanted, order)))
+    finish = _finishing(wanted, order)
+    axes = logical_axes(order) if finish is None else None
+    keep(repeated, Plan(kernel.function, call, takes, finish, axes))
 
 
 def _take_three(given: Sequence[Any]) -> tuple[Sequence[Any], Any]:
@@ -190,7 +192,9 @@ def _take_three(given: Sequence[Any]) -> tuple[Sequence[Any], Any]:
 
 
 def _finishing(wanted: Auxiliary, order: str) -> Callable[[Any, Sequence[Any]], Any] | None:
-    """Returns what makes the results of a call of those of its kernel; None where they are the same."""
+    """Returns what makes the results of a call of those of its kernel; None where the axes of the only one
+    are all that differs.
+    """
     if wanted.lse or wanted.is_named or not order.endswith("D"):
 
         def finish(found: Any, given: Sequence[Any]) -> Any:
@@ -198,8 +202,7 @@ def _finishing(wanted: Auxiliary, order: str) -> Callable[[Any, Sequence[Any]], 
             return wanted.arrange_results(laid_out(as_logical(o, order), order), lse, None)
 
         return finish
-    axes = logical_axes(order)
-    return None if axes is None else lambda o, given: o.permute(axes)
+    return None
 
 
 def _is_double(*tensors: torch.Tensor) -> bool:

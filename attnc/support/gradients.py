@@ -236,16 +236,18 @@ class DifferentiableCall(Protocol):
     execute: Callable[..., Any]
     extras: tuple[Tensor, ...]
     prepared: dict[Key, Any]
-    repeated_keeping: Repeated[Again]
+    repeated_keeping: "Repeated[Applied]"
     allocate: Callable[..., list[torch.Tensor]]
     first_input: int
     layouts: Callable[[Sequence[Any]], Key]
     prepared_gradients: dict[Key, PreparedGradients]
-    repeated_gradients: defaultdict[int, Repeated[PreparedGradients]]
+    repeated_gradients: defaultdict[Any, Repeated[PreparedGradients]]
 
     def key_of(self, inputs: Sequence[Any], out: Any, config: Any, extras: Sequence[Any]) -> Key: ...
 
-    def settle_keeping(self, call: Any, inputs: Sequence[Any]) -> Again | None: ...
+    def settle_keeping(
+        self, call: Any, inputs: Sequence[Any], axes: Sequence[int] | None = None
+    ) -> "Applied | None": ...
 
     def tensors_of(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]: ...
 
@@ -258,17 +260,27 @@ class DifferentiableCall(Protocol):
     ) -> PreparedGradients: ...
 
 
-def run_keeping(
-    call: DifferentiableCall, inputs: tuple[Any, ...], config: KernelConfig, again: Again | None
-) -> tuple[Any, tuple[torch.Tensor, ...]]:
-    """Returns the results, and the o and lse that gradients need. again: of a call like the one before, None
-    where that is not known.
+class Applied(NamedTuple):
+    """What `Differentiable` applies to inputs. config, chosen: of the forward, and of the backward by kernel;
+    None for the plan's. again: of a call like the one before, None where that is not known. turn: where the
+    axes of the kernel's o are among those of the caller's, None where they are the same.
     """
+
+    call: "DifferentiableCall"
+    config: KernelConfig | None = None
+    chosen: Mapping[str, KernelConfig] | None = None
+    again: Again | None = None
+    turn: tuple[int, ...] | None = None
+
+
+def run_keeping(
+    call: DifferentiableCall, inputs: tuple[Any, ...], config: KernelConfig | None
+) -> tuple[Any, tuple[torch.Tensor, ...]]:
+    """Returns the results, and the o and lse that gradients need."""
     repeats = config is None and forward_ad._current_level < 0
-    if again is None and repeats:
-        again = call.repeated_keeping.call(inputs)
-    if again is not None:
-        found: tuple[Any, tuple[torch.Tensor, ...]] = again(inputs)
+    known = call.repeated_keeping.call(inputs) if repeats else None
+    if known is not None and known.again is not None:
+        found: tuple[Any, tuple[torch.Tensor, ...]] = known.again(inputs)
         return found
     kept = call.empty_kept(inputs)
     extras = (*kept, *call.no_extras[len(kept) :])
@@ -277,21 +289,23 @@ def run_keeping(
     return made, tuple([written[at] for at in call.needed])
 
 
-def resume(call: DifferentiableCall, inputs: Sequence[Any], out: Any) -> Again | None:
+def resume(
+    call: DifferentiableCall, inputs: Sequence[Any], out: Any, axes: Sequence[int] | None = None
+) -> Again | None:
     """Computes `Attention.resume`."""
     if any(x.is_neg() for x in inputs):
         return None
     wants = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
     if not wants:
         prepared = call.prepared.get(call.key_of(inputs, out, None, ()))
-        return None if prepared is None else make_again(call, prepared, ())
+        return None if prepared is None else make_again(call, prepared, (), axes=axes)
     if call.backward is None or out is not None:
         return None
     kept = call.empty_kept(tuple(inputs))
     extras = (*kept, *call.no_extras[len(kept) :])
     prepared = call.prepared.get(call.key_of(inputs, None, None, extras))
-    again = None if prepared is None else call.settle_keeping(prepared, inputs)
-    return None if again is None else lambda inputs, out=None: apply_again(call, None, None, again, *inputs)
+    applied = None if prepared is None else call.settle_keeping(prepared, inputs, axes)
+    return None if applied is None else lambda inputs, out=None: apply_again(applied, *inputs)
 
 
 def check_cotangents(given: Sequence[torch.Tensor | None]) -> None:
@@ -302,15 +316,18 @@ def check_cotangents(given: Sequence[torch.Tensor | None]) -> None:
 
 
 def launch_gradients(
-    call: DifferentiableCall, tensors: list[Any], configs: Mapping[str, KernelConfig] | None
+    call: DifferentiableCall,
+    tensors: list[Any],
+    configs: Mapping[str, KernelConfig] | None,
+    turn: tuple[int, ...] | None = None,
 ) -> tuple[PreparedGradients, list[torch.Tensor]]:
     """Launches the kernels of gradients; returns what these have in common, and all that is made. tensors: as
-    `Attention.gradients` is given them.
+    `Attention.gradients` is given them. turn: of the kernels' o and do among the axes of those given.
     """
     seen = tensors if call.first_input == 1 else [x for x in tensors if x is not None]
-    found = None if configs else call.repeated_gradients[len(seen)].call(seen)
+    found = None if configs else call.repeated_gradients[len(seen), turn].call(seen)
     if found is None:
-        found = _find_gradients(call, tensors, configs)
+        found = _find_gradients(call, tensors, configs, turn)
     return found, _launch_prepared(call, found, found.made, tensors)
 
 
@@ -354,13 +371,20 @@ def _key_of_gradients(call: DifferentiableCall, tensors: Sequence[Any], chosen: 
 
 
 def _find_gradients(
-    call: DifferentiableCall, tensors: list[Any], configs: Mapping[str, KernelConfig] | None
+    call: DifferentiableCall,
+    tensors: list[Any],
+    configs: Mapping[str, KernelConfig] | None,
+    turn: tuple[int, ...] | None,
 ) -> PreparedGradients:
     """Returns what gradients have in common that are wanted of such tensors, prepared if there were none.
     Puts those in their place that kernels take as they are.
     """
-    given = tuple(tensors)
+    seen = [x for x in tensors if x is not None]
     check_cotangents(tensors[: call.first_input])
+    if turn is not None:
+        tensors[0] = None if tensors[0] is None else tensors[0].permute(turn)
+        tensors[-2] = tensors[-2].permute(turn)
+    given = tuple(tensors)
     if tensors[0] is None:
         tensors[0] = torch.zeros_like(tensors[-2])
     if any(x is not None and x.is_neg() for x in tensors):
@@ -373,13 +397,12 @@ def _find_gradients(
     if found is None:
         found = call.prepared_gradients[key] = call.prepare_gradients(tensors, configs or {})
     elif not configs and all(x is y for x, y in zip(tensors, given, strict=True)):
-        seen = [x for x in given if x is not None]
-        call.repeated_gradients[len(seen)].note(found, seen)
+        call.repeated_gradients[len(seen), turn].note(found, seen)
     return found
 
 
 #: Arguments of `Differentiable.forward` before the inputs.
-_BEFORE_INPUTS = (None,) * 4
+_BEFORE_INPUTS = (None,)
 
 
 def prepared_of(
@@ -413,30 +436,27 @@ class Differentiable(torch.autograd.Function):
     """An attention for autograd: lse is kept, and the probabilities are computed again from it."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        call: DifferentiableCall,
-        config: KernelConfig,
-        backward_config: Any,
-        again: Again | None,
-        *inputs: Any,
-    ) -> Any:
-        if again is None and call.has_scalars:
-            inputs = call.tensors_of(inputs)
-        made, needed = run_keeping(call, inputs, config, again)
+    def forward(ctx: Any, applied: Applied, *inputs: Any) -> Any:
+        call, config, _, again, _ = applied
+        if again is not None:
+            made, needed = again(inputs)
+        else:
+            if call.has_scalars:
+                inputs = call.tensors_of(inputs)
+            made, needed = run_keeping(call, inputs, config)
         ctx.save_for_backward(*inputs, *needed)
-        ctx.call, ctx.config = call, backward_config
+        ctx.applied = applied
         ctx.set_materialize_grads(False)
         return made
 
     @staticmethod
     def backward(ctx: Any, *cotangents: torch.Tensor | None) -> Any:
-        call: DifferentiableCall = ctx.call
+        call, _, chosen, _, turn = ctx.applied
         if torch.is_grad_enabled():
             raise RuntimeError(
                 f"{call.name} has no second derivative: it was differentiated with create_graph=True"
             )
-        found, made = launch_gradients(call, [*cotangents, *ctx.saved_tensors], ctx.config)
+        found, made = launch_gradients(call, [*cotangents, *ctx.saved_tensors], chosen, turn)
         return found.returned(made)
 
 

@@ -9,7 +9,7 @@ import torch
 from torch._C._dynamo import guards
 
 from .arguments import refuse_shared
-from .memory import Layout, make_picker
+from .memory import Layout, make_picker, turned
 
 #: What Dynamo's guards ask types, shapes, strides and devices of all tensors by, in C++.
 _GUARDS: Any = getattr(guards, "TensorGuards", None)
@@ -81,6 +81,9 @@ def _check_of(tensors: Sequence[Any], *, gradients: bool) -> Callable[..., bool]
     if not again:
         return check
     pick = make_picker(places)
+    if len(again) == 1:
+        ((x, y),) = again
+        return lambda *others: others[x] is others[y] and check(*pick(others))
     return lambda *others: all(others[x] is others[y] for x, y in again) and check(*pick(others))
 
 
@@ -98,15 +101,18 @@ def make_again(
     prepared: tuple[Sequence[Layout], Sequence[Layout], Sequence[Any]],
     kept: Sequence[Layout],
     needed: Sequence[int] | None = None,
+    axes: Sequence[int] | None = None,
 ) -> Again | None:
     """Returns a call that allocates and launches what was prepared; None where nothing is launched.
 
     kept: layouts of what is kept for gradients. needed: by a backward, among results and what is kept, which
-    is returned beside the results.
+    is returned beside the results. axes: the order that the first result has the kernel's axes in.
     """
     results, scratch, launches = prepared
     if not launches:
         return None
+    if axes is not None:  # as kernels read addresses alone, it is allocated so
+        results = (turned(results[0], axes), *results[1:])
     allocate, layouts = call.allocate, (*results, *kept, *scratch)
     count, end = len(results), len(results) + len(kept)
     is_single = count == 1

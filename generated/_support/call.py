@@ -42,6 +42,7 @@ from .configs import (
 )
 from .devices import Gpu, gpu_of
 from .gradients import (
+    Applied,
     Backward,
     Differentiable,
     Operators,
@@ -152,9 +153,9 @@ class Attention(ABC):
         #: Of what is kept, by the shape of q.
         self.kept_layouts: dict[Any, tuple[Layout, ...]] = {}
         self.repeated = Repeated[Again](lambda call, _: make_again(self, call, ()))
-        self.repeated_keeping = Repeated[Again](self.settle_keeping, gradients=True)
-        #: By how many tensors there are: the gradient of lse may be none.
-        self.repeated_gradients = defaultdict[int, Repeated[PreparedGradients]](
+        self.repeated_keeping = Repeated[Applied](self.settle_keeping, gradients=True)
+        #: By how many tensors there are, as the gradient of lse may be none, and how they are turned.
+        self.repeated_gradients = defaultdict[Any, Repeated[PreparedGradients]](
             lambda: Repeated(gradients=True)
         )
         self.run = self._runner(traces=True)
@@ -199,9 +200,9 @@ class Attention(ABC):
             if is_plain:
                 wants = keeping.guard is not None and is_grad_enabled()
                 if wants and getattr(inputs[0], "requires_grad", False):
-                    again = keeping.call(inputs)
-                    if again is not None:
-                        return apply_again(self, None, None, again, *inputs)
+                    applied = keeping.call(inputs)
+                    if applied is not None:
+                        return apply_again(applied, *inputs)
                 elif repeated.guard is not None:
                     again = repeated.call(inputs)
                     if again is not None:
@@ -271,14 +272,22 @@ class Attention(ABC):
                 return key, "extras", *map(layout, extras)  # not `out`, which may look alike
         return key
 
-    def resume(self, inputs: Sequence[Any], out: Any = None) -> Again | None:
+    def resume(
+        self, inputs: Sequence[Any], out: Any = None, axes: Sequence[int] | None = None
+    ) -> Again | None:
         """Returns the call of tensors that look like these, (inputs, out) -> results, for those who compare
-        tensors themselves, in the same mode of autograd. None where none was prepared.
+        tensors themselves, in the same mode of autograd. None where none was prepared. axes: the order that
+        the first result has the kernel's axes in, None for theirs.
         """
-        return resume(self, inputs, out)
+        return resume(self, inputs, out, axes)
 
-    def settle_keeping(self, call: Prepared, inputs: Sequence[Any]) -> Again | None:
-        return make_again(self, call, self.kept_layouts[inputs[0].shape] if self.kept else (), self.needed)
+    def settle_keeping(
+        self, call: Prepared, inputs: Sequence[Any], axes: Sequence[int] | None = None
+    ) -> Applied | None:
+        kept = self.kept_layouts[inputs[0].shape] if self.kept else ()
+        again = make_again(self, call, kept, self.needed, axes)
+        turn = None if axes is None else tuple(map([*axes].index, range(len(axes))))
+        return None if again is None else Applied(self, again=again, turn=turn)
 
     def gradients(self, *given: Any) -> tuple[torch.Tensor, ...]:
         """Gradients of the inputs that have one. given: the gradients of o and of lse (None: 0; of lse only
@@ -416,7 +425,7 @@ class Attention(ABC):
         self._check_gradients(inputs, out, extras)
         if backward_config is not None:
             self._check_backward_configs(backward_config)
-        return Differentiable.apply(self, config, backward_config, None, *inputs)  # type: ignore[no-untyped-call]  # torch's
+        return Differentiable.apply(Applied(self, config, backward_config), *inputs)  # type: ignore[no-untyped-call]  # torch's
 
     def _check_backward_configs(self, given: object) -> None:
         assert self.backward is not None

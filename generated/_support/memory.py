@@ -53,6 +53,12 @@ def plain(memories: Iterable[Memory]) -> tuple[Layout, ...]:
     return tuple((memory.shape, memory.strides, memory.dtype) for memory in memories)
 
 
+def turned(layout: Layout, axes: Sequence[int]) -> Layout:
+    """Returns the layout of a tensor with its axes in this order."""
+    shape, strides, dtype = layout
+    return tuple(shape[at] for at in axes), tuple(strides[at] for at in axes), dtype
+
+
 def allocate(layouts: Sequence[Layout], like: torch.Tensor) -> list[torch.Tensor]:
     """Returns a tensor of each layout, on the device of another tensor."""
     if like.is_cuda and _empty_strided_cuda is not None and like.get_device() == torch._C._cuda_getDevice():

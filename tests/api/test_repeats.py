@@ -292,7 +292,7 @@ def test_gradients_of_what_has_none_are_refused_every_time() -> None:
 class Kept:
     """In the place of a kernel's call, which returns what it is given."""
 
-    def resume(self, inputs: Any, out: Any) -> Any:
+    def resume(self, inputs: Any, out: Any, axes: Any = None) -> Any:
         return lambda inputs, out=None: (inputs, out)
 
 
