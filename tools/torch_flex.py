@@ -3,10 +3,10 @@
     python tools/torch_flex.py test_flex_attention.py test_flex_decoding.py -n 8 --out outcomes.json
 
 The files are those of test/inductor/ in PyTorch's repository, at the tag of the torch that is installed; they
-are no part of its wheel, nor of this repository. A copy of each, with `flex_attention` imported from attnc
-behind torch's own import, runs under pytest: on the GPU, or without one on the CPU. Tests that
-`tools/torch_flex.toml` excludes, each for a reason, run as well. The exit status is 1 if a test fails that is
-not excluded, or if all those of a method pass that is.
+are no part of its wheel, nor of this repository. Those of torch 2.6 run under later ones too. A copy of each,
+with `flex_attention` imported from attnc behind torch's own import, runs under pytest: on the GPU, or without
+one on the CPU. Tests that `tools/torch_flex.toml` excludes, each for a reason, run as well. The exit status is
+1 if a test fails that is not excluded, or if all those of a method pass that is.
 
 outcomes.json: torch's version and the device; of each file its name, SHA-256 and tests by outcome: names of
 those that passed, and by reason those that failed, were skipped or are excluded. What ran on a GPU is kept in
@@ -33,6 +33,7 @@ import tempfile
 import tomllib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -137,8 +138,28 @@ def _name(nodeid: str) -> str:
     return nodeid.partition("::")[2]
 
 
+def accept_common_positions() -> None:
+    """Makes torch's PagedAttention take positions that all sequences have in common, (S), as tests of torch
+    2.6 give them; later ones are of each sequence, (B, S).
+    """
+    from torch.nn.attention.experimental._paged_attention import PagedAttention
+
+    assign = PagedAttention.assign
+    if hasattr(assign, "__wrapped__"):
+        return
+
+    @wraps(assign)
+    def assign_at(self: Any, batch_idx: Any, input_pos: Any, *tensors: Any, **named: Any) -> Any:
+        if input_pos.dim() == 1:
+            input_pos = input_pos.expand(len(batch_idx), -1)
+        return assign(self, batch_idx, input_pos, *tensors, **named)
+
+    PagedAttention.assign = assign_at  # type: ignore[method-assign]  # on purpose
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Leaves out the tests that have an outcome."""
+    accept_common_positions()
     done = set(json.loads(Path(os.environ[_FOLDER], "done.json").read_text(encoding="utf-8")))
     items[:] = [item for item in items if _name(item.nodeid) not in done]
 

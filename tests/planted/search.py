@@ -1,6 +1,6 @@
 """Searches for every planted bug from scratch, and writes down what finds it.
 
-    python -m tests.planted.search [PART ...] [--only-new]
+    python -m tests.planted.search [PART ...] [--only-new | --by-hand]
     python -m tests.planted.search --table
 
 found.json: for each bug whether the cases of `attnc verify` show it or a search by Hypothesis, after how many
@@ -54,7 +54,9 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)}; all by default")
-    parser.add_argument("--only-new", action="store_true", help="leave out bugs that were searched for")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--only-new", action="store_true", help="bugs that found.json does not have alone")
+    which.add_argument("--by-hand", action="store_true", help="bugs alone whose case was written by hand")
     parser.add_argument("--table", action="store_true", help="print what finds the bugs of each part")
     chosen = parser.parse_args()
     if chosen.table:
@@ -64,10 +66,12 @@ def main() -> None:
     found, kept = read(FOUND), read(CASES)
     for name, bug in BUGS.items():
         part = name.partition(": ")[0]
-        if (chosen.parts and part not in chosen.parts) or (
-            name in found
-            and (_is_by(found[name], "large") or (chosen.only_new and not _is_by(found[name], "hand")))
-        ):
+        if chosen.parts and part not in chosen.parts:
+            continue
+        line = found.get(name)
+        if _is_by(line, "large") or (chosen.only_new and name in found):
+            continue
+        if chosen.by_hand and not _is_by(line, "hand"):
             continue
         by, catch = "verify", verify(bug)
         if catch.case is None:

@@ -6,8 +6,18 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
-from tools.torch_flex import EXCLUDED, group, judge, main, read_exclusions, ungroup, use_attnc
+from tools.torch_flex import (
+    EXCLUDED,
+    accept_common_positions,
+    group,
+    judge,
+    main,
+    read_exclusions,
+    ungroup,
+    use_attnc,
+)
 
 #: What ran on a GPU.
 KEPT = Path(__file__).parents[1] / "flex" / "torch_outcomes.json"
@@ -100,6 +110,27 @@ def test_what_was_kept_of_a_gpu_has_no_failure_and_todays_exclusions() -> None:
     for file in record["files"]:
         assert set(file["tests"]) <= {"passed", "skipped", "excluded"}, file["name"]
         assert set(file["tests"].get("excluded", {})) <= reasons, file["name"]
+
+
+@pytest.mark.parametrize("shape", [(4,), (2, 4)])
+def test_positions_of_pages_may_be_those_of_all_sequences(
+    shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As tests of torch 2.6 give them."""
+    from torch.nn.attention.experimental._paged_attention import PagedAttention
+
+    monkeypatch.setattr(PagedAttention, "assign", PagedAttention.assign)  # put back afterwards
+    accept_common_positions()
+    accept_common_positions()
+    paged = PagedAttention(4, 2, 2, device="cpu")
+    for b in range(2):
+        paged.reserve(torch.tensor(b), torch.tensor(4))
+    k, v = torch.randn(2, 2, 1, 4, 16)
+    caches = torch.zeros(2, 1, 1, 8, 16)
+    paged.assign(torch.arange(2), torch.arange(4).expand(shape), k, v, *caches)
+    for x, cache in zip((k, v), caches, strict=True):
+        pages = cache.view(4, 2, 16)[paged.page_table[:, :2].flatten()]
+        assert torch.equal(pages.view(2, 1, 4, 16), x)
 
 
 @pytest.mark.slow
