@@ -5,8 +5,8 @@
 The files are those of test/inductor/ in PyTorch's repository, at the tag of the torch that is installed; they
 are no part of its wheel, nor of this repository. Those of torch 2.6 run under later ones too. A copy of each,
 with `flex_attention` imported from attnc behind torch's own import, runs under pytest: on the GPU, or without
-one on the CPU. Tests that `tools/torch_flex.toml` excludes, each for a reason, run as well. The exit status is
-1 if a test fails that is not excluded, or if all those of a method pass that is.
+one on the CPU. Tests that `tools/torch_flex.toml` excludes, each for a reason, run as well. The exit status
+is 1 if a test fails that is not excluded, or if all those of a method pass that is.
 
 outcomes.json: torch's version and the device; of each file its name, SHA-256 and tests by outcome: names of
 those that passed, and by reason those that failed, were skipped or are excluded. What ran on a GPU is kept in

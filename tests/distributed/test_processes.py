@@ -5,7 +5,6 @@ import os
 import re
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -41,14 +40,6 @@ def test_a_rank_that_does_not_come_is_named_on_the_others(tmp_path: Path, fault:
         assert re.match(
             r"all_\w+, call \d+ of the 3 ranks: rank 2 ended, or did not come to it in time: ", said
         )
-
-
-@pytest.fixture
-def alone(tmp_path: Path) -> Iterator[Group]:
-    """A group of one process, over gloo."""
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
-    yield Group()
-    dist.destroy_process_group()
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.bfloat16, torch.float32, torch.int64])

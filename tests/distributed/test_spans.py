@@ -1,0 +1,60 @@
+"""Spans of tiles are computed by functions of their own: they give what expressions mean."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from attnc.distributed.spans import function_of
+from attnc.expr.evaluate import Env, evaluate
+from attnc.expr.nodes import Expr
+from attnc.expr.simplify import nnf
+from attnc.expr.solve import solve
+from tests.expr.masks import floats, ints, masks, tensors
+
+BATCH, HEADS, M_, N_ = 3, 2, 7, 9
+POSITIONS = ("q_lo", "q_hi", "q_idx", "kv_lo", "kv_hi", "kv_idx")
+
+
+@st.composite
+def environments(draw: st.DrawFn) -> Env:
+    """Indices of tiles, each one number or an array of them, some outside; tensors that may be longer than
+    sizes say, and lengths that differ.
+    """
+    rng = np.random.default_rng(draw(st.integers(0, 2**16)))
+    count = draw(st.integers(1, 4))
+
+    def index(size: int) -> Any:
+        return int(rng.integers(size)) if draw(st.booleans()) else rng.integers(0, size, count)
+
+    indices = {"b": index(BATCH), "h": index(HEADS), **{name: index(N_) for name in POSITIONS}}
+    drawn = tensors(rng, BATCH, HEADS, M_, N_ + draw(st.sampled_from((0, 0, 3))))
+    dims: dict[str, Any] = {"B": BATCH, "H": HEADS, "M": M_, "N": N_}
+    if draw(st.booleans()):
+        dims["N"] = rng.integers(0, N_ + 1, count)
+    return Env(indices=indices, dims=dims, tensors=drawn)
+
+
+def searches(expr: Expr) -> list[Expr]:
+    """What a mask says of the keys that a tile sees, which looks for places in sorted tables."""
+    found = solve(nnf(expr), "kv_idx")
+    return [e for e in (found.may_lo, found.may_hi, found.tile_may) if e is not None]
+
+
+@settings(max_examples=60)
+@given(st.one_of(masks(), ints(2), floats()), environments())
+def test_functions_give_what_expressions_mean(expr: Expr, env: Env) -> None:
+    for each in (expr, *(searches(expr) if expr.type == "bool" else ())):
+        np.testing.assert_array_equal(function_of(each)(env), evaluate(each, env))
+
+
+@given(ints(2), environments(), st.sampled_from((0, 1, 5)))
+def test_what_lies_behind_a_table_is_0(expr: Expr, env: Env, columns: int) -> None:
+    """Tables that are shorter than sizes say."""
+    cut = {name: x[..., :columns] if x.ndim == 2 else x for name, x in env.tensors.items()}
+    short = replace(env, tensors=cut)
+    np.testing.assert_array_equal(function_of(expr)(short), evaluate(expr, short))
