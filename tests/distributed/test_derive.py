@@ -21,6 +21,7 @@ from attnc.distributed.spans import Visibility, Widths
 from attnc.distributed.stages import tables_of, view_of
 from attnc.expr.evaluate import Env, evaluate
 from attnc.expr.nodes import Binary, Dim, Dot, Expr, show
+from attnc.model.dtypes import DType
 from attnc.model.program import Program
 from attnc.model.resolve import resolve
 from attnc.paging.spread import Spread
@@ -241,3 +242,16 @@ def test_a_target_without_a_schedule_is_named() -> None:
         assert problem.code == "E0602"
         assert problem.message == f"'small' has no schedule for {said}, which ranks would run"
         assert f"schedule small for {said}" in problem.hints[0]
+
+
+@pytest.mark.parametrize("lse", ["", "output lse: f32[B, Hkv * G, M]"])
+@pytest.mark.parametrize("form", ["rows", "keys"])
+def test_a_rank_gives_lse_of_every_row_and_head(lse: str, form: Form) -> None:
+    """Whatever the spec has: parts are joined by it."""
+    spec = text(length="length N = kv_len[b]", inputs=("kv_len: i32[B]",))
+    program = program_of(spec.replace("output lse: f32[B, Hkv * G, M]", lse))
+    derived = derive(program, program.attentions[0], {}, "triton", form)
+    o, found = program_of(derived.text).attentions[0].outputs
+    assert sorted(found.roles) == sorted(o.roles[:-1])
+    assert found.dtype == DType.F32
+    assert o.dtype == DType.F32

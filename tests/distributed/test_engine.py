@@ -402,6 +402,32 @@ def test_mistakes_are_named() -> None:
     on_ranks(1, work)
 
 
+def test_an_input_is_checked_though_one_before_it_is_not_given() -> None:
+    """The mask reads neither, so a plan needs none of them."""
+    cp = ContextParallel(SPECS["bias"], Alone())
+    q, k, _ = (torch.zeros(1, 32, 2, 16) for _ in range(3))
+    cp.plan(q, k, own=torch.zeros(1, 32))
+    with pytest.raises(ValueError, match=r"own: expected shape \[1, 32\], got \[1, 31\]"):
+        cp.plan(q, k, own=torch.zeros(1, 31))
+
+
+def test_gradients_of_whole_inputs_are_summed_unless_others_do_so() -> None:
+    """Without `sums` each rank has what its own rows add."""
+
+    def work(group: Thread, *, sums: bool) -> torch.Tensor:
+        cp = ContextParallel(SPECS["alibi"], group, strategy="need", sums=sums)
+        q, k, v = whole()
+        slope = torch.ones(4, requires_grad=True)
+        shards = cp.shard(q, *(x.repeat(1, 1, 2, 1) for x in (k, v)))
+        o, _ = cp(*shards, slope=slope)
+        return torch.autograd.grad(o.square().sum(), slope)[0]
+
+    summed, own = (on_ranks(2, partial(work, sums=sums)) for sums in (True, False))
+    assert torch.equal(summed[0], summed[1])
+    assert not torch.equal(own[0], own[1])
+    torch.testing.assert_close(own[0] + own[1], summed[0])
+
+
 @pytest.mark.parametrize(
     ("source", "options", "error", "message"),
     [

@@ -4,6 +4,7 @@ masks, sizes, lengths, packings, ranks and strategies, by brute force.
 
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -166,6 +167,31 @@ def test_plans_are_equal_and_differ_where_they_must() -> None:
     assert first.hash == second.hash
     assert make_plan(seen, causal(4112), WIDTHS, 4, Rates()).hash != first.hash
     assert make_plan(seen, causal(4096), WIDTHS, 2, Rates()).hash != first.hash
+
+
+PLAIN = CallSizes(batch=2, queries=40, keys=40, heads=2, kv_heads=2)
+PACKED = replace(PLAIN, ends_q=np.array([0, 10, 40]), ends_k=np.array([0, 10, 40]))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "other"),
+    [
+        (PLAIN, replace(PLAIN, batch=3)),
+        (PLAIN, replace(PLAIN, queries=39)),
+        (PLAIN, replace(PLAIN, keys=39)),
+        (PLAIN, replace(PLAIN, heads=4)),
+        (PLAIN, replace(PLAIN, kv_heads=1)),
+        (PACKED, replace(PACKED, ends_q=np.array([0, 20, 40]))),
+        (PACKED, replace(PACKED, ends_k=np.array([0, 20, 40]))),
+    ],
+)
+def test_what_a_plan_is_for_is_in_its_hash(sizes: CallSizes, other: CallSizes) -> None:
+    """Also where the owners of rows and keys are the same."""
+    seen = visibility(spell("kv_idx <= q_pos"))
+    first, again, second = (
+        make_plan(seen, x, WIDTHS, 1, Rates(), "need").hash for x in (sizes, sizes, other)
+    )
+    assert first == again != second
 
 
 DOCUMENTS = "kv_idx <= q_pos and doc[b, q_pos] == doc[b, kv_idx]"

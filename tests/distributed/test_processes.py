@@ -107,6 +107,59 @@ def test_a_collective_that_fails_says_which_ranks_are_silent(monkeypatch: pytest
         group.exchange(x, [1] * 4, x, [1] * 4)
 
 
+def test_ranks_that_say_so_late_are_not_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They have seconds, and nobody waits for more than the last of them."""
+    late = Group.__new__(Group)
+    late.rank, late.size, late.axis, late.group, late._calls = 0, 3, "", Mock(group_name="7"), 0
+    looks = iter([{0}, {0}, {0, 1}, {0, 1, 2}])
+    known = set[int]()
+
+    def check(names: list[str]) -> bool:
+        rank = int(names[0].rpartition("/")[2])
+        if rank == 0:
+            known.update(next(looks))
+        return rank in known
+
+    monkeypatch.setattr(dist.distributed_c10d, "_get_default_store", lambda: Mock(check=check))
+    monkeypatch.setattr(time, "sleep", Mock())
+    monkeypatch.setattr(dist, "all_to_all_single", Mock(side_effect=RuntimeError("broken")))
+    x = torch.zeros(3)
+    with pytest.raises(
+        RuntimeError, match=r"^all_to_all, call 1 of the 3 ranks: it failed on every rank: broken"
+    ):
+        late.exchange(x, [1] * 3, x, [1] * 3)
+    assert next(looks, None) is None
+
+
+@pytest.mark.parametrize(
+    ("gpus", "ranks", "expected"), [(0, 1, False), (2, 2, True), (2, 3, False), (4, 2, True)]
+)
+def test_every_rank_has_a_gpu_or_none(
+    gpus: int, ranks: int, expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    assert group.uses_gpus(ranks) == expected
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert not group.uses_gpus(ranks)
+
+
+def test_memory_that_others_copy_from_grows(alone: Group, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody copies out of the one before when there is another."""
+    monkeypatch.setattr(torch.cuda, "synchronize", wait := Mock())
+    monkeypatch.setattr(group, "SymmetricBox", lambda of, size, ranks: Mock(memory=torch.zeros(size)))
+    first = alone.outbox(16)
+    assert alone.outbox(16) is alone.outbox(8) is first
+    second = alone.outbox(17)
+    assert (second.memory.numel(), wait.call_count) == (17, 2)
+
+
+def test_one_rank_copies_from_nobody(alone: Group, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert alone.size == 1
+    assert not Group(symmetric=True).symmetric
+
+
 @pytest.mark.parametrize("deadline", [None, 60.0])
 def test_ranks_that_end_one_after_the_other_are_waited_for(deadline: float | None) -> None:
     running = Mock(join=Mock(side_effect=[False, False, True]))
