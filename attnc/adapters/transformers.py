@@ -15,7 +15,7 @@ with a value for each query and key, which skip no tile.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
 from operator import index
 from typing import Any, TypeAlias
@@ -91,7 +91,7 @@ def mask(
     or on both. Waits for the device, as transformers' own masks do, and warns of a mask that is no band.
     """
     lengths, offsets = (q_length, kv_length), (q_offset, kv_offset)
-    kept = None if attention_mask is None else attention_mask[:, kv_offset : kv_offset + kv_length].bool()
+    kept = None if attention_mask is None else _of_keys(attention_mask, kv_offset, kv_length)
     ends = _known_ends(mask_function)
     if ends is None:
         found = _values_of(mask_function, batch_size, lengths, offsets, device)
@@ -125,7 +125,7 @@ def attention(
     **rest: object,
 ) -> tuple[torch.Tensor, None]:
     """Returns (o: [B, M, Hq, Dv], None) of query [B, Hq, M, D], key [B, Hkv, N, D] and value [B, Hkv, N, Dv],
-    all of float16, bfloat16 or float32.
+    all of float16, bfloat16 or float32; under torch.autocast they are converted to its type.
 
     attention_mask: what `mask` has made; None for modules that are not causal (`is_causal` of the call, else
     of the module), which see all keys; or [B or 1, Hq or 1, M or 1, N or more], added to the scores behind
@@ -137,6 +137,7 @@ def attention(
     Rows that see no key (padding on the left) are 0. Raises ValueError or TypeError that names the argument,
     what was expected and what came: no mask for a causal module, weights to return, unknown arguments.
     """
+    query, key, value = _autocast(query, key, value)
     band = getattr(attention_mask, BAND, None)
     own = attention_mask if band is None else None
     bounds = (None, None, None) if band is None else (band.first, band.last, band.stop)
@@ -196,6 +197,17 @@ def attention(
         )
         keep(plan_key, plan_of(find_function(form, query, key, value), names, changes))
     return o, None
+
+
+def _autocast(*tensors: torch.Tensor) -> Sequence[torch.Tensor]:
+    """Returns tensors as PyTorch's attention takes them under torch.autocast: there rotary embeddings make
+    queries and keys of 32 bits, but not values.
+    """
+    kind = getattr(getattr(tensors[0], "device", None), "type", "meta")
+    if kind == "meta" or not torch.is_autocast_enabled(kind):
+        return tensors
+    lowered = torch.get_autocast_dtype(kind)
+    return [x.to(lowered) if x.dtype in FLOATS else x for x in tensors]
 
 
 def _is_causal(module: torch.nn.Module, is_causal: object) -> bool:
@@ -325,6 +337,12 @@ def _form_name(*form: Any) -> str:
 
 # What torch.compiler.assume_constant_result does, without importing the compiler: tracing calls it for real.
 _form_name._dynamo_marked_constant = True  # type: ignore[attr-defined]  # functions take attributes
+
+
+def _of_keys(attention_mask: torch.Tensor, first: int, count: int) -> torch.Tensor:
+    """Returns which keys count, bool[B, count]; those behind the mask, where a cache has room, do not."""
+    kept = attention_mask[:, first : first + count].bool()
+    return torch.nn.functional.pad(kept, (0, count - kept.shape[1]))
 
 
 def _run_of_ones(kept: torch.Tensor, stop: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:

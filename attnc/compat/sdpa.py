@@ -11,13 +11,14 @@ attnc, until `torch.nn.attention.restore_flash_attention_impl()`. Needs PyTorch 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
+from functools import partial, wraps
 from typing import Any, TypeAlias
 
 import torch
 
 from attnc.api.repeats import Plan, keep, repeat, without_gradients
+from attnc.api.tensors import refuse_gradients
 from attnc.compat.call import DENSE, FUNCTIONS, PACKED, PAGED, Call, arranged, check, refuse, rows
 from attnc.support.memory import Layout, allocate, memory_of, plain
 from attnc.support.repeat import Again
@@ -66,6 +67,29 @@ def _is_there(name: str) -> bool:
     return found is not None and (overload or "default") in found.overloads()
 
 
+def _refuse_gradients_beside(*names: str) -> Callable[[_Forwarding], _Forwarding]:
+    """Refuses calls with gradients where one of these arguments is given: PyTorch's operator of a backward
+    does not take it, and would give gradients of another call.
+    """
+
+    def decorate(function: _Forwarding) -> _Forwarding:
+        @wraps(function)
+        def called(*given: Any, **named: Any) -> _Forward:
+            for name in names:
+                if named.get(name) is not None:
+                    tensors = dict(zip(("query", "key", "value"), given, strict=False))
+                    refuse_gradients(f"{_NAME} with {name}", **tensors)
+            return function(*given, **named)
+
+        return called
+
+    return decorate
+
+
+_Forwarding: TypeAlias = Callable[..., _Forward]
+
+
+@_refuse_gradients_beside("alibi_slopes", "seqused_k", "block_table")
 @without_gradients
 def flash_attention_forward(
     query: torch.Tensor,

@@ -92,6 +92,35 @@ def test_generate(options: dict[str, Any], cache: str) -> None:
 
 
 @torch.no_grad()
+@pytest.mark.filterwarnings("ignore:attnc. no tile is skipped")
+def test_generate_with_a_hole_and_a_static_cache() -> None:
+    """The mask ends where the prompt does, the cache does not."""
+    ids, kept = padded(11, 6)
+    kept[0, 4] = 0
+    tokens = []
+    for name in ("attnc", "eager"):
+        made = llama(name)
+        made.generation_config.disable_compile = True
+        tokens.append(
+            made.generate(ids, attention_mask=kept, max_new_tokens=5, cache_implementation="static")
+        )
+    assert torch.equal(*tokens)
+
+
+def test_training_under_autocast() -> None:
+    """Weights stay in 32 bits, and so do queries and keys behind rotary embeddings, but not values."""
+    found = []
+    for name in ("attnc", "sdpa"):
+        made = llama(name).train()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = made(prompt(), labels=prompt()).loss
+        loss.backward()
+        found.append([loss, *(x.grad for x in made.parameters())])
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0.05, atol=2e-3)
+
+
+@torch.no_grad()
 def test_generate_with_a_sliding_window() -> None:
     config = transformers.MistralConfig(**SIZES, sliding_window=8)
     ids, kept = padded(14, 9)

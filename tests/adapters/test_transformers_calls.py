@@ -364,6 +364,38 @@ def test_a_compiled_model_takes_a_band_from_outside() -> None:
         torch.testing.assert_close(inside(q, given), attend(q, given))
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+def test_autocast_converts_to_its_type(compiled: bool) -> None:
+    """As of models with rotary embeddings, whose queries and keys are of 32 bits there."""
+    leaves = [torch.randn(1, 2, 5, D).requires_grad_() for _ in range(3)]
+
+    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return attention(Module(), q, k, v.bfloat16(), None)[0]
+
+    function = torch.compile(attend, fullgraph=True, backend="aot_eager") if compiled else attend
+    q, k, v = (x.bfloat16() for x in leaves)
+    right = attention(Module(), q, k, v, None)[0]
+    found = list[torch.Tensor]()
+    for _ in range(3):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            found.append(function(*leaves))
+    assert all(o.dtype is torch.bfloat16 and torch.equal(o, right) for o in found)
+    squares = [o.float().square().sum() for o in (found[-1], right)]
+    torch.testing.assert_close(*(torch.autograd.grad(x, leaves, retain_graph=True) for x in squares))
+    with pytest.raises(TypeError, match=r"value: expected dtype torch\.float32, like query"):
+        attend(*leaves)
+
+
+def test_keys_behind_a_mask_of_ones_are_hidden() -> None:
+    """A static cache has room for more keys than the mask has; one with a hole is no band."""
+    kept = torch.tensor([[1, 1, 0, 1, 1]])
+    with pytest.warns(UserWarning, match="no tile is skipped"):
+        seen = mask(1, 5, 8, attention_mask=kept)
+    wanted = torch.zeros(1, 1, 5, 8, dtype=torch.bool)
+    wanted[..., :5] = torch.ones(5, 5, dtype=torch.bool).tril() & kept.bool()
+    assert torch.equal(seen, wanted)
+
+
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_a_compiled_model_drops_the_same_weights(dynamic: bool) -> None:
     def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:

@@ -116,8 +116,20 @@ def test_what_it_cannot_do_is_refused_by_name(active: None) -> None:
     with pytest.raises(ValueError, match="k_descale"):
         aten._scaled_dot_product_flash_attention.quantized(q, k, v, None, torch.ones(1), None)
     table = torch.zeros(1, 1, dtype=torch.int32)
-    with pytest.raises(ValueError, match="block_table"):
+    with torch.no_grad(), pytest.raises(ValueError, match="block_table"):
         aten._flash_attention_forward(q, k, v, None, None, 1, 1, 0.0, False, False, block_table=table)
+
+
+@pytest.mark.parametrize("name", ["alibi_slopes", "seqused_k"])
+def test_gradients_are_refused_beside_what_pytorchs_backward_does_not_take(active: None, name: str) -> None:
+    q, k, v = (x.transpose(1, 2) for x in tensors())
+    given = {"alibi_slopes": torch.ones(4), "seqused_k": torch.tensor([5, 30], dtype=torch.int32)}
+    options = {name: given[name]}
+    with pytest.raises(RuntimeError, match=f"attnc for PyTorch with {name}.*query"):
+        aten._flash_attention_forward(q, k, v, None, None, 21, 37, 0.0, False, False, **options)
+    with torch.no_grad():
+        o = aten._flash_attention_forward(q, k, v, None, None, 21, 37, 0.0, False, False, **options)[0]
+    assert not o.requires_grad
 
 
 def test_it_is_active_when_the_user_says_so_and_not_before() -> None:
