@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
-from math import isfinite
 from types import ModuleType
 from typing import Any, TypeAlias
 
 import torch
 
-from attnc.api.compile import compile_family, first_made, making, need_of
+from attnc.api.compile import compile_family, first_made, making, need_of, refuse_heads
 from attnc.api.fastest import (
     HOPPER,
     NARROW_ROWS,
@@ -22,7 +21,7 @@ from attnc.api.fastest import (
     warn_of_loss,
 )
 from attnc.api.repeats import Plan
-from attnc.api.tensors import to_float
+from attnc.api.tensors import to_finite
 from attnc.diagnostics import DiagnosticError
 from attnc.diagnostics.shown import show_value
 from attnc.model.dtypes import DType
@@ -303,11 +302,8 @@ def kernel_name(wanted: Wanted) -> str:
     try:
         made = _make(wanted, TRITON)
     except DiagnosticError as refused:
-        columns = f"{wanted.head_dim} and {wanted.value_dim}" if wanted.value_dim else f"{wanted.head_dim}"
-        raise ValueError(
-            f"{wanted.name}: expected heads that kernels are made for, got {columns} columns of"
-            f" {wanted.dtype}: {refused.diagnostics[0].message}"
-        ) from None
+        columns = wanted.head_dim, wanted.value_dim or wanted.head_dim
+        raise refuse_heads(wanted.name, columns, f"{wanted.dtype}", refused) from None
     with making():
         name = f"{wanted.name}_{len(_WANTED)}"
         setattr(FUNCTIONS, f"{name}_{TRITON}", made)
@@ -473,10 +469,7 @@ def number_of(name: str, value: Any, otherwise: float | None = None) -> float:
     """
     if value is None and otherwise is not None:
         return otherwise
-    found = to_float(name, value).__float__()  # in a graph of torch.compile no symbol
-    if not isfinite(found):
-        raise ValueError(f"{name}: expected a finite number, got {show_value(value)}")
-    return found
+    return to_finite(name, value).__float__()  # in a graph of torch.compile no symbol
 
 
 def refuse(function: str, **unsupported: object) -> None:

@@ -35,7 +35,7 @@ from attnc.adapters.specs import (
     run_kernel,
 )
 from attnc.api.repeats import keep, repeat
-from attnc.api.tensors import FLOATS, NUMBERS, GivenTensors
+from attnc.api.tensors import FLOATS, NUMBERS, GivenTensors, draw_seed, to_dropout
 
 is_compiling = torch.compiler.is_compiling
 MaskFunction: TypeAlias = Callable[..., torch.Tensor]
@@ -167,7 +167,7 @@ def attention(
     gradients = torch.is_grad_enabled() and any(x.requires_grad for x in (query, key, value))
     learned = [("s_aux", s_aux), *tables.items()] if torch.is_grad_enabled() else []
     wanted = [name for name, x in learned if x is not None and x.requires_grad]
-    dropped = _draw_seed(dropout, query.device)
+    dropped = _draw(dropout, query.device)
     size, size_v = index(query.shape[-1]), index(value.shape[-1])  # numbers for torch.compile too
     form = _form_name(
         query.dtype,
@@ -226,12 +226,10 @@ def _check_packed(rest: Mapping[str, object], own: torch.Tensor | None) -> None:
             )
 
 
-def _draw_seed(dropout: object, device: torch.device) -> tuple[float, torch.Tensor] | tuple[()]:
+def _draw(dropout: object, device: torch.device) -> tuple[float, torch.Tensor] | tuple[()]:
     """Returns the probability and the seed of a call with dropout, nothing for one without."""
-    p = number_of("attention: dropout", dropout)
-    if not 0 <= p < 1:
-        raise ValueError(f"attention: dropout: expected at least 0 and less than 1, got {p}")
-    return (p, torch.randint(1 << 62, (), device=device)) if p else ()
+    p = to_dropout("attention: dropout", dropout)
+    return (p, draw_seed(device)) if p else ()
 
 
 def _cut(x: torch.Tensor, keys: int) -> torch.Tensor:

@@ -269,6 +269,16 @@ def first_made(targets: Sequence[str], make: Callable[[str], Made]) -> tuple[Mad
     return make(targets[-1]), next(iter(failures), None)
 
 
+def refuse_heads(function: str, columns: tuple[int, int], dtype: str, refused: DiagnosticError) -> ValueError:
+    """Returns what a caller is told where no target has kernels for heads of D and Dv columns."""
+    d, dv = columns
+    wide = f"{d}" if d == dv else f"{d} and {dv}"
+    return ValueError(
+        f"{function}: expected heads that kernels are made for, got {wide} columns of {dtype}:"
+        f" {refused.diagnostics[0].message}"
+    )
+
+
 def need_of(failure: DiagnosticError) -> str:
     """Returns what kernels need that a spec does not say, as `warn_of_loss` has it."""
     return f"a spec without this: {failure.diagnostics[0].message}"

@@ -19,6 +19,7 @@ INTEGERS = (torch.int32, torch.int64)
 NUMBERS = (*FLOATS, torch.float64)
 #: Columns of a head that a spec may have, which says the same; this file is exported without the compiler.
 LARGEST_HEAD = 1024
+_LARGEST = torch.finfo(torch.float32).max
 
 
 class GivenTensors:
@@ -143,6 +144,27 @@ def to_float(name: str, value: Any) -> float:
         except (TypeError, ValueError, RuntimeError, OverflowError):  # arrays, integers of 400 digits
             pass
     raise TypeError(f"{name}: expected a number, got {show_value(value)}")
+
+
+def to_finite(name: str, value: Any) -> float:
+    """Returns `to_float`. ValueError for what float32 does not hold, NaN too."""
+    found = to_float(name, value)
+    if not abs(found) <= _LARGEST:
+        raise ValueError(f"{name}: expected a finite number of float32, got {show_value(value)}")
+    return found
+
+
+def to_dropout(name: str, value: Any) -> float:
+    """Returns the probability with which a weight is dropped. TypeError and ValueError for what is none."""
+    found = to_finite(name, value)
+    if not 0 <= found < 1:
+        raise ValueError(f"{name}: expected at least 0 and less than 1, got {show_value(value)}")
+    return found
+
+
+def draw_seed(device: torch.device) -> torch.Tensor:
+    """Draws the seed of a call with dropout from torch's generator."""
+    return torch.randint(1 << 62, (), device=device)
 
 
 def refuse_gradients(function: str, **tensors: Any) -> None:

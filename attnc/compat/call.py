@@ -20,8 +20,10 @@ from attnc.api.tensors import (
     LARGEST_HEAD,
     NUMBERS,
     GivenTensors,
+    draw_seed,
     refuse_gradients,
-    to_float,
+    to_dropout,
+    to_finite,
 )
 from attnc.compat.blocks import list_of_blocks
 from attnc.compat.compiled import builds_in, load_form, making
@@ -31,7 +33,6 @@ from attnc.support.memory import made_apart, make_picker
 
 #: No row is further from another; q_pos - left stays inside of 32 bits.
 _FAR = 1 << 30
-_LARGEST = torch.finfo(torch.float32).max
 
 
 def refuse(function: str, **asked: object) -> None:
@@ -76,16 +77,6 @@ def check(function: str, axes: tuple[str, str, str], **named: Any) -> GivenTenso
             given.check_pages(name, q)
     given.check_groups(first, "H", [*named][1], "Hkv")
     return given
-
-
-def real(function: str, name: str, value: Any) -> float:
-    """Returns a number that was given. TypeError for what is none, ValueError for what float32 does not
-    hold.
-    """
-    found = to_float(f"{function}: {name}", value)
-    if not abs(found) <= _LARGEST:  # NaN neither
-        raise ValueError(f"{function}: {name}: expected a finite number of float32, got {show_value(value)}")
-    return found
 
 
 def _is_usual(scale: float, size: int) -> bool:
@@ -274,8 +265,8 @@ class Call:
         sink: torch.Tensor | None,
     ) -> None:
         device = self._tensors["q"].device
-        scale = None if scale is None else real(self._name, "softmax_scale", scale)
-        cap = 0.0 if softcap is None else real(self._name, "softcap", softcap)
+        scale = None if scale is None else to_finite(f"{self._name}: softmax_scale", scale)
+        cap = 0.0 if softcap is None else to_finite(f"{self._name}: softcap", softcap)
         if cap > 0:
             inner = (self._form["size"] ** -0.5 if scale is None else scale) / cap
             self._tensors["cap"] = number(cap, torch.float32, device)
@@ -316,13 +307,11 @@ class Call:
 
     def drop(self, p: float, seed: torch.Tensor | None = None) -> None:
         """Adds dropout. seed: of an earlier call; drawn from torch's generator if left out."""
-        p = real(self._name, "dropout_p", p)
-        if not 0 <= p < 1:
-            raise ValueError(f"{self._name}: dropout_p: expected at least 0 and less than 1, got {p}")
+        p = to_dropout(f"{self._name}: dropout_p", p)
         if p:
             device = self._tensors["q"].device
             self._tensors["dropout_p"] = number(p, torch.float32, device)
-            self._tensors["seed"] = torch.randint(1 << 62, (), device=device) if seed is None else seed
+            self._tensors["seed"] = draw_seed(device) if seed is None else seed
             self._form["dropout"] = True
 
     def set_ragged(

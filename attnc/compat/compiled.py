@@ -28,7 +28,7 @@ def load_form(form: Form) -> ModuleType:
     """Compiles a form for the first of its targets that has kernels for it: a module with `flash_attention`,
     whose `CALL` has its gradients. ValueError where no tile of such heads fits a GPU.
     """
-    from attnc.api.compile import SpecError, compile_family, first_made, need_of
+    from attnc.api.compile import SpecError, compile_family, first_made, need_of, refuse_heads
 
     def made(target: str) -> ModuleType:
         family = compile_family(form.text, target=target, deterministic=not form.fast, warn=False)
@@ -39,11 +39,7 @@ def load_form(form: Form) -> ModuleType:
     try:
         module, failure = first_made(targets, made)
     except SpecError as refused:
-        columns = f"{form.size}" if form.size == form.size_v else f"{form.size} and {form.size_v}"
-        raise ValueError(
-            f"{_FUNCTION}: expected heads that kernels are made for, got {columns} columns of {form.dtype}:"
-            f" {refused.diagnostics[0].message}"
-        ) from None
+        raise refuse_heads(_FUNCTION, (form.size, form.size_v), form.dtype, refused) from None
     if failure and targets[0] == HOPPER:
         warn_of_loss(_FUNCTION, need_of(failure))
     return module

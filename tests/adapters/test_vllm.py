@@ -167,7 +167,7 @@ def test_an_unquantised_cache_ignores_descales() -> None:
             r"window_size: expected \(-1, -1\), as causal is False, got \(4, 0\)",
         ),
         ({"softmax_scale": None}, "softmax_scale: expected a number, got None"),
-        ({"softmax_scale": float("nan")}, "softmax_scale: expected a finite number, got nan"),
+        ({"softmax_scale": float("nan")}, "softmax_scale: expected a finite number of float32, got nan"),
         ({"softcap": "high"}, "softcap: expected a number, got 'high'"),
         ({"window_size": 5}, r"window_size: expected \(left, right\), integers, -1 for none, got 5"),
         ({"window_size": (1.5, 0)}, r"window_size: expected .*, got \(1.5, 0\)"),

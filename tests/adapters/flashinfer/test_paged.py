@@ -118,7 +118,7 @@ def test_a_cache_of_8_bits_is_as_planned() -> None:
         wrapper.run(q, (k.half(), v.half()))
     with pytest.raises(ValueError, match=r"k_scale: expected one, or shape \[1, 2\], got \[3\]"):
         wrapper.run(q, pools, k_scale=torch.ones(3))
-    with pytest.raises(ValueError, match="v_scale: expected a finite number, got inf"):
+    with pytest.raises(ValueError, match="v_scale: expected a finite number of float32, got inf"):
         wrapper.run(q, pools, v_scale=math.inf)
     with pytest.raises(TypeError, match="q_scale: expected a number, got 'half'"):
         wrapper.run(q, pools, q_scale="half")  # type: ignore[arg-type]  # what a program without types might say
@@ -225,7 +225,7 @@ def test_dense_tables() -> None:
         ({"data_type": torch.float64}, "q_data_type: expected dtype torch.float16, .*, got torch.float64"),
         ({"page_size": 0}, "page_size: expected at least 1, got 0"),
         ({"sm_scale": "small"}, "sm_scale: expected a number, got 'small'"),
-        ({"logits_soft_cap": math.inf}, "logits_soft_cap: expected a finite number, got inf"),
+        ({"logits_soft_cap": math.inf}, "logits_soft_cap: expected a finite number of float32, got inf"),
         ({"q_len_per_req": 0}, "q_len_per_req: expected at least 1, got 0"),
         ({"q_len_per_req": 1.0}, "q_len_per_req: expected an integer, got 1.0"),
         ({"window_right": -1}, "window_right: expected 0, got -1"),
@@ -284,7 +284,7 @@ def test_prefills_that_are_refused(changed: dict[str, Any], said: str) -> None:
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"k_scale": math.nan}, r"k_scale: expected a finite number, got nan"),
+        ({"k_scale": math.nan}, r"k_scale: expected a finite number of float32, got nan"),
         ({"v_scale": torch.ones(3)}, r"v_scale: expected one, or shape \[1, 2\], got \[3\]"),
         ({"sinks": torch.zeros(3)}, r"sinks: expected shape \[4\], got \[3\]"),
         ({"out": torch.zeros(1, 4, 8)}, r"out: expected shape \[1, 4, 16\], got \[1, 4, 8\]"),

@@ -178,7 +178,11 @@ def test_packed_calls_that_are_refused() -> None:
         ("kv_indptr: expected 2 numbers, like qo_indptr, got 3", torch.tensor([0, 1, 2]), {}),
         (r"kv_indptr: expected shape \[requests \+ 1\], got \[1, 2\]", torch.tensor([[0, 1]]), {}),
         ("v_indptr: expected None", starts, {"v_indptr": starts}),
-        ("logits_soft_cap: expected a finite number, got nan", starts, {"logits_soft_cap": torch.nan}),
+        (
+            "logits_soft_cap: expected a finite number of float32, got nan",
+            starts,
+            {"logits_soft_cap": torch.nan},
+        ),
     ):
         with pytest.raises((TypeError, ValueError), match=said):
             wrapper.plan(starts, ends, *sizes, **options)
