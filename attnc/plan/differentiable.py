@@ -15,7 +15,7 @@ from attnc.plan.gradients import wanted_loads
 from attnc.plan.lists import lists_blocks, selects_keys
 from attnc.plan.signature import has_rows, is_plain, normalise
 from attnc.plan.target import Target
-from attnc.plan.targets import target_of
+from attnc.plan.targets import TARGETS, target_of
 from attnc.source import Span
 
 
@@ -81,33 +81,43 @@ def _without_backward(attention: Attention, schedule: Schedule) -> tuple[Span | 
     if target.has_backward and attention.v.storage.is_part:
         lacks = target.refuse_latent_gradients(normalise(attention))
         if lacks:
-            return attention.v.storage.span, lacks, "to train, add a schedule for triton"
+            return attention.v.storage.span, lacks, _other_target(attention)
     if not target.has_backward:
         label = f"{schedule.target} has no backward kernels yet"
-        return schedule.span or attention.span, label, "to train, add a schedule for triton or cuda.sm_80"
+        return schedule.span or attention.span, label, _other_target(attention)
     if schedule.is_decode and lists_blocks(attention):
-        return _without_selected_gradients(attention, schedule, target)
+        return _without_selected_gradients(attention, schedule)
     place = next((knob.span for knob in schedule.decode_knobs), None)
     instead = "to train, write a schedule with 'loops = [q, kv]', without split.kv and pack"
     return place or attention.span, target.refuse_wide_gradients(normalise(attention)), instead
 
 
-def _without_selected_gradients(
-    attention: Attention, schedule: Schedule, target: Target
-) -> tuple[Span | None, str, str]:
+def _other_target(attention: Attention) -> str:
+    """Returns what to write where another target has the gradients, and where none has."""
+    able = [name for name, target in TARGETS.items() if can_differentiate(attention, target)]
+    if able:
+        return f"to train, add a schedule for {' or '.join(able[:2])}"
+    if attention.v.storage.is_part:
+        return "to train, give v an input of its own, without 'via prefix(k)': no target has these gradients"
+    return "no target has these gradients"
+
+
+def _without_selected_gradients(attention: Attention, schedule: Schedule) -> tuple[Span | None, str, str]:
+    """What holds for every target comes first, so that its remedy is one."""
     others = [tensor for tensor in attention.inputs if tensor.name in set(attention.grads) - {"q", "k", "v"}]
-    if not target.has_selected_gradients:
-        label, instead = "no gradients of keys that a list names", "to train, add a schedule for triton"
-        return attention.mask.span, label, instead
+    if others:
+        label = "beside lists of single queries there are gradients of q, k and v"
+        return others[0].span, label, f"to train, leave '{others[0].name}' out"
+    if attention.softmax.form not in _SELECTED_FORMS:
+        label = f"beside lists of single queries '{attention.softmax.form}' has no gradients"
+        return attention.softmax.span, label, "to train, write 'normalize = softmax'"
     if not selects_keys(attention, schedule):
         label = "gradients are of lists that queries have of their own, with 'pack = gqa'"
         instead = "to train, give the lists an axis of queries, as in 'rows = 1'"
         return attention.mask.span, label, instead
-    if others:
-        label = "beside lists of single queries there are gradients of q, k and v"
-        return others[0].span, label, f"to train, leave '{others[0].name}' out"
-    label = f"beside lists of single queries '{attention.softmax.form}' has no gradients"
-    return attention.softmax.span, label, "to train, write 'normalize = softmax'"
+    able = [name for name, other in TARGETS.items() if other.has_selected_gradients]
+    instead = f"to train, add a schedule for {' or '.join(able)}"
+    return attention.mask.span, "no gradients of keys that a list names", instead
 
 
 def refuse_backward(variant: Variant, schedule: Schedule, target: Target) -> Iterator[Diagnostic]:

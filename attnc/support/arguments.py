@@ -122,7 +122,7 @@ class Sizes(dict[str, int]):
     def compute(self) -> None:
         """Evaluates the sizes that follow from the others."""
         if "H" in self:
-            self["G"] = self["H"] // self.setdefault("Hkv", 1)
+            self["G"] = self["H"] // max(self.setdefault("Hkv", 1), 1)
         for name, text in self.computed.items():
             self[name] = evaluate(text, self)
 
@@ -169,7 +169,9 @@ class Sizes(dict[str, int]):
                 raise ValueError(
                     f"q has {heads} heads: expected {self.group} for each of the {shared} heads of k"
                 )
-        elif shared == 0 or heads % shared:
+        elif shared == 0 and heads:
+            raise ValueError(f"k has no heads: expected at least one for the {heads} heads of q")
+        elif shared and heads % shared:
             raise ValueError(f"q has {heads} heads: expected a multiple of the {shared} heads of k")
         self["G"] = heads // shared if shared else 1
 

@@ -414,14 +414,16 @@ def prepared_of(
 ) -> PreparedGradients:
     """Returns prepared gradients, and what autograd is given of them: each, or None, for each argument."""
     count, wanted = len(call.inputs), len(call.wanted)
-    if call.wanted == tuple(range(wanted)):
-        behind = (None,) * (count - wanted)
-        return PreparedGradients(
-            made, zeroed, launches, finish, lambda made: (*_BEFORE_INPUTS, *finish(made), *behind)
-        )
-    return PreparedGradients(
-        made, zeroed, launches, finish, lambda made: (*_BEFORE_INPUTS, *by_input(call, finish(made)))
-    )
+    behind = (None,) * (count - wanted)
+
+    def returned_first(made: Sequence[torch.Tensor]) -> tuple[torch.Tensor | None, ...]:
+        return (*_BEFORE_INPUTS, *finish(made), *behind)
+
+    def returned(made: Sequence[torch.Tensor]) -> tuple[torch.Tensor | None, ...]:
+        return (*_BEFORE_INPUTS, *by_input(call, finish(made)))
+
+    are_first = call.wanted == tuple(range(wanted))  # as they mostly are: no list then
+    return PreparedGradients(made, zeroed, launches, finish, returned_first if are_first else returned)
 
 
 def by_input(call: DifferentiableCall, found: Sequence[torch.Tensor]) -> tuple[torch.Tensor | None, ...]:

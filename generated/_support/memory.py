@@ -4,7 +4,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
-from math import prod
+from math import gcd, prod
 from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple, TypeAlias
 
@@ -76,41 +76,58 @@ def share_elements(a: torch.Tensor, b: torch.Tensor) -> bool:
     return _meet(_steps_of(a), _steps_of(b), b.data_ptr() - a.data_ptr())
 
 
+#: Multiples of steps that are tried at most to say whether two tensors share an element.
+_MOST_TRIED = 1 << 12
 #: How far apart elements are along an axis, in bytes, and the number of the last.
 _Steps: TypeAlias = tuple[tuple[int, int], ...]
 
 
 def _steps_of(x: torch.Tensor) -> _Steps:
-    """Returns the steps of all axes, and of the bytes of an element."""
+    """Returns the steps of all axes, behind the step from byte to byte of an element."""
     size = x.element_size()
     axes = [(stride * size, length - 1) for length, stride in zip(x.shape, x.stride(), strict=True)]
-    return (*axes, (1, size - 1))
+    return ((1, size - 1), *axes)
 
 
 @lru_cache(maxsize=256)
 def _meet(a: _Steps, b: _Steps, distance: int) -> bool:
     """Returns whether a sum of steps of `a` is one of `b`, which begins at a distance: a bounded linear
-    Diophantine equation, the longest step first.
+    Diophantine equation for each pair of bytes, the longest step first. True too where so many multiples of
+    steps may have to be tried that nobody can have meant it: what is written to may not be in doubt.
     """
+    ((_, last_a), *axes_a), ((_, last_b), *axes_b) = a, b
     ends: dict[int, tuple[int, int]] = {}
-    for steps, sign in ((a, 1), (b, -1)):
+    for steps, sign in ((axes_a, 1), (axes_b, -1)):
         for step, last in steps:
             least, most = ends.get(step, (0, 0))
             ends[step] = (least, most + last) if sign > 0 else (least - last, most)
     terms = sorted(((step, *span) for step, span in ends.items() if step), reverse=True)
-    reach = [(0, 0)]
+    # of what the terms from each one on make: what divides it, the least and the most
+    made = [(0, 0, 0)]
     for step, least, most in reversed(terms):
-        reach.append((reach[-1][0] + step * least, reach[-1][1] + step * most))
+        shared, low, high = made[0]
+        made.insert(0, (gcd(shared, step), low + step * least, high + step * most))
+    left = _MOST_TRIED
 
     def solves(at: int, rest: int) -> bool:
+        """Returns whether the terms from this one on make what is left."""
+        nonlocal left
+        shared, low, high = made[at]
+        if not low <= rest <= high or rest % (shared or 1):
+            return False
         if at == len(terms):
-            return rest == 0
-        step, least, most = terms[at]
-        low, high = reach[len(terms) - at - 1]
+            return True
+        (step, least, most), (behind, low, high) = terms[at], made[at + 1]
         first, end = max(least, -((high - rest) // step)), min(most, (rest - low) // step)
-        return any(solves(at + 1, rest - step * times) for times in range(first, end + 1))
+        every = behind // shared or 1  # only so many times that the shorter steps can make the rest
+        first += (rest // shared * pow(step // shared, -1, every) - first) % every
+        for times in range(first, end + 1, every):
+            left -= 1
+            if left < 0 or solves(at + 1, rest - step * times):
+                return True
+        return False
 
-    return solves(0, distance)
+    return any(solves(0, distance - byte) for byte in range(-last_b, last_a + 1))
 
 
 def made_apart(make: Callable[[], torch.Tensor]) -> torch.Tensor:

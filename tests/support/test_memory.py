@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from attnc.support import memory
 from attnc.support.memory import (
     allocate,
     contiguous,
@@ -91,3 +92,13 @@ def test_parts_of_one_tensor_share_no_elements() -> None:
     wide = torch.zeros(3, 5, 64 + 16)
     assert not share_elements(wide[..., :64], wide[..., 64:])
     assert share_elements(wide[..., :65], wide[..., 64:])
+
+
+def test_layouts_that_nobody_means_are_refused_after_few_tries() -> None:
+    """Steps without a common divisor, of which all sums would have to be tried."""
+    a = ((1, 0), (1_000_003, 4999), (999_983, 4999), (777_767, 4999), (555_557, 4999))
+    b = ((1, 0), (1_000_033, 4999), (999_961, 4999), (777_743, 4999), (555_523, 4999))
+    assert memory._meet(a, b, 123_456_789)
+    # a common divisor that the distance does not have decides it at once
+    even = [tuple((2 * step, last) for step, last in steps[1:]) for steps in (a, b)]
+    assert not memory._meet(((1, 0), *even[0]), ((1, 0), *even[1]), 123_456_789)

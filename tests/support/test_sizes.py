@@ -103,6 +103,7 @@ def test_what_has_a_computed_size_may_come_before_what_that_is_computed_from() -
 WRONG = [
     ({"v": torch.zeros(6, 4, 3, 8)}, r"v: expected shape \[7, 4, 3, 8\], got \[6, 4, 3, 8\]"),
     ({"q": torch.zeros(5, 7, 8)}, "q has 7 heads: expected a multiple of the 3 heads of k"),
+    ({"k": torch.zeros(7, 4, 0, 8), "v": torch.zeros(7, 4, 0, 8)}, "k has no heads: expected at least one"),
     ({"bias": torch.zeros(6, 9)}, r"bias: expected shape \[6, 8\], got \[6, 9\]"),
     ({"ends": torch.zeros(4, dtype=torch.int32)}, r"ends: expected shape \[3\], got \[4\]"),
 ]
