@@ -296,15 +296,7 @@ def thin_cases(space: Space, limits: Limits) -> Iterator[Case]:
         for case in found:
             if limits.cost(case.dims, config) <= limits.most:
                 yield replace(case, seed=4, config=config, extras=extras)
-    for node in lists(space.attention).values():
-        match node.extents[-1]:
-            case Dim(name=entries) if {"M", "N"} <= set(names):
-                sizes = {"M": 3, "N": min(_LISTED * node.keys, _LONGEST_LISTED) + 5, entries: _LISTED + 70}
-                dims = {name: sizes.get(name, 1) for name in names}
-                for seed in range(9, 13):  # of lists in several styles
-                    yield Case(dims=dims, seed=seed, config=config, lengths=_full(space))
-                if node.keys == 1:
-                    yield _of_many_tokens(space, entries)
+    yield from listed_cases(space)
     yield from _inverted(space, limits, config)
     yield from _of_many_heads(space, config)
     if any(tensor.is_sorted and len(tensor.shape) > 1 for tensor in space.attention.extras):
@@ -320,6 +312,22 @@ _LISTED, _LONGEST_LISTED = 128, 4160
 _LOOKED_UP = 8
 #: Blocks of queries that it inverts together there, and those that have bits of one word on Hopper.
 _INVERTED = (512, 32)
+
+
+def listed_cases(space: Space) -> Iterator[Case]:
+    """Yields cases with more entries of a list than a program looks at together; most of them name a key that
+    the query may see.
+    """
+    names, config = free_dims(space.attention), space.usable[-1]
+    for node in lists(space.attention).values():
+        match node.extents[-1]:
+            case Dim(name=entries) if {"M", "N"} <= set(names):
+                sizes = {"M": 3, "N": min(_LISTED * node.keys, _LONGEST_LISTED) + 5, entries: _LISTED + 70}
+                dims = {name: sizes.get(name, 1) for name in names}
+                for seed in range(9, 13):  # of lists in several styles
+                    yield Case(dims=dims, seed=seed, config=config, lengths=_full(space))
+                if node.keys == 1:
+                    yield _of_many_tokens(space, entries)
 
 
 def _inverted(space: Space, limits: Limits, config: int) -> Iterator[Case]:

@@ -4,10 +4,10 @@ What a GPU adds (graphs, streams) is in `tests/gpu/test_setups.py`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import pytest
 import torch
@@ -18,6 +18,7 @@ from attnc.compat.flash_attn import flash_attn_func
 from attnc.distributed.group import on_processes
 from attnc.flex import flex_attention
 from attnc.verify.interpreter import ensure_interpreter
+from tests.api.setups import Attend, Model, run_processes, train_over_ranks
 
 ensure_interpreter()
 
@@ -33,8 +34,6 @@ attention setup {{
   grad q, k, v
 }}
 """
-#: A causal attention of q, k and v [B, N, H, D].
-Door: TypeAlias = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def of_compile(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
@@ -56,7 +55,12 @@ def of_flash(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     return o
 
 
-DOORS: dict[str, Door] = {"attnc.compile": of_compile, "flex_attention": of_flex, "flash_attn_func": of_flash}
+#: Causal attentions.
+DOORS: dict[str, Attend] = {
+    "attnc.compile": of_compile,
+    "flex_attention": of_flex,
+    "flash_attn_func": of_flash,
+}
 
 
 def exact(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
@@ -95,43 +99,19 @@ def test_new_processes(method: str) -> None:
     """Also forks of a process that has called all functions."""
     for name in DOORS:
         check(name, 5, 0)
-    context: Any = torch.multiprocessing.get_context(method)
-    processes: list[Any] = [context.Process(target=check, args=(name, 9, 1)) for name in DOORS]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(300)
-    assert [process.exitcode for process in processes] == [0] * len(DOORS)
-
-
-class Model(torch.nn.Module):
-    """A projection, attention and another."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.name = name
-        self.qkv, self.out = torch.nn.Linear(8, 3 * H * D), torch.nn.Linear(H * D, 8)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        q, k, v = self.qkv(x).view(*x.shape[:2], 3, H, D).unbind(2)
-        made: torch.Tensor = self.out(DOORS[self.name](q, k, v).flatten(2))
-        return made
+    run_processes(method, check, [(name, 9, 1) for name in DOORS], 300)
 
 
 def _train(rank: int, name: str, is_compiled: bool) -> None:
-    alone, model = Model(name), Model(name)
-    spread: Any = torch.nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
-    spread = torch.compile(spread, backend="aot_eager") if is_compiled else spread
     data = [torch.randn(2, 9, 8, generator=torch.Generator().manual_seed(n)) for n in range(2)]
-    for _ in range(6):  # from the fifth on calls repeat themselves
-        alone.zero_grad()
-        model.zero_grad()
-        spread(data[rank]).square().mean().backward()
-        both: Any = torch.stack([alone(x).square().mean() for x in data])
-        both.mean().backward()
-        for mine, right in zip(model.parameters(), alone.parameters(), strict=True):
-            torch.testing.assert_close(mine.grad, right.grad, rtol=1e-4, atol=1e-6)
+    train_over_ranks(
+        rank,
+        partial(Model, DOORS[name], 8, H, D),
+        data,
+        partial(torch.testing.assert_close, rtol=1e-4, atol=1e-6),
+        steps=6,  # from the fifth on calls repeat themselves
+        backend="aot_eager" if is_compiled else "",
+    )
     assert dist.get_world_size() == 2
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ import attnc
 from attnc.adapters.transformers import attention
 from attnc.compat.flash_attn import flash_attn_func
 from attnc.distributed.group import on_processes
+from tests.api.setups import Model, run_processes, train_over_ranks
 from tests.gpu.test_doors import COMPILED, SPEC, TRAINED, B, D, H, N, exact, inputs, judge
 
 #: Doors whose functions are there without a fixture; and those with dropout, of (q, k, v, p).
@@ -148,54 +150,26 @@ def _attend_here(rank: int, name: str) -> None:
 @pytest.mark.parametrize("name", ["attnc.compile", "flex_attention", "flash_attn_func"])
 def test_processes_that_are_spawned(name: str, device: torch.device) -> None:
     DOORS[name](*inputs(device, grad=False))  # this one has a context, and the kernels
-    context = torch.multiprocessing.get_context("spawn")
-    processes: list[Any] = [context.Process(target=_attend_here, args=(0, name)) for _ in range(2)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(120)
-    assert [process.exitcode for process in processes] == [0, 0]
+    run_processes("spawn", _attend_here, [(0, name)] * 2, 120)
 
 
-class Model(torch.nn.Module):
-    """A projection, attention and another."""
-
-    def __init__(self, name: str, device: torch.device) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.layer = Layer(name)
-        self.qkv = torch.nn.Linear(64, 3 * 2 * D, device=device, dtype=torch.bfloat16)
-        self.out = torch.nn.Linear(2 * D, 64, device=device, dtype=torch.bfloat16)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        q, k, v = self.qkv(x).view(*x.shape[:2], 3, 2, D).unbind(2)
-        made: torch.Tensor = self.out(self.layer(q, k, v).flatten(2))
-        return made
+def _close(mine: torch.Tensor, right: torch.Tensor) -> None:
+    assert (mine.float() - right.float()).norm() < 2e-2 * right.float().norm()
 
 
 def _train(rank: int, name: str, is_compiled: bool) -> None:
-    """Gradients over ranks are the mean of those of each rank's data, in every step."""
     device = torch.device("cuda", rank)
     COMPILED[:] = [attnc.compile(SPEC)]
-    alone, model = Model(name, device), Model(name, device)
-    spread: Any = torch.nn.parallel.DistributedDataParallel(
-        model, device_ids=[rank], gradient_as_bucket_view=True
+    drawn = [torch.Generator().manual_seed(n) for n in range(dist.get_world_size())]
+    train_over_ranks(
+        rank,
+        partial(Model, DOORS[name], 64, 2, D, device=device, dtype=torch.bfloat16),
+        [torch.randn(2, N, 64, generator=generator).to(device).bfloat16() for generator in drawn],
+        _close,
+        steps=3,
+        backend="inductor" if is_compiled else "",
+        device_ids=[rank],
     )
-    spread = torch.compile(spread) if is_compiled else spread
-    data = [
-        torch.randn(2, N, 64, generator=torch.Generator().manual_seed(n))
-        for n in range(dist.get_world_size())
-    ]
-    for _ in range(3):
-        for one in (alone, model):
-            one.zero_grad()
-        spread(data[rank].to(device).bfloat16()).float().square().mean().backward()
-        sum(alone(x.to(device).bfloat16()).float().square().mean() for x in data).backward()
-        for mine, right in zip(model.parameters(), alone.parameters(), strict=True):
-            assert mine.grad is not None
-            assert right.grad is not None
-            expected = right.grad.float() / len(data)
-            assert (mine.grad.float() - expected).norm() < 2e-2 * expected.norm()
 
 
 @pytest.mark.parametrize("is_compiled", [False, True], ids=["eager", "compiled"])

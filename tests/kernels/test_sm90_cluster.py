@@ -5,18 +5,16 @@ lazy maximum, and what goes wrong between them.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import cache
 
 import pytest
 import torch
 
-from attnc.target.files import render_files
 from attnc.verify.case import Case
 from attnc.verify.check import check
-from attnc.verify.subject import Subject, subject_of
+from attnc.verify.subject import Subject
 from tests.by_day import some_by_day
 from tests.targets import needs_gxx
-from tests.verify.judging import modules_of, spec
+from tests.verify.judging import spec, subject_with_changes
 
 pytestmark = [needs_gxx, pytest.mark.slow]
 
@@ -46,17 +44,6 @@ def text_of(
         f"output lse: f32[B, {heads}, M]",
     ]
     return spec(lines, schedule, target="cuda.sm_90a")
-
-
-@cache
-def subject(text: str, *changes: tuple[str, str]) -> Subject:
-    """The module of a spec, with some of its kernel's text changed."""
-    (module,) = modules_of(text)
-    source = render_files(module, path="a.attn", sha256="")["default.cu"]
-    for wrong, instead in changes:
-        assert wrong in source
-        source = source.replace(wrong, instead)
-    return subject_of(module, {"default.cu": source} if changes else None)
 
 
 KINDS = {
@@ -92,7 +79,7 @@ SIZES = ((300, 200), (130, 300), (1, 1), (513, 40))
 
 @pytest.mark.parametrize("kind", some_by_day(KINDS, of=3))
 def test_blocks_that_share_tiles_are_right(kind: str) -> None:
-    made = subject(KINDS[kind])
+    made = subject_with_changes(KINDS[kind])
     for seed, (m, n) in enumerate(SIZES):
         case = Case(dims={"B": 1, "Hkv": 2, "M": m, "N": n}, seed=seed, config=seed % len(made.configs))
         found = check(made, case, fills=("nan",))
@@ -102,7 +89,7 @@ def test_blocks_that_share_tiles_are_right(kind: str) -> None:
 @pytest.mark.parametrize("lengths", ["drawn", "one"])
 def test_lengths_are_those_of_both_blocks(lengths: str) -> None:
     """Sequences without keys among them, and more of them than blocks."""
-    made = subject(text_of("causal", more=("input lens: i32[B]", "length N = lens[b]")))
+    made = subject_with_changes(text_of("causal", more=("input lens: i32[B]", "length N = lens[b]")))
     for b, m, n in ((37, 1, 3), (4, 140, 60)):
         found = check(made, Case(dims={"B": b, "Hkv": 1, "M": m, "N": n}, lengths=lengths), fills=("nan",))
         assert found.ok, found.message
@@ -127,11 +114,13 @@ JUMPING = text_of(more=("input jump: f32[M, N]",), score=" + jump[q_idx, kv_idx]
 
 @pytest.mark.parametrize("first", [0, 110, 200], ids=["first_block", "both", "second_block"])
 def test_both_compute_their_tiles_again_where_one_has_to(first: int) -> None:
-    assert far_rows(subject(JUMPING), first) < 0.05
+    assert far_rows(subject_with_changes(JUMPING), first) < 0.05
 
 
 def test_a_block_that_is_not_heard_shows() -> None:
-    assert not far_rows(subject(JUMPING, ("recompute |= receive() != 0", "receive()")), 200) < 0.5
+    assert (
+        not far_rows(subject_with_changes(JUMPING, ("recompute |= receive() != 0", "receive()")), 200) < 0.5
+    )
 
 
 K_EMPTY, O_EMPTY = (f"barrier_of(base, {name}_EMPTY, " for name in "KO")
@@ -214,7 +203,7 @@ BUGS: Mapping[str, tuple[str, tuple[tuple[str, str], ...], str]] = {
 @pytest.mark.parametrize("bug", BUGS)
 def test_what_is_wrong_between_blocks_shows(bug: str) -> None:
     kind, changes, told = BUGS[bug]
-    made = subject(KINDS[kind], *changes)
+    made = subject_with_changes(KINDS[kind], *changes)
     found = check(made, Case(dims={"B": 1, "Hkv": 3, "M": 300, "N": 200}), fills=("nan",))
     assert not found.ok
     assert any(part in found.message for part in told.split("|")), found.message

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import cache
 
 import pytest
 
-from attnc.target.files import render_files
 from attnc.verify.case import Case
 from attnc.verify.check import check
-from attnc.verify.subject import Subject, subject_of
 from tests.by_day import some_by_day
 from tests.targets import needs_gxx
-from tests.verify.judging import modules_of, spec
+from tests.verify.judging import spec, subject_with_changes
 
 pytestmark = [needs_gxx, pytest.mark.slow]
 
@@ -41,17 +38,6 @@ def text_of(
         "output lse: f32[B, Hkv * G, M]",
     ]
     return spec(lines, f"loops = [kv], pack = gqa, {schedule}", target="cuda.sm_90a")
-
-
-@cache
-def subject(text: str, *changes: tuple[str, str]) -> Subject:
-    """The module of a spec, with some of its kernel's text changed."""
-    (module,) = modules_of(text)
-    source = render_files(module, path="a.attn", sha256="")["default.cu"]
-    for wrong, instead in changes:
-        assert wrong in source
-        source = source.replace(wrong, instead)
-    return subject_of(module, {"default.cu": source} if changes else None)
 
 
 LENGTHS = ("input lens: i32[B]", "length N = lens[b]")
@@ -96,9 +82,9 @@ KINDS = {
 SIZES = ((1, 1, 2, 1, 200), (3, 1, 3, 21, 70), (1, 2, 1, 100, 150), (1, 1, 5, 30, 130), (1, 1, 2, 128, 100))
 
 
-@pytest.mark.parametrize("kind", some_by_day(KINDS, of=2))
+@pytest.mark.parametrize("kind", some_by_day(KINDS, of=3))
 def test_wide_heads_are_right_with_any_number_of_tiles_of_rows(kind: str) -> None:
-    made = subject(KINDS[kind])
+    made = subject_with_changes(KINDS[kind])
     for seed, sizes in enumerate(SIZES):
         dims = dict(zip(("B", "Hkv", "G", "M", "N"), sizes, strict=True))
         found = check(made, Case(dims=dims, seed=seed, config=seed % len(made.configs)), fills=("nan",))
@@ -130,7 +116,7 @@ BUGS: Mapping[str, tuple[tuple[tuple[str, str], ...], str]] = {
 def test_what_is_wrong_between_warpgroups_shows(bug: str) -> None:
     changes, told = BUGS[bug]
     found = check(
-        subject(KINDS["causal"], *changes),
+        subject_with_changes(KINDS["causal"], *changes),
         Case(dims={"B": 1, "Hkv": 2, "G": 1, "M": 200, "N": 300}),
         fills=("nan",),
     )

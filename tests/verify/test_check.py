@@ -25,7 +25,7 @@ NAMES = sorted(path.stem for path in SPECS.glob("*.attn") if "\nattention " in p
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", some_by_day(NAMES, of=2))
+@pytest.mark.parametrize("name", some_by_day(NAMES, of=3))
 def test_specs_are_right(name: str) -> None:
     right_by_day(committed(name))
 
@@ -159,7 +159,7 @@ def test_failures_shrink_and_are_saved(tmp_path: Path) -> None:
     assert f"--variant {real.variant.name} --target triton --case '{{" in report.failures[0].repro
 
 
-@pytest.mark.parametrize("name", some_by_day(NAMES, of=2))
+@pytest.mark.parametrize("name", some_by_day(NAMES, of=4))
 def test_cases_are_affordable_and_survive_json(name: str) -> None:
     variant = plans_of(name).modules[0].variant
     limits = Limits(tiles={0: (64, 32), 3: (128, 64)})
