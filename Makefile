@@ -10,7 +10,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install docs demo test quick nightly mutants mutants-python lint check-generated fmt generated bench dist release clean
+.PHONY: help install docs demo test quick nightly mutants mutants-python lint style check-generated fmt generated bench dist release clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## /\1\t/p' Makefile | expand -t 18
@@ -29,9 +29,12 @@ $(INSTALLED): pyproject.toml setup.py constraints.txt
 demo: $(INSTALLED)  ## compile specs/causal_gqa.attn for Triton and verify it on this machine
 	$(BIN)/attnc demo
 
+# Types beside the tests: mypy keeps one core busy where it has no cache, and what it says comes last.
 test: $(INSTALLED)  ## everything CI checks: lint, types, generated/ up to date, tests
-	@$(MAKE) --no-print-directory lint
-	$(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist worksteal --durations=15
+	@$(MAKE) --no-print-directory style
+	@said=$$(mktemp) && { $(TYPES) > $$said 2>&1 & types=$$!; \
+	$(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist worksteal --durations=15; ended=$$?; \
+	wait $$types || ended=1; echo 'mypy:'; cat $$said; rm -f $$said; exit $$ended; }
 
 # Folders and files that hold quick tests; collecting the others would take as long as these.
 QUICK := $(addprefix tests/,syntax model expr plan target test_diagnostics.py test_source.py test_build.py \
@@ -57,10 +60,14 @@ mutants-python: $(INSTALLED)  ## change N places of attnc's PACKAGE (PACKAGE="ex
 	$(BIN)/python -m pip install -q -c constraints.txt --no-build-isolation -e '.[mutants-python]'
 	$(BIN)/python -m tools.mutants.python $(PACKAGE) --count $(N) --seed $(SEED)
 
-lint: $(INSTALLED)  ## ruff and mypy --strict
+TYPES := $(BIN)/mypy --num-workers $(PYTEST_WORKERS) --explicit-package-bases attnc tests examples tools
+
+lint: style  ## ruff and mypy --strict
+	$(TYPES)
+
+style: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy --num-workers $(PYTEST_WORKERS) --explicit-package-bases attnc tests examples tools
 
 check-generated: $(INSTALLED)  ## whether generated/ is what specs/ say; 'make test' sees it too
 	$(BIN)/python -m attnc compile --check

@@ -357,7 +357,9 @@ def _length_inputs(attention: Attention) -> dict[str, str]:
 
 
 def compare(subjects: Sequence[Subject], seeds: Sequence[int]) -> Agreement:
-    """Runs the calls of a corpus for each seed on every subject and config, and compares rows."""
+    """Runs the calls of a corpus for each seed on every subject and config, and compares rows. The first call
+    that gives a row other bits is the last.
+    """
     found = Agreement()
     attention = subjects[0].variant.attention
     tile = max(config.BLOCK_M for subject in subjects for config in subject.module.CONFIGS)
@@ -371,8 +373,8 @@ def compare(subjects: Sequence[Subject], seeds: Sequence[int]) -> Agreement:
                     inputs = inputs_of(subject.variant.attention, corpus, call, subject.device)
                     for config in _list_configs(subject):
                         _run(corpus, call, subject, config, inputs, found)
-        if found.broken:
-            break
+            if found.broken:
+                return found
     return found
 
 

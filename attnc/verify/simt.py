@@ -237,6 +237,7 @@ def _build(text: str, include: Path, flags: list[str]) -> bytes:
             "none",  # libraries among the flags
             "-std=c++17",
             "-nostdinc++",  # C++'s headers take as long as a kernel, and C's have all that is used
+            "-nodefaultlibs",  # nor is its library used, which takes most of the time to link
             "-Og",  # half of -O1's time; small cases take less than that to run
             "-shared",
             "-fPIC",
@@ -255,7 +256,7 @@ def _build(text: str, include: Path, flags: list[str]) -> bytes:
     with tempfile.TemporaryDirectory(prefix="build-", dir=own_folder()) as folder:
         library = Path(folder, "kernel.so")
         done = subprocess.run(
-            [*command, "-o", str(library)],
+            [*command, "-lm", "-lc", "-lgcc", "-o", str(library)],
             input=text,
             capture_output=True,
             text=True,

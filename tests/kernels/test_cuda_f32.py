@@ -73,7 +73,7 @@ CASES: dict[str, tuple[str, int, int, dict[str, str]]] = {
 
 @pytest.mark.slow
 @pytest.mark.skipif(not available(), reason="g++ compiles the kernels for the CPU")
-@pytest.mark.parametrize("name", some_by_day(CASES, of=4))
+@pytest.mark.parametrize("name", some_by_day(CASES, of=6))
 def test_kernels_are_right(name: str) -> None:
     schedule, d, dv, rest = CASES[name]
     plain = {"inputs": "", "score": "dot(q, k) / sqrt(D)", "mask": "true", "softmax": "softmax", "grads": ""}

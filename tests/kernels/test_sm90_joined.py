@@ -92,7 +92,7 @@ def case(made: Subject, sizes: tuple[int, int, int, int], **changes: Any) -> Cas
     return Case(**{"dims": dims, "logits": "rising", "lengths": "drawn", **changes})
 
 
-@pytest.mark.parametrize(("kind", "sizes"), some_by_day(KINDS, SIZES, of=6))
+@pytest.mark.parametrize(("kind", "sizes"), some_by_day(KINDS, SIZES, of=9))
 def test_outputs_are_within_the_bound_and_have_the_bits_of_joined_keys(
     kind: str, sizes: tuple[int, int, int, int]
 ) -> None:

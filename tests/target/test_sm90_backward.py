@@ -58,7 +58,7 @@ def test_rows_of_rounded_dq_lie_in_different_banks(d: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("mask", "d", "accumulate"),
-    some_by_day(["true", CAUSAL], [64, 72, 128], ["atomic", "ordered", "two_pass"], of=2),
+    some_by_day(["true", CAUSAL], [64, 72, 128], ["atomic", "ordered", "two_pass"], of=3),
 )
 def test_products_are_not_serialised(mask: str, d: int, accumulate: str) -> None:
     """ptxas says so by C75xx alone, and the kernel is a fifth slower."""
@@ -81,7 +81,7 @@ def test_products_of_parts_are_not_serialised(d: int, accumulate: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("mask", "d"), some_by_day(["true", CAUSAL], [64, 72, 128, 136, 192, 256], of=2))
+@pytest.mark.parametrize(("mask", "d"), some_by_day(["true", CAUSAL], [64, 72, 128, 136, 192, 256], of=3))
 def test_products_of_dq_are_not_serialised(mask: str, d: int) -> None:
     cubin = compiled("dq", mask, d=d, accumulate="two_pass")
     assert cubin.warnings == ()
@@ -107,7 +107,7 @@ def test_exponentials_do_not_wait_for_dp(mask: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("mask", "d"), some_by_day(["true", CAUSAL], [136, 144, 192, 256], of=2))
+@pytest.mark.parametrize(("mask", "d"), some_by_day(["true", CAUSAL], [136, 144, 192, 256], of=4))
 def test_warpgroups_of_wide_heads_have_a_loop_each(mask: str, d: int) -> None:
     """One with the exponentials, one with none; each multiplies twice, d columns deep and 64 queries."""
     cubin = compiled("dkdv", mask, d=d, accumulate="two_pass")
