@@ -58,7 +58,7 @@ class SpreadKeys:
         self.spec: RankSpec = spec_of(source, attention, target, schedule)
         self.group: Ranks = group if isinstance(group, Ranks) else Group(group)
         self.spread, self.params = Spread(self.group.size, block), params
-        self._lengths = _check(self.spec.attention, block)
+        self._lengths = _check(self.spec.attention)
         self._kernels: dict[tuple[torch.dtype, int], RankKernels] = {}
         self._tables: dict[tuple[int, torch.device], Mapping[str, torch.Tensor]] = {}
 
@@ -147,9 +147,7 @@ class SpreadKeys:
         return self._tables[key]
 
 
-def _check(attention: Attention, block: int) -> str:
-    if block < 1:
-        raise ValueError(f"block: expected 1 or more, got {block}")
+def _check(attention: Attention) -> str:
     place = attention.span
     assert place is not None
     length = attention.lengths.get("N")

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from attnc.distributed.decode import SpreadKeys
+from attnc.distributed.group import Alone
 from attnc.distributed.kernels import RankKernels, RankSpec, spec_of
 from attnc.model.dtypes import DType
 from attnc.paging import OutOfPages, PagedCache, Spread, Step
@@ -287,3 +288,15 @@ def test_inputs_that_the_spec_does_not_have_are_refused() -> None:
 def test_what_has_no_module_is_no_source() -> None:
     with pytest.raises(TypeError, match="source: expected a generated function, a spec or its path"):
         spec_of(partial(print, 1))
+
+
+def test_a_block_has_a_key_or_more() -> None:
+    assert SpreadKeys(spec(), Alone(), block=1).spread.block == 1
+    with pytest.raises(ValueError, match="block: expected at least 1, got 0"):
+        SpreadKeys(spec(), Alone(), block=0)
+
+
+def test_the_first_input_that_is_missing_is_named() -> None:
+    keys = SpreadKeys(spec(sink=True), Alone())
+    with pytest.raises(ValueError, match=r"^kv_len: expected an input, none was given"):
+        keys(torch.zeros(1, 1, 2, 16), *torch.zeros(2, 1, 16, 2, 16))

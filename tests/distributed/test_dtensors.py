@@ -28,19 +28,25 @@ def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DeviceMesh]:
     dist.destroy_process_group()
 
 
-def whole() -> list[torch.Tensor]:
+def whole(narrow: int = 16) -> list[torch.Tensor]:
+    """narrow: columns of v."""
     generator = torch.Generator().manual_seed(0)
-    return [torch.randn(1, 32, heads, 16, generator=generator) for heads in (2, 1, 1)]
+    return [torch.randn(1, 32, *size, generator=generator) for size in ((2, 16), (1, 16), (1, narrow))]
 
 
 def test_results_lie_as_q_does(mesh: DeviceMesh) -> None:
-    one = ContextParallel(SPECS["causal"], Alone())
-    leaves = [x.requires_grad_() for x in one.shard(*whole())]
+    """With as many columns as v has."""
+    spec = SPECS["causal"].replace(
+        "k, v: f32[B, N, Hkv, 16]", "k: f32[B, N, Hkv, 16]\n  input v: f32[B, N, Hkv, 8]"
+    )
+    spec = spec.replace("o: f32[B, M, Hkv * G, 16]", "o: f32[B, M, Hkv * G, 8]")
+    one = ContextParallel(spec, Alone())
+    leaves = [x.requires_grad_() for x in one.shard(*whole(8))]
     expected, expected_lse = one(*leaves)
     wanted = torch.autograd.grad(expected.sum(), leaves)
 
-    cp = ContextParallel(SPECS["causal"], mesh["cp"])
-    q, k, v = (distribute_tensor(x, mesh, [Shard(0), Shard(1)]).requires_grad_() for x in whole())
+    cp = ContextParallel(spec, mesh["cp"])
+    q, k, v = (distribute_tensor(x, mesh, [Shard(0), Shard(1)]).requires_grad_() for x in whole(8))
     assert cp.shard(q, k, v) == (q, k, v)
     o, lse = cp(q, k, v)
     assert isinstance(o, DTensor)

@@ -4,6 +4,7 @@ float64 reference of the whole by the bound that the plan of the ranks promises.
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from importlib import import_module
 from typing import Any
 from unittest.mock import Mock
 
@@ -12,8 +13,9 @@ import torch
 
 from attnc.diagnostics import DiagnosticError
 from attnc.distributed import ContextParallel
-from attnc.distributed.estimate import Strategy
+from attnc.distributed.estimate import Rates, Strategy
 from attnc.distributed.group import Alone
+from attnc.distributed.kernels import spec_of
 from attnc.distributed.verify import RanksCase, cases, run_case
 from attnc.verify.case import Case
 from attnc.verify.interpreter import ensure_interpreter
@@ -121,6 +123,54 @@ def test_every_strategy(name: str, strategy: Strategy, ranks: int) -> None:
 def test_sizes_that_nothing_divides(dims: Mapping[str, int]) -> None:
     verdict = verdict_of(SPECS["causal"], dims, 3)
     assert verdict.ok, verdict.message
+
+
+#: Of a machine whose links take so long that rows which wait for nothing are computed first.
+SLOW_LINKS = Rates(link=1e6, latency=0.0, launch=0.0, part=0.0)
+
+
+@pytest.mark.parametrize(("name", "groups"), [("window", 1), ("window", 2), ("documents", 1), ("packed", 1)])
+def test_rows_that_wait_for_nothing_are_computed_before_others(name: str, groups: int) -> None:
+    """A rank has both kinds, and sums of both in the gradients of its keys."""
+    rows = 160
+    case = Case(dims={**dims_of(name), "M": rows, "N": rows, "Hkv": 2}, seed=SEEDS.get(name, 1))
+
+    def work(group: Thread) -> tuple[Verdict, set[bool]]:
+        cp = ContextParallel(SPECS[name], group, groups=groups, strategy="need", rates=SLOW_LINKS)
+        verdict = run_case(cp, cp.spec.variants[0], RanksCase(case=case, strategy="need"))
+        assert cp._plan is not None
+        return verdict, {part.ready for part in cp._plan.parts(group.rank)}
+
+    found = on_ranks(2, work)
+    assert {True, False} in [kinds for _, kinds in found]
+    assert found[0][0].ok, found[0][0].message
+
+
+def test_lse_is_for_the_gradients_where_the_spec_has_none() -> None:
+    spec = SPECS["window"].replace("  output lse: f32[B, Hkv * G, M]\n", "")
+    assert "lse" not in spec
+    for strategy in ("need", "heads"):
+        verdict = verdict_of(spec, dims_of("window"), 2, strategy)
+        assert verdict.ok, verdict.message
+
+
+def test_an_attention_is_named_where_there_are_several() -> None:
+    two = SPECS["causal"] + SPECS["window"].replace("small", "other")
+    with pytest.raises(ValueError, match=r"attention: expected one of small, other, got None"):
+        ContextParallel(two, Alone())
+    with pytest.raises(ValueError, match=r"attention: expected one of small, got 'other'"):
+        ContextParallel(SPECS["causal"], Alone(), attention="other")
+    assert ContextParallel(two, Alone(), attention="other").spec.attention.name == "other"
+
+
+@pytest.mark.parametrize("target", ["triton", "cuda_sm_80", "cuda_sm_90a"])
+def test_a_generated_function_says_what_it_is_of(target: str) -> None:
+    """Its spec, with what was measured for it, its attention, and its target unless another is asked for."""
+    function = import_module(f"generated.causal_gqa.{target}").causal_gqa
+    spec = spec_of(function)
+    assert (spec.attention.name, spec.target) == ("causal_gqa", target.replace("_", ".", 1))
+    assert spec.tuned is not None
+    assert spec_of(function, target="triton").target == "triton"
 
 
 @pytest.mark.parametrize("v", ["B, Hkv, N, 8", "B, N, Hkv, 8"])
