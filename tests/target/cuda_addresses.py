@@ -46,11 +46,8 @@ _COUNTS = frozenset((
     "b * H", "h_kv * G", "B * H", "h_kv * H", "B * Hkv", "q_tiles * SECTION", "kv_tiles * KV_SECTION",
     "(q_first / ROW_TILE + sequence) * ROW_TILE", "(q_first / ROW_TILE + b) * ROW_TILE",
 ))  # fmt: skip
-#: Elements of one row of all heads: a row of 2^31 would have 4 GiB in 16 bits. And rows of all heads up to
-#: where the last packed sequence ends, at most all of them.
-_ROWS_OF_HEADS = re.compile(
-    r"args\.H(?:kv)? \* \d+|args\.KEY_ROWS / args\.\w+ \* args\.\w+_ptr\[args\.B \* [\w.]+\]"
-)
+#: Rows of all heads up to where the last packed sequence ends, at most all of them.
+_ROWS_OF_HEADS = re.compile(r"args\.KEY_ROWS / args\.\w+ \* args\.\w+_ptr\[args\.B \* [\w.]+\]")
 
 
 @dataclass(frozen=True, slots=True)

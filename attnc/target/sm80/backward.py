@@ -269,7 +269,7 @@ class RowsText(CudaFileText):
             else f"args.{scalar(heads)}"
         )
         begins, rows = _find_behind(attention, "q" if name == "q" else "kv")
-        return f"clear_rows(args.d{name}_ptr, {begins}, {rows}, {count} * {scalar(tensor.shape[-1])});"
+        return f"clear_rows(args.d{name}_ptr, {begins}, {rows}, {count}, {scalar(tensor.shape[-1])});"
 
     @property
     def sizes(self) -> Iterator[str]:

@@ -125,9 +125,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         }
     }
     // Rows behind the last sequence are nobody's.
-    clear_rows(args.dq_ptr, args.cu_q_ptr[args.B * args.stride_cu_q_0], args.T, args.H * 128);
-    clear_rows(args.dk_ptr, args.cu_k_ptr[args.B * args.stride_cu_k_0], args.S, args.Hkv * 128);
-    clear_rows(args.dv_ptr, args.cu_k_ptr[args.B * args.stride_cu_k_0], args.S, args.Hkv * 128);
+    clear_rows(args.dq_ptr, args.cu_q_ptr[args.B * args.stride_cu_q_0], args.T, args.H, 128);
+    clear_rows(args.dk_ptr, args.cu_k_ptr[args.B * args.stride_cu_k_0], args.S, args.Hkv, 128);
+    clear_rows(args.dv_ptr, args.cu_k_ptr[args.B * args.stride_cu_k_0], args.S, args.Hkv, 128);
     // Blocks add to these.
     for (int i = threadIdx.x; i < DQ_SIZE / 4; i += THREADS)
         ((Four*)args.dq_sum_ptr)[blockIdx.x * (DQ_SIZE / 4ll) + i] = Four{};

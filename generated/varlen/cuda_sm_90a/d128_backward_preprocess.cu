@@ -124,9 +124,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) varlen_backward_preprocess
         }
     }
     // Rows behind the last sequence are nobody's.
-    clear_rows(args.dq_ptr, args.cu_q_ptr[args.B * args.stride_cu_q_0], args.T, args.H * 128);
-    clear_rows(args.dk_ptr, args.cu_k_ptr[args.B * args.stride_cu_k_0], args.S, args.Hkv * 128);
-    clear_rows(args.dv_ptr, args.cu_k_ptr[args.B * args.stride_cu_k_0], args.S, args.Hkv * 128);
+    clear_rows(args.dq_ptr, args.cu_q_ptr[args.B * args.stride_cu_q_0], args.T, args.H, 128);
+    clear_rows(args.dk_ptr, args.cu_k_ptr[args.B * args.stride_cu_k_0], args.S, args.Hkv, 128);
+    clear_rows(args.dv_ptr, args.cu_k_ptr[args.B * args.stride_cu_k_0], args.S, args.Hkv, 128);
     // dq is zero before any addition.
     if (threadIdx.x < TURNS)
         ((int*)args.dq_sum_ptr + (blockIdx.x + 1ll) * DQ_SIZE - TURNS)[threadIdx.x] = 0;
