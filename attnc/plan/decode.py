@@ -88,7 +88,7 @@ def plan_decode(
     loops = with_fills(loops, kept)
     is_listed = listing is not None and target.lists_are_bits and listed_rows is None
     if listed_rows is not None and listing is not None and target.lists_are_bits:
-        loops, found = along_rows(loops, listed_rows, listing.condition.extents[-1])
+        loops, found = along_rows(loops, listed_rows)
         lines = (*lines, *found)
     elif listing is not None and is_listed:  # which lists of single keys are not
         loops, found = along_entries(loops, listing, packs=pack is not None)

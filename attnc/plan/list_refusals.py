@@ -75,9 +75,9 @@ def _refuse_listing(
             instead = "give sequences an axis B, and lengths: 'length M = ...'"
             yield unsupported(message, place or span, label, instead)
         yield from _refuse_decoding(attention, listing, schedule, splits=target.lists_are_bits)
-    yield from _refuse_tiles(listing, schedule)
+    yield from _refuse_tiles(listing, schedule, gathers=by_rows or listing.gathers)
     yield from _refuse_atomic_sums(attention, schedule)
-    if listing.gathers and attention.softmax.form == "stick_breaking":
+    if (by_rows or listing.gathers) and attention.softmax.form == "stick_breaking":
         label = "keys of small blocks come in the order of the list"
         hint = "list blocks of a multiple of 16 keys, which are brought into order"
         yield unsupported("stick_breaking over listed keys needs them in order", span, label, hint)
@@ -175,21 +175,12 @@ def _refuse_tokens(
     attention, span = variant.attention, listing.condition.span
     instead = "write a schedule for the target 'triton'"
     are_narrow = DType(attention.k.dtype).is_narrow or DType(attention.v.dtype).is_narrow
-    adds_packed = attention.q.storage.is_packed and attention.softmax.form == "none"
-    if listing.keys != 1:
-        what, label = f"lists of blocks of {listing.keys} keys are not lowered", f"keys = {listing.keys}"
-    elif not packs_heads(schedule):
+    if not packs_heads(schedule):
         what, label = "tiles of queries with lists of their own are not lowered", "write 'pack = gqa'"
     elif (listing.rows or by_rows) and kv_heads(normalise(attention)) == Dim("H"):
         what, label = "lists of heads that share no keys are not lowered", "64 rows of a tile for one head"
     elif (knob := schedule.forward.get("warp_split")) is not None and "kv" in knob.choices:
         what, label, span = "lists shared by warps are not lowered", "remove it", knob.span
-    elif adds_packed and (knob := schedule.forward.get("split.kv")) is not None and knob.choices != (1,):
-        what, label = (
-            "splits of packed queries without a softmax are not lowered",
-            "parts of o are to be added",
-        )
-        span, instead = knob.span, "write 'split.kv = 1'"
     elif (misplaced := _find_misplaced(attention, listing)) is not None:
         what, label, span = misplaced
     elif are_narrow and by_rows:
@@ -218,10 +209,6 @@ def _find_misplaced(attention: Attention, listing: Listing) -> tuple[str, str, S
     if attention.q.storage.is_packed and {Index("b"), Index("q_idx")} & read:
         what = "a score by the place of packed queries beside lists is not lowered"
         return what, "all rows are queries of one sequence", attention.score.span
-    has_others = attention.q.storage.is_packed or "M" in attention.lengths
-    if softmax.form == "softpick" and has_others and attention.lse is not None:
-        what = "an lse of softpick beside rows that are no query is not lowered"
-        return what, "1e-6 is added to every denominator, theirs too: remove 'output lse'", softmax.span
     return None
 
 
@@ -302,11 +289,12 @@ def _is_limit(limit: Expr, condition: InList) -> bool:
             return False
 
 
-def _refuse_tiles(listing: Listing, schedule: Schedule) -> Iterator[Diagnostic]:
+def _refuse_tiles(listing: Listing, schedule: Schedule, *, gathers: bool) -> Iterator[Diagnostic]:
+    """gathers: whether tiles have keys of several blocks."""
     sizes = {"tile.q": (listing.rows, "rows"), "tile.kv": (listing.keys, "keys")}
     if packs_heads(schedule):
         sizes["tile.q"] = (0, "rows")
-        if listing.gathers:
+        if gathers:
             sizes["tile.kv"] = (0, "keys")
     for size, name in sizes.values():
         if size and size & -size < 16:

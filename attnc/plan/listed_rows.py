@@ -1,4 +1,4 @@
-"""Lists of single keys as lists of rows of memory, for kernels that take rows wherever they lie.
+"""Lists of keys, or of blocks, as lists of rows of memory, for kernels that take rows wherever they lie.
 
 A list names positions of keys. Which of them a query sees is more than that: the rest of the mask, the length
 of its sequence, pages, the place of a packed sequence. All of it is the same for every head that shares keys,
@@ -41,13 +41,15 @@ _LOCALS = frozenset(
 
 def lists_rows(attention: Attention, schedule: Schedule, target: Target) -> bool:
     """Returns whether more than a list of single keys says what a query sees, for kernels that take all rows
-    of a list.
+    of a list: also where it names blocks, of which all keys are rows.
     """
     listing = listing_of(attention)
-    if listing is None or listing.keys != 1 or not (schedule.is_decode and packs_heads(schedule)):
+    if listing is None or not (schedule.is_decode and packs_heads(schedule)):
         return False
     if not target.lists_are_bits:  # these test a mask key by key, and look up pages
-        return attention.q.storage.is_packed and attention.k.storage.is_packed
+        return listing.keys == 1 and attention.q.storage.is_packed and attention.k.storage.is_packed
+    if listing.keys != 1:
+        return True
     tensors = (attention.q, attention.k, attention.v)
     are_plain = all(tensor.storage.is_plain or tensor.storage.is_part for tensor in tensors)
     return not are_plain or listing.rest != TRUE or bool(attention.lengths)
@@ -69,8 +71,8 @@ def as_rows(variant: Variant, made: ListedRows) -> Variant:
     sizes: tuple[Expr, ...] = (Dim("B"), *((made.lines[1],) if made.by_head else ()), Dim("M"))
     places: tuple[Expr, ...] = (Index("b"), *((GROUP,) if made.by_head else ()), Index("q_idx"))
     condition = listing.condition
-    entries = (*sizes, condition.extents[-1])
-    own = InList(condition.tensor, places, entries, condition.entry, span=attention.mask.span)
+    entries = (*sizes, made.entries)
+    own = InList(condition.tensor, places, entries, Index("kv_idx"), span=attention.mask.span)
     flat = replace(
         attention,
         inputs=tuple(map(lay_flat, attention.inputs)),
@@ -125,9 +127,9 @@ def plan_listed_rows(variant: Variant) -> ListedRows:
     return _RowsPlanner(normalise(name_sequences(variant.attention))).make()
 
 
-def along_rows(loops: Regions, made: ListedRows, entries: Expr) -> tuple[Regions, tuple[Let, ...]]:
+def along_rows(loops: Regions, made: ListedRows) -> tuple[Regions, tuple[Let, ...]]:
     """Returns the loops over tiles of keys as a walk over the rows of a list, and what a program finds out
-    first: which list is its own, and N, how many rows that has. entries: of a list.
+    first: which list is its own, and N, how many rows that has.
     """
     number: Expr = ZERO
     places: tuple[Expr, ...] = (Index("b"), *((KV_HEAD,) if made.by_head else ()), Index("q_lo"))
@@ -138,7 +140,7 @@ def along_rows(loops: Regions, made: ListedRows, entries: Expr) -> tuple[Regions
     walked = ListWalk(
         memory="lists",
         line=Ref("list_line", "int", within=ends_of(number)),
-        stride=add(entries, Const(1)),
+        stride=add(made.entries, Const(1)),
         block=1,
         gathers=True,
     )
@@ -187,13 +189,14 @@ class _RowsPlanner:
         program = (*names.rows.values(), *of_sequence, *(fetch for fetch in loads if not fetch.axes))
         of_each = (*of_keys, *(() if page is None else (page,)))
         read = (*indices, exists, keep, first, Dim("N"), *(() if limit is None else (limit,)))
-        needed, dims = self._find_needed(program, of_each, read, lines)
+        entries = mul(condition.extents[-1], Const(condition.keys))
+        needed, dims = self._find_needed(program, of_each, (*read, entries), lines)
         return ListedRows(
             lines=lines,
+            entries=entries,
             by_head=by_head,
             packed=self._packed,
-            marks=self._attention.softmax.sink is not None
-            and (self._packed or "M" in self._attention.lengths),
+            marks=self._shows_empty_rows() and (self._packed or "M" in self._attention.lengths),
             program=needed,
             indices=indices,
             is_query=is_query,
@@ -206,6 +209,11 @@ class _RowsPlanner:
             page_rows=self._page_rows(),
             dims=dims,
         )
+
+    def _shows_empty_rows(self) -> bool:
+        """Returns whether a row has a denominator without keys: a sink, or what softpick adds."""
+        softmax = self._attention.softmax
+        return softmax.sink is not None or (softmax.form == "softpick" and self._attention.lse is not None)
 
     def _find_needed(
         self,

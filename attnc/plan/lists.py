@@ -25,7 +25,7 @@ from attnc.plan.ir.lists import ListMaking, ListWalk, Memory
 from attnc.plan.loads import is_nonnegative
 from attnc.plan.regions import LENGTH, START, partial_test
 from attnc.plan.signature import feature, longest
-from attnc.plan.steps import names_of, needed_for
+from attnc.plan.steps import Q_ROWS, names_of, needed_for
 from attnc.plan.width import ends_of
 
 C = TypeVar("C", bound=TileConfig)
@@ -44,8 +44,6 @@ PRODUCT_KEYS, PRODUCT_COLUMNS, PRODUCT_STAGES = 64, 128, 3
 LIST_LENGTH = Ref("list_length", "int", natural=True)
 #: Blocks of keys of the longest sequence, and blocks of queries that a list can be of; of the whole call.
 BLOCKS, LIST_ROWS = Dim("list_blocks"), Dim("list_rows")
-#: Queries that there are lists of, where a kernel calls those of its sequence M.
-LIST_QUERIES = Dim("list_queries")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +60,7 @@ class Listing:
     def sizes(self) -> tuple[Expr, ...]:
         """Sizes of what there is a list of, as kernels call them."""
         *sizes, _ = self.condition.extents
-        return tuple(LIST_QUERIES if self.is_shortened and size == Dim("M") else size for size in sizes)
+        return tuple(Q_ROWS if self.is_shortened and size == Dim("M") else size for size in sizes)
 
     @property
     def keys(self) -> int:
@@ -278,9 +276,9 @@ def is_inside(index: Expr, size: Expr) -> bool:
 # --- what is made first
 
 
-def list_making(listing: Listing, *, is_distinct: bool) -> ListMaking:
+def list_making(listing: Listing, *, is_distinct: bool, by_entry: bool) -> ListMaking:
     """Returns what is made of the lists before kernels walk over them. is_distinct: no list names a block
-    twice.
+    twice; by_entry: lists stay lists.
     """
     condition = listing.condition
     return ListMaking(
@@ -290,7 +288,7 @@ def list_making(listing: Listing, *, is_distinct: bool) -> ListMaking:
         limit=condition.limit,
         rows=listing.rows,
         row_axis=listing.row_axis,
-        by_entry=listing.gathers,
+        by_entry=by_entry,
         is_distinct=is_distinct,
     )
 
@@ -305,8 +303,6 @@ def list_sizes(attention: Attention, listing: Listing | None) -> tuple[Let, ...]
         extent = listing.condition.extents[listing.row_axis]
         blocks = _rounded(longest(attention, Role.QUERY), listing.rows)
         sizes.append(Let(name=LIST_ROWS.name, value=minimum(extent, blocks)))
-    if LIST_QUERIES in listing.sizes:
-        sizes.append(Let(name=LIST_QUERIES.name, value=Dim("M")))
     return tuple(sizes)
 
 

@@ -69,7 +69,11 @@ def plan(variant: Variant, schedule: Schedule) -> Module:
         backward=plan_backward(variant, attention, schedule, kernel, listing) if differentiable else None,
         lists=None
         if made is None
-        else list_making(made, is_distinct=attention.tensor(made.condition.tensor).is_distinct),
+        else list_making(
+            made,
+            is_distinct=attention.tensor(made.condition.tensor).is_distinct,
+            by_entry=made.gathers or listed_rows is not None,
+        ),
         listed_rows=listed_rows,
         rows_of=None if listed_rows is None else seen,
     )

@@ -34,7 +34,7 @@ KERNEL = frozenset((
     "kv_idx", "kv_lo", "kv_tiles", "bits",
     "bits_row", "block", "column", "count", "entries", "entry", "found", "lane", "line", "named", "place",
     "rest", "word", "words", "i_0", "i_1", "i_2", "i_3", "rest_1", "rest_2", "rest_3", "list_blocks",
-    "list_item", "list_line", "list_queries", "list_row", "list_rows", "listed",
+    "list_item", "list_line", "list_row", "list_rows", "listed",
     "l", "l_new", "l_rows", "last", "last_pos", "later_page", "LAZY", "length",
     "LN2", "lo",
     "LOG2E", "lse", "LSE2", "lse2", "lse2_head", "lse2_rows", "lse_at", "lse_head", "lse_rows", "M", "m",

@@ -245,7 +245,9 @@ def split_record(module: Module, kernel: Decode, split: Split, most: int | None)
     most_visible = split.max_visible_keys
     visited = keys if most_visible is None else f"min({keys}, {most_visible} + BLOCK_M)"
     if module.lists is not None:  # no more than a list names
-        visited = f"min({keys}, {show(module.lists.extents[-1])})"
+        rows = module.listed_rows
+        named = module.lists.extents[-1] if rows is None else rows.entries
+        visited = f"min({keys}, {show(named)})"
     dv = feature(attention.v)
     fields: dict[str, Value] = {
         "tiles": quote_word(tiles(module, kernel)),

@@ -22,7 +22,7 @@ TEXT = """attention a {
   mask = MASK
   normalize = SOFTMAX
   output o: ELEMENT[QUERIES, HEADS, 64]
-  output lse: f32[LSE]
+  ALSO
 }
 
 schedule a for cuda.sm_90a {
@@ -42,6 +42,7 @@ USUAL = {
     "SCORE": "dot(q, k) / 8",
     "MASK": "listed(idx, rows = 1, keys = 1) and causal",
     "SOFTMAX": "softmax",
+    "ALSO": "output lse: f32[LSE]",
     "LSE": "B, HEADS, M",
     "SCHEDULE": "stages = 2",
 }
@@ -57,6 +58,26 @@ CASES: Mapping[str, Mapping[str, str]] = {
         **PACKED_KEYS,
         "EXTRAS": f"{CU}\n  {CK}\n  input sink: f32[Hkv * G]",
         "SOFTMAX": "softmax(sink = sink[h])",
+        "SCHEDULE": "split.kv in {2, auto}",
+    },
+    "softpick of packed queries": {
+        **PACKED_QUERIES,
+        **PACKED_KEYS,
+        "EXTRAS": f"{CU}\n  {CK}",
+        "SOFTMAX": "softpick",
+        "SCHEDULE": "split.kv in {2, auto}",
+    },
+    "softpick of lengths": {
+        "EXTRAS": f"input m: i32[B]\n  {LENGTH}\n  length M = m[b]",
+        "SOFTMAX": "softpick",
+    },
+    "weights of packed queries": {
+        **PACKED_QUERIES,
+        **PACKED_KEYS,
+        "EXTRAS": f"{CU}\n  {CK}",
+        "SCORE": "dot(q, k) / 8\n  weight = sigmoid(score)",
+        "SOFTMAX": "none",
+        "ALSO": "",
         "SCHEDULE": "split.kv in {2, auto}",
     },
     "pages": {**PAGES, "EXTRAS": TABLE},
@@ -116,6 +137,26 @@ CASES: Mapping[str, Mapping[str, str]] = {
         "SCORE": "dot(q, k) * t[b]",
         "MASK": "listed(idx, rows = 1, keys = 1)",
     },
+    "blocks": {"MASK": "listed(idx, rows = 1, keys = 32)", "SCHEDULE": "split.kv in {auto, 3}"},
+    "blocks of packed queries over pages": {
+        **PACKED_QUERIES,
+        **PAGES,
+        "HEADS": "G",
+        "KV": "1",
+        "LISTS": "T",
+        "LSE": "G, T",
+        "EXTRAS": f"{CU}\n  {TABLE}\n  input cnt: i32[T]",
+        "MASK": "listed(idx, rows = 1, keys = 64, count = cnt) and window(90, 0)",
+        "SCHEDULE": "split.kv = auto",
+    },
+    "small blocks of packed sequences": {
+        **PACKED_QUERIES,
+        **PACKED_KEYS,
+        "EXTRAS": f"{CU}\n  {CK}\n  input sink: f32[Hkv * G]",
+        "MASK": "listed(idx, rows = 1, keys = 5) and causal",
+        "SOFTMAX": "softmax(sink = sink[h])",
+    },
+    "one list of blocks for all queries": {"LISTS": "Hkv", "MASK": "listed(idx, keys = 48) and causal"},
     "every third key": {"MASK": "listed(idx, rows = 1, keys = 1) and kv_idx % 3 != 1"},
 }
 
@@ -130,7 +171,15 @@ def subject(name: str) -> Subject:
 
 
 SIZES = {"B": 3, "M": 5, "N": 190, "Hkv": 2, "G": 3, "R": 2, "S": 120, "T": 12, "U": 260, "P": 9}
-BY_DAY = ("packed sequences", "packed queries over pages", "elements of heads", "lengths")
+BY_DAY = (
+    "packed sequences",
+    "packed queries over pages",
+    "elements of heads",
+    "lengths",
+    "softpick of packed queries",
+    "blocks of packed queries over pages",
+    "weights of packed queries",
+)
 
 
 @pytest.mark.parametrize(
@@ -179,6 +228,7 @@ ON_TRITON: Mapping[str, Mapping[str, str]] = {
         "MASK": "doc[ck[b] + q_pos] == doc[ck[b] + kv_idx] and listed(idx, rows = 1, keys = 1)",
     },
     "a sink": {"EXTRAS": "input sink: f32[G]\n  input cnt: i32[T]", "SOFTMAX": "softmax(sink = sink[h])"},
+    "softpick": {"SOFTMAX": "softpick", "GRADS": "grad q, k"},
     "keys alone": {"GRADS": "grad k", "MASK": "window(20, 3) and listed(idx, rows = 1, keys = 1)"},
     "a length": {"EXTRAS": "input n: i32[B]\n  length N = n[b]", "GRADS": "grad q, k"},
 }
@@ -203,7 +253,7 @@ def subject_on_triton(name: str) -> Subject:
 
 
 TRITON_SIZES = {"B": 3, "M": 5, "N": 40, "Hkv": 2, "G": 3, "S": 40, "T": 13, "U": 90}
-TRITON_BY_DAY = ("latent attention", "heads with keys of their own", "a sink")
+TRITON_BY_DAY = ("latent attention", "heads with keys of their own", "a sink", "softpick")
 
 
 @pytest.mark.parametrize(

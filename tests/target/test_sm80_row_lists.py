@@ -28,8 +28,8 @@ schedule a for cuda.sm_90a {
 """
 
 
-def text() -> CudaRowListsText:
-    (module,) = modules_of(TEXT)
+def text(keys: int = 1) -> CudaRowListsText:
+    (module,) = modules_of(TEXT.replace("keys = 1)", f"keys = {keys})"))
     found = lists_text(module, {arg.tensor.name: DType(arg.tensor.dtype) for arg in module.args})
     assert isinstance(found, CudaRowListsText)
     return found
@@ -74,3 +74,13 @@ def test_a_row_that_is_no_query_has_a_list_of_length_minus_one_beside_a_sink() -
     assert text().found == "0 <= sequence && sequence < sequences && query < M ? found : -1"
     (without,) = modules_of(TEXT.replace("(sink = sink[h])", ""))
     assert in_sequence_of(without) == ""
+
+
+def test_a_block_lies_in_words_of_bits_piece_by_piece() -> None:
+    assert [text(keys).piece for keys in (1, 3, 48, 64, 80)] == [0, 1, 16, 32, 16]
+    assert text(64).count.endswith("? args.S : 0"), "blocks"
+
+
+def test_a_list_has_room_for_all_keys_of_its_blocks() -> None:
+    assert text().memory == "(1) * (Hkv) * (T) * (S + 1)"
+    assert text(64).memory == "(1) * (Hkv) * (T) * (S * 64 + 1)"

@@ -96,9 +96,10 @@ class ListedRows:
     """Of each query the rows in memory of the keys that its list names, that its sequence has and that the
     rest of the mask keeps.
 
-    lines: sizes of what there is a list of: sequences, K/V heads where `by_head`, queries. packed: sequences
-    of queries follow each other, and there is one line for each row of memory. marks: rows of memory that
-    are no query of a sequence have lists of length -1, since a sink would show.
+    lines: sizes of what there is a list of: sequences, K/V heads where `by_head`, queries. entries: rows that
+    a list has at most. packed: sequences of queries follow each other, and there is one line for each row of
+    memory. marks: rows of memory that are no query of a sequence have lists of length -1, since a denominator
+    without keys would show: a sink, or what softpick adds.
 
     program: what is found of a list first, from `b`, `h_kv` and `query`, or the row of memory `query_row`;
     is_query: whether a query of a sequence has the list; indices: which list of the caller's it is made of;
@@ -108,6 +109,7 @@ class ListedRows:
     """
 
     lines: tuple[Expr, ...]
+    entries: Expr
     by_head: bool
     packed: bool
     marks: bool

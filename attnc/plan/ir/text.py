@@ -97,6 +97,7 @@ def _module(module: Module) -> Iterator[str]:
 
 def _listed_rows(rows: ListedRows) -> Iterator[str]:
     yield f"lines = {_value(rows.lines)}"
+    yield f"entries = {_value(rows.entries)}"
     yield from _statements((*rows.program, *rows.fetches, *(() if rows.page is None else (rows.page,))))
     named = {"indices": rows.indices, "is_query": rows.is_query, "exists": rows.exists, "limit": rows.limit}
     named |= {"keep": rows.keep, "first": rows.first, "page_rows": rows.page_rows}

@@ -13,16 +13,19 @@ from attnc.plan.ir import Module
 from attnc.plan.ir.lists import ListMaking
 from attnc.plan.lists import BLOCKS, LIST_ROWS
 from attnc.target.declaration import CallText, show_product
+from attnc.target.lists import Lists
 from attnc.target.sm80.printer import STORED, scalar, stored_type
 
 #: Threads of a block, which reads a list; words of bits that each has of keys that are brought into order.
 LIST_THREADS, LIST_WORDS = 128, 8
 
 
-class CudaListsText:
+class CudaListsText(Lists):
     """Text of the kernel. made: what of; dtypes: of the module's tensors; inverts: it sets bits of blocks of
     queries too, for a backward. Where lists are of single keys, it brings those into order (`by_entry`).
     """
+
+    show, stop = staticmethod(scalar), f"args.{BLOCKS.name}"
 
     def __init__(
         self, module: Module, made: ListMaking, dtypes: Mapping[str, DType], *, inverts: bool = False
@@ -42,8 +45,9 @@ class CudaListsText:
         return False
 
     @property
-    def stop(self) -> str:
-        return "args.list_blocks"
+    def piece(self) -> int:
+        """Keys of a block that surely have one word of bits, 0 where a list names keys."""
+        return 0
 
     @property
     def found(self) -> str:
@@ -55,11 +59,6 @@ class CudaListsText:
         return "list_length"
 
     @property
-    def keeps(self) -> list[str]:
-        """The function that says whether a query sees a key."""
-        return []
-
-    @property
     def pages(self) -> list[str]:
         return []
 
@@ -68,9 +67,10 @@ class CudaListsText:
         """Rows of memory that lie one behind the other, "" where all do."""
         return ""
 
-    def place(self, key: str) -> str:
-        """Returns what a list holds of a key."""
-        return key
+    @property
+    def most(self) -> Expr:
+        """Keys that a list holds at most."""
+        return self.made.extents[-1]
 
     @property
     def indices(self) -> Iterator[str]:
@@ -160,26 +160,18 @@ class CudaListsText:
         }
 
     @property
-    def lines(self) -> str:
-        return show_product(self.made.lines)
-
-    @property
     def result(self) -> str:
         return "_lists" if self.by_entry else "_list_bits"
 
     @property
     def memory(self) -> str:
         if self.by_entry:
-            return f"{self.lines} * ({show(self.made.extents[-1])} + 1)"
+            return f"{self.lines} * ({show(self.most)} + 1)"
         return f"{self.lines} * cdiv(list_blocks, 32)"
 
     @property
     def entries(self) -> str:
-        return self._size(self.made.extents[-1])
-
-    @property
-    def sizes(self) -> list[str]:
-        return [*self.made.dims, BLOCKS.name]
+        return self._size(self.most)
 
     @property
     def launch(self) -> CallText:

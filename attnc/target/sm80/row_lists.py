@@ -4,30 +4,30 @@ prints of what a query sees besides.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 
-from attnc.expr.construct import ZERO
 from attnc.expr.nodes import TRUE, Expr
 from attnc.model.dtypes import DType
 from attnc.plan.ir import Let, Module, Statement
 from attnc.plan.ir.lists import ListMaking
 from attnc.plan.ir.module import ListedRows
 from attnc.plan.lists import KV_HEAD
-from attnc.target.declaration import show_product
+from attnc.target.lists import RowLists
 from attnc.target.sm80.lists import CudaListsText
 from attnc.target.sm80.printer import local, scalar, sizes_of_call, statement
 
 
-class CudaRowListsText(CudaListsText):
+class CudaRowListsText(RowLists, CudaListsText):
     """As for lists of keys, of which every program finds its own: `ListedRows`."""
 
-    by_row, stop = True, "N"
+    by_row = True
 
     def __init__(
         self, module: Module, made: ListMaking, dtypes: Mapping[str, DType], rows: ListedRows
     ) -> None:
         super().__init__(module, made, dtypes)
-        self._rows = rows
+        self.rows = rows
 
     def _statement(self, item: Statement, sizes: tuple[str, ...]) -> str:
         return statement(item, dict(self._dtypes), sizes, scalar)
@@ -35,20 +35,20 @@ class CudaRowListsText(CudaListsText):
     @property
     def indices(self) -> Iterator[str]:
         """Statements from the number of a list to its query and sequence."""
-        program = self._rows.program
-        shortened = {item.name for item in program if isinstance(item, Let)} & {*self._rows.dims}
-        yield from sizes_of_call(name for name in self._rows.dims if name not in shortened)
-        yield from sizes_of_call((name for name in self._rows.dims if name in shortened), "int")
-        *_, queries = map(self._size, self._rows.lines)
+        program = self.rows.program
+        shortened = {item.name for item in program if isinstance(item, Let)} & {*self.rows.dims}
+        yield from sizes_of_call(name for name in self.rows.dims if name not in shortened)
+        yield from sizes_of_call((name for name in self.rows.dims if name in shortened), "int")
+        *_, queries = map(self._size, self.rows.lines)
         rest, names = (
             f"line / {queries}",
-            {"query_row" if self._rows.packed else "query": f"line % {queries}"},
+            {"query_row" if self.rows.packed else "query": f"line % {queries}"},
         )
-        if self._rows.by_head:
-            heads = self._size(self._rows.lines[1])
+        if self.rows.by_head:
+            heads = self._size(self.rows.lines[1])
             names |= {KV_HEAD.name: f"{rest} % {heads}"}
             rest = f"{rest} / {heads}"
-        yield local("const int", names | ({} if self._rows.packed else {"b": rest}))
+        yield local("const int", names | ({} if self.rows.packed else {"b": rest}))
         declared = shortened
         for item in program:
             if isinstance(item, Let) and item.name in ("M", "N") and item.name not in declared:
@@ -61,47 +61,52 @@ class CudaRowListsText(CudaListsText):
     def offset(self) -> str:
         terms = (
             f" + ({scalar(index)}) * args.stride_{self.tensor}_{axis}"
-            for axis, index in enumerate(self._rows.indices)
+            for axis, index in enumerate(self.rows.indices)
         )
         return "".join(terms)
 
     @property
     def count(self) -> str:
-        most, found = self._size(self.made.extents[-1]), self._rows.limit
-        exists = scalar(self._rows.exists)
+        most, found = self._size(self.made.extents[-1]), self.rows.limit
+        exists = scalar(self.rows.exists)
         if found is None:
             return f"{exists} ? {most} : 0"
         limit = scalar(found)
         return f"!({exists}) ? 0 : {limit} < {most} ? (int)({limit}) : {most}"
 
     @property
+    def piece(self) -> int:
+        """Keys of a block that surely have one word of bits, 0 where a list names keys."""
+        return math.gcd(self.made.keys, 32) if self.made.keys > 1 else 0
+
+    @property
+    def most(self) -> Expr:
+        return self.rows.entries
+
+    @property
     def found(self) -> str:
-        return f"{scalar(self._rows.is_query)} ? found : -1" if self._rows.marks else "found"
+        return f"{scalar(self.rows.is_query)} ? found : -1" if self.rows.marks else "found"
 
     @property
     def end(self) -> str:
-        return "max(list_length, 0)" if self._rows.marks else "list_length"
+        return "max(list_length, 0)" if self.rows.marks else "list_length"
 
     @property
     def keeps(self) -> list[str]:
         """The function that says whether a query sees a key."""
-        if self._rows.keep == TRUE:
+        if self.rows.keep == TRUE:
             return []
-        loads = (self._statement(fetch, ()) for fetch in self._rows.fetches)
+        loads = (self._statement(fetch, ()) for fetch in self.rows.fetches)
         return [
             "auto keeps = [&](int kv_idx) {",
             *(f"    {line}" for line in loads),
-            f"    return {scalar(self._rows.keep)};",
+            f"    return {scalar(self.rows.keep)};",
             "};",
         ]
 
-    def place(self, key: str) -> str:
-        """Returns the row in memory of a key, or the key itself where pages are still to be looked up."""
-        return key if self._rows.first == ZERO else f"{scalar(self._rows.first)} + {key}"
-
     @property
     def pages(self) -> list[str]:
-        page, size = self._rows.page, self._rows.page_rows
+        page, size = self.rows.page, self.rows.page_rows
         if page is None or size is None:
             return []
         return [
@@ -113,17 +118,9 @@ class CudaRowListsText(CudaListsText):
         ]
 
     @property
-    def sizes(self) -> list[str]:
-        return list(dict.fromkeys((*super().sizes, *self._rows.dims)))
-
-    @property
-    def lines(self) -> str:
-        return show_product(self._rows.lines)
-
-    @property
     def page_rows(self) -> str:
         """Rows of memory that lie one behind the other, "" where all do."""
-        found: Expr | None = self._rows.page_rows
+        found: Expr | None = self.rows.page_rows
         return "" if found is None else self._size(found)
 
 

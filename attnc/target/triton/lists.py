@@ -9,8 +9,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from attnc.expr.nodes import Expr, Load, show
 from attnc.plan.ir import Module
 from attnc.plan.ir.lists import ListMaking
-from attnc.plan.lists import BLOCKS, LIST_ROWS
+from attnc.plan.lists import LIST_ROWS
 from attnc.target.declaration import CallText, declare_allocation, show_product
+from attnc.target.lists import Lists
 from attnc.target.triton.kernel import triton_kernel
 from attnc.target.triton.printer import scalar
 
@@ -22,10 +23,12 @@ _INVERTING_WARPS, _COLUMNS, _ROWS = 4, 4, 512
 _SORTING_WARPS, _MOST_SORTING, _MARKS = 4, 1024, 1 << 24
 
 
-class ListsText:
+class ListsText(Lists):
     """Text of the kernels. inverts: there is one for a backward that walks over queries; sorts: there is one
     for a backward that needs entries ascending, where the first one leaves them in the order of the list.
     """
+
+    show = staticmethod(scalar)
 
     def __init__(self, module: Module, made: ListMaking) -> None:
         self.module, self.made = module, made
@@ -88,22 +91,8 @@ class ListsText:
                 return f"tl.minimum({scalar(limit)}, {self.entries})"
 
     @property
-    def stop(self) -> str:
-        """Where the keys end that a list can name."""
-        return BLOCKS.name
-
-    @property
-    def keeps(self) -> list[str]:
-        """Statements that find which of the keys `kv_idx` are kept: of lists of rows of memory."""
-        return []
-
-    @property
     def length(self) -> str:
         return "found"
-
-    def place(self, key: str) -> str:
-        """Returns what a list holds of a key."""
-        return key
 
     @property
     def _inputs(self) -> Sequence[tuple[str, int]]:
@@ -133,7 +122,7 @@ class ListsText:
 
     @property
     def sizes(self) -> list[str]:
-        return [*self.made.dims, BLOCKS.name, *([LIST_ROWS.name] if self.inverts else [])]
+        return [*super().sizes, *([LIST_ROWS.name] if self.inverts else [])]
 
     @property
     def listing_parameters(self) -> list[str]:
@@ -154,21 +143,17 @@ class ListsText:
         return ["_list_bits_ptr, _columns_ptr", ", ".join(self.sizes)]
 
     @property
-    def _lines(self) -> str:
-        return show_product(self.made.lines)
-
-    @property
     def _groups(self) -> str:
         """How many blocks of keys have a list of blocks of queries, over the keys of one sequence."""
         return show_product(self.made.groups)
 
     @property
     def lists_shape(self) -> str:
-        return f"{self._lines} * ({show(self.made.extents[-1])} + 1)"
+        return f"{self.lines} * ({show(self.made.extents[-1])} + 1)"
 
     @property
     def bits_shape(self) -> str:
-        return f"{self._lines} * cdiv(list_blocks, 32)"
+        return f"{self.lines} * cdiv(list_blocks, 32)"
 
     @property
     def columns_shape(self) -> str:
@@ -186,7 +171,7 @@ class ListsText:
             )
             return
         pointers = [*inputs, "_lists", "_list_bits"]
-        grid = f"max({self._lines}, 1)"
+        grid = f"max({self.lines}, 1)"
         yield triton_kernel(self.listing_name, grid, pointers=pointers, config=config, warps=_WARPS)
         if config and self.inverts:
             grid = f"max({self._groups} * cdiv(list_blocks, {_COLUMNS}), 1)"
@@ -197,7 +182,7 @@ class ListsText:
 
     @property
     def sorting_sizes(self) -> Mapping[str, str]:
-        programs = f"max(min({self._lines}, {_MARKS} // max(list_blocks, 1), {_MOST_SORTING}), 1)"
+        programs = f"max(min({self.lines}, {_MARKS} // max(list_blocks, 1), {_MOST_SORTING}), 1)"
         return {"sorting": programs} if self.sorts else {}
 
     def sorting_memory(self) -> Iterator[CallText]:

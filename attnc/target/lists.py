@@ -1,0 +1,61 @@
+"""What all languages print alike of the kernels that make lists ready for a walk."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import ClassVar
+
+from attnc.expr.construct import ZERO
+from attnc.expr.nodes import Expr
+from attnc.plan.ir.lists import ListMaking
+from attnc.plan.ir.module import ListedRows
+from attnc.plan.lists import BLOCKS
+from attnc.target.declaration import show_product
+
+
+class Lists:
+    """Lists of blocks, or of keys. made: of what; show: prints a scalar in the language at hand; stop: where
+    the blocks end that a list can name.
+    """
+
+    made: ListMaking
+    show: ClassVar[Callable[[Expr], str]]
+    stop: ClassVar[str] = BLOCKS.name
+
+    @property
+    def keeps(self) -> list[str]:
+        """Statements that find whether a query sees a key."""
+        return []
+
+    def place(self, key: str) -> str:
+        """Returns what a list holds of a key."""
+        return key
+
+    @property
+    def sizes(self) -> list[str]:
+        """Names of the sizes that kernels read."""
+        return [*self.made.dims, BLOCKS.name]
+
+    @property
+    def lines(self) -> str:
+        """How many lists there are, as the host computes it."""
+        return show_product(self.made.lines)
+
+
+class RowLists(Lists):
+    """Lists of rows of memory, of which every program finds its own; stop: where the keys end."""
+
+    rows: ListedRows
+    stop = "N"
+
+    def place(self, key: str) -> str:
+        """Returns the row in memory of a key, or the key itself where pages are still to be looked up."""
+        return key if self.rows.first == ZERO else f"{type(self).show(self.rows.first)} + {key}"
+
+    @property
+    def sizes(self) -> list[str]:
+        return list(dict.fromkeys((*super().sizes, *self.rows.dims)))
+
+    @property
+    def lines(self) -> str:
+        return show_product(self.rows.lines)
