@@ -22,8 +22,8 @@ from attnc.verify.runners import runner_of
 
 #: What is counted. rows, keys: of one sequence; packed: rows of one KV head; heads: of all sequences;
 #: entries: of what is searched; columns: of a block table; splits: of a sequence's keys; tiles: of all rows
-#: of the call; offsets: of elements, along an axis of some tensors. Of a projection: rows, features (N) and
-#: depth (K).
+#: of the call; offsets: of elements, along an axis of some tensors; strides: of pages. Of a projection: rows,
+#: features (N) and depth (K).
 Quantity: TypeAlias = Literal[
     "rows",
     "keys",
@@ -35,6 +35,7 @@ Quantity: TypeAlias = Literal[
     "splits",
     "tiles",
     "offsets",
+    "strides",
     "features",
     "depth",
 ]
@@ -60,7 +61,7 @@ _LONGEST = 320
 class Boundary:
     """name: the constant and whose it is; quantity: what is compared with it; where: the config's fields that
     put it in force, of this kernel ("": of none); reach: which cases get there; axes: along which offsets
-    pass it; of_mask: whether it is a number of the mask.
+    pass it, or strides are odd; of_mask: whether it is a number of the mask.
     """
 
     name: str
@@ -88,7 +89,7 @@ class Boundary:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaseFacts:
     """What a case is, as far as boundaries ask: sizes by quantity, the config of every kernel, and the axes
-    along which offsets pass 32 bits.
+    along which offsets pass 32 bits, or strides are odd.
     """
 
     sizes: Mapping[str, frozenset[int]]

@@ -21,7 +21,8 @@ class TensorLayout:
 
     order: its axes, slowest first (the last axis of q, k, v and o stays fastest); gaps: elements left out
     after each axis, as when the tensor is a slice of a larger one; expanded: axes of stride 0; offset:
-    elements before its first one; step: stride of the fastest axis.
+    elements before its first one; step: stride of the fastest axis; more: elements that the stride of the
+    slowest has besides, which no other stride is a multiple of.
     """
 
     order: tuple[int, ...]
@@ -29,6 +30,7 @@ class TensorLayout:
     expanded: tuple[int, ...] = ()
     offset: int = 0
     step: int = 1
+    more: int = 0
 
     @property
     def is_far(self) -> bool:
@@ -190,10 +192,10 @@ def _check_number(what: str, value: object, least: int, limit: int) -> None:
 
 def _layout(name: str, value: object) -> TensorLayout:
     lists = ("order", "gaps", "expanded")
-    if not isinstance(value, dict) or value.keys() - {"step"} != {*lists, "offset"}:
+    if not isinstance(value, dict) or value.keys() - {"step", "more"} != {*lists, "offset"}:
         raise ValueError(f"the layout of '{name}' is none")
-    numbers = {"offset": value["offset"], "step": value.get("step", 1)}
-    for part, least in (("offset", 0), ("step", 1)):
+    numbers = {"offset": value["offset"], "step": value.get("step", 1), "more": value.get("more", 0)}
+    for part, least in (("offset", 0), ("step", 1), ("more", 0)):
         _check_number(f"the '{part}' of the layout of '{name}'", numbers[part], least, _ELEMENTS)
     for part in lists:
         if not isinstance(value[part], list):

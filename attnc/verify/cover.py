@@ -35,6 +35,8 @@ _NUMBERS = frozenset({"logits", "values", "special"})
 #: How many rows or keys there are beside a tile.
 LENGTHS_BY_TILES = ("1", "short", "tile - 1", "tile", "tile + 1", "long", "2 tiles")
 GROUPS = (1, 2, 3, 5, 7, 8)
+#: What the boundary of an odd stride names as its axes.
+PAGES = "pages"
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,7 @@ class Space:
     def boundaries(self) -> tuple[Boundary, ...]:
         found = () if self.plan is None else boundaries_of(self.plan, self.processors)
         in_force = tuple(boundary for boundary in found if any(map(boundary.is_in_force, self._all_configs)))
-        return (*in_force, *self._far) if in_force else ()
+        return (*in_force, *self._far, *self._odd) if in_force else ()
 
     @cached_property
     def _far(self) -> tuple[Boundary, ...]:
@@ -71,6 +73,14 @@ class Space:
         config = self.configs[self.usable[0]]
         found = ((axes, far_case(self.attention, self.tensors, axes, config)) for axes in AXES)
         return {axes: case for axes, case in found if case is not None}
+
+    @property
+    def _odd(self) -> Iterator[Boundary]:
+        """Pages that begin at no multiple of 16 bytes, while rows of a page and the first page do: what a
+        kernel copies follows from the strides of all axes.
+        """
+        if any(tensor.storage.is_paged for tensor in self.tensors):
+            yield Boundary(name="pages at an odd stride", quantity="strides", value=1, axes=PAGES)
 
     @property
     def _all_configs(self) -> tuple[dict[str, Any], ...]:
@@ -131,6 +141,8 @@ class Space:
             found += ["gapped", "transposed"]
             if not self._has_contiguous_rows(tensor):
                 found.append("rows")
+            if tensor.storage.is_paged:
+                found.append("odd")
         if self._expandable(tensor) is not None:
             found.append("expanded")
         return tuple(found)
@@ -155,6 +167,8 @@ class Space:
                 return TensorLayout(order=axes, gaps=none, offset=number % 3, step=2)
             case "rows":
                 return TensorLayout(order=axes[::-1], gaps=none)
+            case "odd":
+                return TensorLayout(order=axes, gaps=none, more=1)
             case _:
                 return TensorLayout(order=axes, gaps=none, expanded=self._expandable(tensor) or ())
 
@@ -169,6 +183,8 @@ class Space:
             return "expanded"
         if layout.step > 1:
             return "spread"
+        if layout.more:
+            return "odd"
         if layout.order == axes:
             return "gapped" if any(layout.gaps) else "shifted"
         return "transposed" if layout.order[-1] == axes[-1] else "rows"
@@ -282,7 +298,8 @@ class Space:
             configs=self.configs_of(case),
             far=frozenset(
                 axes for axes, far in self.far_cases.items() if far.layouts.items() <= case.layouts.items()
-            ),
+            )
+            | ({PAGES} if longest and any(layout.more for layout in case.layouts.values()) else set()),
         )
 
     @cached_property

@@ -171,8 +171,8 @@ def place_tensor(
     strides, reach = [0] * data.dim(), layout.step
     for axis in reversed(layout.order):
         if axis not in layout.expanded:
-            strides[axis] = reach
-            reach *= data.shape[axis] + layout.gaps[axis]
+            strides[axis] = reach + (layout.more if axis == layout.order[0] else 0)
+            reach = strides[axis] * (data.shape[axis] + layout.gaps[axis])
     if not data.numel():
         nothing = torch.empty(0, dtype=data.dtype, device=device)
         return Guarded(tensor.name, nothing.as_strided(data.shape, strides), nothing, nothing.clone())

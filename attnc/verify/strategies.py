@@ -196,7 +196,9 @@ def _layouts(draw: st.DrawFn, attention: Attention, tensor: Tensor) -> TensorLay
     expanded = (
         tuple(draw(st.sets(st.sampled_from(expandable), max_size=1))) if may_expand and expandable else ()
     )
-    return TensorLayout(order=order, gaps=gaps, expanded=expanded, offset=draw(st.sampled_from((0, 8, 1, 3))))
+    offset = draw(st.sampled_from((0, 8, 1, 3)))
+    more = draw(st.sampled_from((0, 0, 1))) if tensor.storage.is_paged else 0
+    return TensorLayout(order=order, gaps=gaps, expanded=expanded, offset=offset, more=more)
 
 
 @st.composite

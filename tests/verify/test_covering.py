@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -192,6 +193,24 @@ def test_the_array_meets_what_it_can(name: str) -> None:
     assert len(coverage.summary.missed) <= 3
     thin = [met for met in coverage.summary.boundaries if met.boundary.reach == "thin"]
     assert any(met.boundary.value + 1 in met.met for met in thin)
+
+
+@pytest.mark.parametrize("target", ["triton", "cuda.sm_90a"])
+def test_pages_at_an_odd_stride_are_met_early(target: str) -> None:
+    """While their rows, and the first page, begin at multiples of 16 bytes."""
+    subject = subject_of(module_of("paged_decode", target))
+    space, coverage = subject.space, Coverage(subject.space)
+    for case in covering_cases(space, subject.limits(), 8):
+        coverage.note(case)
+    (met,) = (met for met in coverage.summary.boundaries if met.boundary.quantity == "strides")
+    assert (met.boundary.name, met.met) == ("pages at an odd stride", (1,))
+    k = next(tensor for tensor in space.tensors if tensor.name == "k")
+    case = Case(
+        dims={"B": 2, "M": 1, "N": 40, "Hkv": 1, "G": 1, "P": 3}, layouts={"k": space.layout(k, "odd")}
+    )
+    placed = build(space.attention, case).inputs["k"]
+    pages, *others = placed.stride()
+    assert (pages, *others) == (math.prod(placed.shape[1:]) + 1, *torch.empty(placed.shape).stride()[1:])
 
 
 @pytest.mark.slow
