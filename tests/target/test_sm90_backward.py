@@ -58,7 +58,7 @@ def test_rows_of_rounded_dq_lie_in_different_banks(d: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("mask", "d", "accumulate"),
-    some_by_day(["true", CAUSAL], [64, 72, 128], ["atomic", "ordered", "two_pass"], of=3),
+    some_by_day(["true", CAUSAL], [40, 64, 72, 96, 128], ["atomic", "ordered", "two_pass"], of=5),
 )
 def test_products_are_not_serialised(mask: str, d: int, accumulate: str) -> None:
     """ptxas says so by C75xx alone, and the kernel is a fifth slower."""
@@ -163,6 +163,10 @@ def gradients(
     [
         (64, "atomic"),
         (64, "ordered"),
+        (80, "atomic"),
+        pytest.param(40, "atomic", marks=pytest.mark.slow),
+        pytest.param(40, "ordered", marks=pytest.mark.slow),
+        pytest.param(72, "ordered", marks=pytest.mark.slow),
         pytest.param(128, "atomic", marks=pytest.mark.slow),
         pytest.param(128, "ordered", marks=pytest.mark.slow),
         pytest.param(64, "two_pass", marks=pytest.mark.slow),
@@ -211,6 +215,30 @@ def test_a_mistake_in_it_is_found(
     host = on_cpu(planned(CAUSAL, accumulate=accumulate), kernel, change)
     with pytest.raises(SimtFault, match=said):
         gradients(host, (1, 2, 400, 300), 64)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not available(), reason="g++ compiles the kernels for the CPU")
+@pytest.mark.parametrize(
+    ("accumulate", "kernel", "right", "wrong"),
+    [
+        ("atomic", "dkdv", r"DQ_PANEL = 64 \* 64", "DQ_PANEL = 64 * 60"),
+        ("atomic", "finish", r"warp < 4 \? 8 : 2", "warp < 4 ? 8 : 1"),
+        ("ordered", "dkdv", r"w < 4 \? 64 : 16", "w < 4 ? 64 : 8"),
+    ],
+)
+def test_a_share_of_dq_that_is_not_the_columns_left_is_found(
+    accumulate: str, kernel: str, right: str, wrong: str, on_cpu: Callable[..., Any]
+) -> None:
+    def change(source: str) -> str:
+        changed, count = re.subn(right, wrong, source)
+        assert count == 1
+        return changed
+
+    host = on_cpu(planned(CAUSAL, d=80, accumulate=accumulate), kernel, change)
+    (dq, *_), (wanted, *_) = gradients(host, (1, 2, 100, 200), 80)
+    far = torch.linalg.vector_norm(dq.double() - wanted) / torch.linalg.vector_norm(wanted)
+    assert not far < 6e-3
 
 
 @pytest.fixture

@@ -78,8 +78,8 @@ _ADDS_FROM_REGISTERS, _QUERIES_BESIDE_P = 64, 64
 FINISH_WARPS, STORED_ROWS, _STAGED_PANEL = 8, 16, 2048
 #: Warps of a block that adds dk and dv of parts; blocks for each multiprocessor, at most.
 JOIN_WARPS, JOIN_BLOCKS = 8, 8
-#: Bytes that a warp stages results in; columns of dQ that a warpgroup makes.
-_STAGED, DQ_COLUMNS = 4096, 64
+#: Bytes that a warp stages results in.
+_STAGED = 4096
 #: Floats behind the sums of a q tile of dQ, where it says whose turn it is: a line of the cache.
 TURNS = 32
 #: Keys of a tile of the kernel over queries, by the pieces of the wider of Q and V.
@@ -196,6 +196,14 @@ class Sm90Backward(CudaBackwardLayout):
         return -(-self.layout.dv // PIECE)
 
     @property
+    def dq_columns(self) -> tuple[int, int]:
+        """Columns of dQ that each warpgroup makes: those of a panel of K, and what is left of the other;
+        where one panel has all, each makes them, of half of the queries.
+        """
+        d = self.layout.d_multiplied
+        return (d, d) if self.qk_panels == 1 else (PIECE, d - PIECE)
+
+    @property
     def finish_pitch(self) -> int:
         """The elements from a row of rounded dq to the next in shared memory: an odd number of chunks, so
         that the 8 rows of 4 pairs which a warp stores at once lie in all 32 banks.
@@ -283,7 +291,7 @@ class Sm90Backward(CudaBackwardLayout):
             "dv": self.layout.dv_multiplied // 2 if kernel != "dk" else 0,
             "s": rows // 2,
             "dp": rows // 2 if kernel != "dv" else 0,
-            "dq": DQ_COLUMNS // 2 if self.adds_dq else 0,
+            "dq": max(self.dq_columns) // 2 if self.adds_dq else 0,
         }
         return {name: count for name, count in registers.items() if count}
 

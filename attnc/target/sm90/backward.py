@@ -18,7 +18,7 @@ from attnc.target.sm90.backward_tiles import Sm90Arguments
 
 def _declare_dq(plan: Sm90Backward) -> str:
     turns, behind = (f"TURNS = {TURNS}, ", " + TURNS") if plan.turns else ("", "")
-    return f"constexpr int {turns}DQ_SIZE = {64 * plan.qk_panels} * BLOCK_M{behind};"
+    return f"constexpr int {turns}DQ_SIZE = {plan.layout.d_multiplied} * BLOCK_M{behind};"
 
 
 class Sm90PreprocessText(RowsText):

@@ -10,7 +10,6 @@ from attnc.plan.ir.backward import BackwardKernel
 from attnc.plan.sm90 import backward_roles_of
 from attnc.plan.sm90.backward import Sm90Backward
 from attnc.plan.sm90.backward_roles import list_sum_columns
-from attnc.plan.sm90.layout import PIECE
 from attnc.target.sm80.arguments import ArgumentText
 from attnc.target.sm80.backward import BackwardSizes, CudaBackwardText
 from attnc.target.sm80.backward_step import Factors, WarpShare
@@ -76,7 +75,8 @@ class Sm90BackwardText(CudaBackwardText):
         if self.latent is not None:
             self.factors = Factors(planned, self.sums, at_once=True)
             self.chain = replace(self.chain, slope=None)
-        columns, more = list_sum_columns(planned, roles, self.layout), [PIECE] if self.chain.adds_dq else []
+        columns = list_sum_columns(planned, roles, self.layout)
+        more = sorted(set(self.plan.dq_columns)) if self.chain.adds_dq else []
         tiles = [roles.key_tile]
         self.wgmma = WgmmaTiles(self.layout, key_tiles=tiles, sum_columns=columns, SS_ROWS=more)
         self.boxes = Boxes(self.rows.zero)

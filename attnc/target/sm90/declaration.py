@@ -143,11 +143,11 @@ class HopperBackward(CudaBackward):
     @property
     def size_of_dq(self) -> str:
         turns = f" + {TURNS}" if self._plan.turns else ""
-        return f"{64 * self._plan.qk_panels} * {self.configs[-1]}.BLOCK_M{turns}"
+        return f"{self._plan.layout.d_multiplied} * {self.configs[-1]}.BLOCK_M{turns}"
 
     @property
     def sum_bytes(self) -> int:
-        return 64 * self._plan.qk_panels * 4 if self._adds else 0
+        return self._plan.layout.d_multiplied * 4 if self._adds else 0
 
     @property
     def sizes(self) -> dict[str, str]:

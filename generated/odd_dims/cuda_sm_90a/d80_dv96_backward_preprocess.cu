@@ -32,7 +32,7 @@
 #include "sm80.cuh"
 
 constexpr int DV = 96;
-constexpr int TURNS = 32, DQ_SIZE = 128 * BLOCK_M + TURNS;
+constexpr int TURNS = 32, DQ_SIZE = 80 * BLOCK_M + TURNS;
 constexpr float LOG2E = 1.4426950408889634f;  // log2(e): lse comes in natural units
 
 struct Args {
