@@ -127,7 +127,7 @@ BUGS: tuple[Bug, ...] = (
         name="gate of the next columns",
         attention="gated",
         story="a copy wrote chunks in their order, where a tile has them permuted within a row",
-        anchor="(chunk % 8 ^ row % 8) * 16",
+        anchor="(chunk % 8 ^ first_row % 8) * 16",
         patch="chunk % 8 * 16",
     ),
     HopperBug(
@@ -155,8 +155,8 @@ BUGS: tuple[Bug, ...] = (
         name="two sigmoids by the reciprocal of infinity",
         attention="gated",
         story="the product of two large numbers overflows where neither of them does",
-        anchor="if (any_lane(!compute_ahead(TrueType{})))",
-        patch="if (any_lane(!compute_ahead(TrueType{})) && lane > 32)",
+        anchor="if (any_lane(!served))",
+        patch="if (any_lane(!served) && lane > 32)",
     ),
     HopperBug(
         name="division by the queries of the call",
@@ -257,6 +257,22 @@ BUGS: tuple[Bug, ...] = (
         story="the first lane of a pair has the first keys, and was given nothing of the second",
         anchor="(t % 2 == 0 ? beside : 0.0f)",
         patch="(t % 2 == 0 ? 0.0f : beside)",
+    ),
+    CudaBug(
+        name="query heads of a stick in all parts behind theirs, too",
+        attention="stick_breaking",
+        story="the loop over heads went on from the first head of a part",
+        anchor="group += args.WALK_PARTS",
+        patch="++group",
+        file="backward_dkdv",
+    ),
+    CudaBug(
+        name="dv of a stick's first part alone",
+        attention="stick_breaking",
+        story="parts lay as far apart as those of dk, which had other columns",
+        anchor="args.dv_sum_ptr + piece / (DV / 8) * args.WALK_PARTS * DV",
+        patch="args.dv_sum_ptr + piece / (DV / 8) * DV",
+        file="backward_add",
     ),
     CudaBug(
         name="splits of a whole stick each",

@@ -210,8 +210,10 @@ class CudaBackwardLayout:
 
     @property
     def shares_heads(self) -> bool:
-        """Whether blocks may share the query heads of a kv tile, whose sums another kernel adds in order."""
-        return self.layout.v_in_k
+        """Whether blocks may share the query heads of a kv tile, whose sums another kernel adds in order: in
+        kernels that run longest of all, and sum nothing else.
+        """
+        return self.layout.v_in_k or (self.breaks_sticks and not (self.sums or self.sliced))
 
     def slices(self, kernel: KernelName) -> int:
         widest = max(self.layout.qk.width, self.layout.v.width)

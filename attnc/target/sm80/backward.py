@@ -329,12 +329,20 @@ ADD_WARPS, ADD_BLOCKS = 4, 8
 
 
 def add_name(module: Module) -> str:
-    """Returns the function that adds dk of the blocks that share query heads."""
+    """Returns the function that adds dk and dv of the blocks that share query heads."""
     return f"{module.variant.attention.name}_backward_add"
 
 
 class JoinText(CudaFileText):
-    """Text of a kernel that adds dk or dv of blocks that share a walk."""
+    """Text of a kernel that adds dk or dv of blocks that share a walk. makes: those that it adds."""
+
+    def __init__(
+        self, module: Module, arguments: ArgumentText, name: str, default: KernelBuild, summed: list[str]
+    ) -> None:
+        super().__init__(module, arguments, name, default)
+        self.makes = [name.removesuffix("_sum") for name in summed]
+        widths = {"dk": f"D = {self.layout.d}", "dv": f"DV = {self.layout.dv}"}
+        self.width = ", ".join(widths[name] for name in self.makes)
 
     @property
     def key_rows(self) -> str:
@@ -351,5 +359,5 @@ class AddText(JoinText):
     def __init__(self, module: Module, arguments: ArgumentText) -> None:
         assert module.backward is not None
         last = default_of(module.backward.kernels[-1])
-        super().__init__(module, arguments, add_name(module), replace(last, warps=ADD_WARPS, stages=1))
-        self.width = f"D = {self.layout.d}"
+        own = replace(last, warps=ADD_WARPS, stages=1)
+        super().__init__(module, arguments, add_name(module), own, arguments.parts)

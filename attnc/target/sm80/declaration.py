@@ -301,7 +301,8 @@ class CudaBackward(BackwardDeclaration):
         for name in self._arguments.edges:
             yield declare_allocation(name, f"f32[{self.row_sizes}, EDGES]")
         for name in self._arguments.parts:
-            shape = f"f32[KEY_ROWS, WALK_PARTS * (WALK_PARTS > 1), {self._layout.d}]"
+            columns = self._layout.dv if name == "dv_sum" else self._layout.d
+            shape = f"f32[KEY_ROWS, WALK_PARTS * (WALK_PARTS > 1), {columns}]"
             yield declare_allocation(name, shape, zero=self.leaves_rows)
 
     @property
@@ -361,7 +362,8 @@ class CudaBackward(BackwardDeclaration):
         if name == finish_name(self.module):
             return cuda_kernel(name, "cdiv(M, BLOCK_M) * B * H", config=self.configs[-1])
         if name == add_name(self.module):
-            pieces = f"cdiv(KEY_ROWS * {self._layout.d // 8}, {32 * ADD_WARPS})"
+            widths = [self._layout.dv if x == "dv_sum" else self._layout.d for x in self._arguments.parts]
+            pieces = f"cdiv(KEY_ROWS * {max(widths) // 8}, {32 * ADD_WARPS})"
             own = {"WARPS": str(ADD_WARPS), "STAGES": "1", "shared": "0"}
             most = f"min({pieces}, {ADD_BLOCKS} * multiprocessors()) * (WALK_PARTS > 1)"
             return cuda_kernel(name, most, config=self.configs[-1], changes=own)

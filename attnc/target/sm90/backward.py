@@ -48,16 +48,14 @@ def join_name(module: Module) -> str:
 class Sm90JoinText(JoinText):
     """Text of the kernel that adds parts of dk and dv: what `templates/sm90/backward_join.cu.jinja` prints.
 
-    makes: dk and dv, as far as walks are cut; factor: of dk.
+    factor: of dk.
     """
 
     def __init__(self, module: Module, arguments: Sm90Arguments) -> None:
         assert module.backward is not None
         last = default_of(module.backward.kernels[-1])
-        super().__init__(module, arguments, join_name(module), replace(last, warps=JOIN_WARPS, stages=1))
-        self.makes = [name.removesuffix("_sum") for name in arguments.summed]
-        widths = {"dk": f"D = {self.layout.d}", "dv": f"DV = {self.layout.dv}"}
-        self.width = ", ".join(widths[name] for name in self.makes)
+        own = replace(last, warps=JOIN_WARPS, stages=1)
+        super().__init__(module, arguments, join_name(module), own, arguments.summed)
         self.factor = f" * {scalar(Const(module.backward.kernels[0].chain.scale))}"
 
 

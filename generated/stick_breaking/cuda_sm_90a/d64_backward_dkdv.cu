@@ -50,6 +50,8 @@ struct Args {
     bf16* dv_ptr;
     float* behind_ptr;
     float* before_ptr;
+    float* dk_sum_ptr;
+    float* dv_sum_ptr;
     long long stride_qb, stride_qm, stride_qh;
     long long stride_kb, stride_kn, stride_kh;
     long long stride_vb, stride_vn, stride_vh;
@@ -58,7 +60,7 @@ struct Args {
     long long stride_dqb, stride_dqm, stride_dqh;
     long long stride_dkb, stride_dkn, stride_dkh;
     long long stride_dvb, stride_dvn, stride_dvh;
-    int B, H, G, M, N, Hkv, M_padded, EDGES, SECTION, KV_SECTION;
+    int B, H, G, M, N, Hkv, M_padded, EDGES, WALK_PARTS, KEY_ROWS, SECTION, KV_SECTION;
 };
 
 // Tiles in shared memory have rows of WIDTH elements, whose 16-byte chunks are permuted so that ldmatrix finds 8
@@ -189,6 +191,25 @@ __device__ void to_tile(element* tile, int row, int column, const float (&sums)[
                     pack(sums[i / 2][j][i % 2 * 2] * scale, sums[i / 2][j][i % 2 * 2 + 1] * scale);
 }
 
+// Accumulator pieces times `scale` to rows `row` and on, below row `stop`, and columns `column` and on of a matrix of
+// f32.
+template <int SIZE, int I, int J>
+__device__ void store_sums(float* to, long long stride, int row, int column, int stop, const float (&sums)[I][J][4],
+    float scale)
+{
+    const int lane = threadIdx.x % 32;
+    #pragma unroll
+    for (int i = 0; i < 2 * I; ++i)
+        #pragma unroll
+        for (int j = 0; j < J; ++j)
+            #pragma unroll
+            for (int c = 0; c < 2; ++c) {
+                const int own_row = row + 8 * i + lane / 4, own_column = column + 8 * j + 2 * (lane % 4) + c;
+                if (own_row < stop && own_column < SIZE)
+                    to[own_row * stride + own_column] = sums[i / 2][j][i % 2 * 2 + c] * scale;
+            }
+}
+
 #include "stick_gradients.cuh"
 
 // dk and dv of one kv tile of one KV head: FlashAttention-2, algorithm 2, with keys as rows and queries as columns.
@@ -207,7 +228,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) stick_breaking_backward_dk
     const int B = args.B, H = args.H, G = args.G, M = args.M, N = args.N, Hkv = args.Hkv;
 
     // Tiles are walked in sections of KV heads whose q and do share the L2 cache.
-    const int kv_tiles = (args.N + BLOCK_N - 1) / BLOCK_N, tile = blockIdx.x;
+    const int part = blockIdx.x % args.WALK_PARTS;  // of the query heads that share the keys
+    const int kv_tiles = (args.N + BLOCK_N - 1) / BLOCK_N, tile = blockIdx.x / args.WALK_PARTS;
     const int first_head = tile / (kv_tiles * args.KV_SECTION) * args.KV_SECTION;
     const int heads = min(args.KV_SECTION, B * Hkv - first_head), rank = tile % (kv_tiles * args.KV_SECTION);
     const int kv_lo = rank / heads * BLOCK_N;
@@ -224,7 +246,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) stick_breaking_backward_dk
     for (int r = 0; r < ROWS; ++r)
         kv_idx[r] = kv_lo + first_key + 8 * r + g;
     float dk[WARP_N / 16][D_COLUMNS / 8][4] = {}, dv[WARP_N / 16][DV_COLUMNS / 8][4] = {};
-    for (int group = 0; group < G; ++group) {  // the query heads that share this KV head
+    for (int group = part; group < G; group += args.WALK_PARTS) {  // the query heads that share this KV head
         const int h = h_kv * G + group;
         const element* const Q = args.q_ptr + b * args.stride_qb + h * args.stride_qh;
         const element* const DO = args.do_ptr + b * args.stride_dob + h * args.stride_doh;
@@ -333,6 +355,13 @@ extern "C" __global__ void __launch_bounds__(THREADS) stick_breaking_backward_dk
     }
 
     wait_copies<0>();
+    if (args.WALK_PARTS > 1) {  // another kernel adds what the parts have
+        store_sums<D>(args.dk_sum_ptr + (b * args.stride_dkb + h_kv * args.stride_dkh) * args.WALK_PARTS + part * D,
+            args.stride_dkn * args.WALK_PARTS, kv_lo + first_key, 0, N, dk, 0.125f);
+        store_sums<DV>(args.dv_sum_ptr + (b * args.stride_dvb + h_kv * args.stride_dvh) * args.WALK_PARTS + part * DV,
+            args.stride_dvn * args.WALK_PARTS, kv_lo + first_key, 0, N, dv, 1.0f);
+        return;
+    }
     __syncthreads();  // k_tile and v_tile are free
     to_tile<D, true>(k_tile, first_key, 0, dk, 0.125f);
     to_tile<DV, true>(v_tile, first_key, 0, dv, 1.0f);

@@ -49,6 +49,8 @@ struct Args {
     bf16* dv_ptr;
     float* behind_ptr;
     float* before_ptr;
+    float* dk_sum_ptr;
+    float* dv_sum_ptr;
     long long stride_qb, stride_qm, stride_qh;
     long long stride_kb, stride_kn, stride_kh;
     long long stride_vb, stride_vn, stride_vh;
@@ -57,7 +59,7 @@ struct Args {
     long long stride_dqb, stride_dqm, stride_dqh;
     long long stride_dkb, stride_dkn, stride_dkh;
     long long stride_dvb, stride_dvn, stride_dvh;
-    int B, H, G, M, N, Hkv, M_padded, EDGES, SECTION, KV_SECTION;
+    int B, H, G, M, N, Hkv, M_padded, EDGES, WALK_PARTS, KEY_ROWS, SECTION, KV_SECTION;
 };
 
 // Tiles in shared memory have rows of WIDTH elements, whose 16-byte chunks are permuted so that ldmatrix finds 8
