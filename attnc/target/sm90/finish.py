@@ -16,10 +16,11 @@ from attnc.target.sm80.printer import address, local, scalar, stored_type
 @dataclass(frozen=True, slots=True)
 class PairedRow:
     """A row that is loaded by pairs of columns. first, at: its column 0, and d; stride: from one to the next;
-    exists: whether it does; condition: that it does, "" where it always does.
+    exists: whether it does; condition: that it does, "" where it always does; kind: type of an element.
     """
 
     name: str
+    kind: str
     first: str
     at: str
     stride: str
@@ -42,9 +43,9 @@ class Sm90Finish(Finish):
         self.kept_columns = kept_columns
         planned = roles_of(kernel).finishing or Finishing()
         self._variant, self._fetches = module.variant, planned.paired
-        self.paired = tuple(map(_pair, self._fetches))
+        self.paired = tuple(map(self._pair, self._fetches))
         self.staged = planned.staged
-        self.staged_row = None if self.staged is None else _pair(self.staged.fetch)
+        self.staged_row = None if self.staged is None else self._pair(self.staged.fetch)
 
     @property
     def value(self) -> str:
@@ -59,19 +60,21 @@ class Sm90Finish(Finish):
 
     def half(self, fetch: Fetch, words: str) -> str:
         """Returns element c of two of a tensor, in 32 bits."""
-        kind = stored_type(self._dtypes[fetch.load.tensor], self._variant)
-        return f"to_float({kind}{{(unsigned short)({words} >> 16 * c)}})"
+        return f"to_float({self._kind(fetch.load.tensor)}{{(unsigned short)({words} >> 16 * c)}})"
 
     def statement(self, item: Statement) -> str:
         if isinstance(item, Fetch) and item in self._fetches:
             return local("const float", {item.name: self.half(item, f"{item.name}_pairs[r][j]")})
         return super().statement(item)
 
+    def _pair(self, fetch: Fetch) -> PairedRow:
+        tensor, row, indices = fetch.load.tensor, fetch.row, fetch.load.indices
+        base, done = (f"args.{tensor}_ptr", 0) if row is None else (row.name, len(row.indices))
+        columns: tuple[Expr, Expr] = Const(0), Index(COLUMN)
+        first, at = (address(base, tensor, (*indices[:-1], x), scalar, done=done) for x in columns)
+        stride, exists = f"args.stride_{tensor}_{len(indices) - 1}", scalar(fetch.guard)
+        condition = "" if exists == "true" else f"if ({exists}) "
+        return PairedRow(fetch.name, self._kind(tensor), first, at, stride, exists, condition)
 
-def _pair(fetch: Fetch) -> PairedRow:
-    tensor, row, indices = fetch.load.tensor, fetch.row, fetch.load.indices
-    base, done = (f"args.{tensor}_ptr", 0) if row is None else (row.name, len(row.indices))
-    columns: tuple[Expr, Expr] = Const(0), Index(COLUMN)
-    first, at = (address(base, tensor, (*indices[:-1], x), scalar, done=done) for x in columns)
-    stride, exists = f"args.stride_{tensor}_{len(indices) - 1}", scalar(fetch.guard)
-    return PairedRow(fetch.name, first, at, stride, exists, "" if exists == "true" else f"if ({exists}) ")
+    def _kind(self, tensor: str) -> str:
+        return stored_type(self._dtypes[tensor], self._variant)

@@ -191,24 +191,38 @@ __device__ __forceinline__ void run_consumer(const Args& args, u32 base, WorkTil
                 tma_wait_read();
             __syncwarp();
             const auto* const gate_row = &args.gate_ptr[b * args.stride_gate_0];
+            // Four lanes have a row of each eight, and find its address once; rows 4 apart lie in other banks.
+            const int first_row = 64 * consumer + 16 * warp + lane / 8 + lane / 4 % 2 * 4;
+            const long long stride = args.stride_gate_3;
+            const bf16* rows[ROWS];
+            bool exists[ROWS], by_chunks = stride == 1;
             #pragma unroll
-            for (int i = 0; i < DV / 16; ++i) {
-                const int x = 32 * i + lane, chunk = x % (DV / 8), row = 64 * consumer + 16 * warp + x / (DV / 8),
-                    q_idx = q_lo + row;
-                const long long stride = args.stride_gate_3;
-                const auto* const from = &gate_row[q_idx * args.stride_gate_1 + h * args.stride_gate_2
-                    + 0 * args.stride_gate_3] + 8 * chunk * stride;
-                const bool exists = q_idx < M;
-                const u32 to = base + O_AT + (chunk / 8 * BLOCK_M + row) * 128 + (chunk % 8 ^ row % 8) * 16;
-                if (stride == 1 && (unsigned long long)from % 16 == 0) {
-                    copy_async(to, from, exists);
-                } else {
-                    Chunk columns = {};
-                    for (int c = 0; c < 4 && exists; ++c)
-                        columns.words[c] = from[2 * c * stride].bits | (u32)from[(2 * c + 1) * stride].bits << 16;
-                    store_shared(to, columns);
-                }
+            for (int r = 0; r < ROWS; ++r) {
+                const int q_idx = q_lo + first_row + 8 * r;
+                rows[r] = &gate_row[q_idx * args.stride_gate_1 + h * args.stride_gate_2 + 0 * args.stride_gate_3];
+                exists[r] = q_idx < M;
+                by_chunks &= (unsigned long long)rows[r] % 16 == 0;
             }
+            auto place = [&](int r, int chunk) { return base + O_AT + (chunk / 8 * BLOCK_M + first_row + 8 * r) * 128
+                + (chunk % 8 ^ first_row % 8) * 16; };
+            if (!any_lane(!by_chunks)) {
+                #pragma unroll
+                for (int r = 0; r < ROWS; ++r)
+                    #pragma unroll
+                    for (int chunk = lane % 4; chunk < DV / 8; chunk += 4)
+                        copy_async(place(r, chunk), rows[r] + 8 * chunk, exists[r]);
+                return;
+            }
+            for (int r = 0; r < ROWS; ++r)
+                #pragma unroll 1
+                for (int chunk = lane % 4; chunk < DV / 8; chunk += 4) {
+                    Chunk columns = {};
+                    for (int c = 0; c < 4 && exists[r]; ++c) {
+                        const bf16* const from = rows[r] + (8 * chunk + 2 * c) * stride;
+                        columns.words[c] = from[0].bits | (u32)from[stride].bits << 16;
+                    }
+                    store_shared(place(r, chunk), columns);
+                }
         };
         // Row r of a thread is row 64 * consumer + 16 * warp + 8 * r + g of the tile.
         int q_idx[ROWS], q_pos[ROWS];
@@ -387,11 +401,13 @@ __device__ __forceinline__ void run_consumer(const Args& args, u32 base, WorkTil
             const int h = uniform(work.h);
             const int b = uniform(work.b);
             // gated.attn:12  output o: bf16[B, M, Hkv * G, D] = sigmoid(gate[b, q_idx, h, d]) * attention
+            #pragma unroll
+            for (int r = 0; r < ROWS; ++r)
+                l[r] = row_sum(l[r]);
             float scale[ROWS];
             bool sees[ROWS];  // a row without keys gives o = 0 and lse = -inf
             #pragma unroll
             for (int r = 0; r < ROWS; ++r) {
-                l[r] = row_sum(l[r]);
                 sees[r] = l[r] != 0.0f;
                 // line 12: o = diag(l)^-1 acc
                 scale[r] = 1.0f / (l[r] == 0.0f ? 1.0f : l[r]);
@@ -404,18 +420,14 @@ __device__ __forceinline__ void run_consumer(const Args& args, u32 base, WorkTil
             if (lane == 0 && (recompute || failing))
                 failed_mask = failing;
             auto writes = [&](int r) { return (written >> (4 * g + r) & 1) != 0; };
-            #pragma unroll
-            for (int r = 0; r < ROWS; ++r) {
-                // line 13: lse = m + log(l), natural logarithm
-                const int row = q_lo + 64 * consumer + 16 * warp + 8 * r + g;
-                if (writes(r) && args.lse_ptr != nullptr && t == 0 && row < M)
-                    args.lse_ptr[b * args.stride_lseb + h * args.stride_lseh + row * args.stride_lsem] =
-                        (m[r] + log2f(l[r])) * LN2;
-            }
             // While p v is in flight, in the registers of scores: what the epilogue computes of gate alone.
             float ahead[DV / 8][4];
             copies_wait();
             __syncwarp();
+            float lse[ROWS];  // logarithms beside it, before a branch
+            #pragma unroll
+            for (int r = 0; r < ROWS; ++r)
+                lse[r] = (m[r] + log2f(l[r])) * LN2;
             auto compute_ahead = [&](auto in_pairs) {
                 bool served = true;
                 #pragma unroll
@@ -442,9 +454,21 @@ __device__ __forceinline__ void run_consumer(const Args& args, u32 base, WorkTil
                 }
                 return served;
             };
-            if (any_lane(!compute_ahead(TrueType{})))  // rarely
+            const bool served = compute_ahead(TrueType{});
+            #pragma unroll
+            for (int r = 0; r < ROWS; ++r)
+                compute_here(lse[r]);
+            if (any_lane(!served))  // rarely
                 compute_ahead(FalseType{});
             warpgroup_fence_operand(ahead);
+            #pragma unroll
+            for (int r = 0; r < ROWS; ++r) {
+                // line 13: lse = m + log(l), natural logarithm
+                const int row = q_lo + 64 * consumer + 16 * warp + 8 * r + g;
+                if (writes(r) && args.lse_ptr != nullptr && t == 0 && row < M)
+                    args.lse_ptr[b * args.stride_lseb + h * args.stride_lseh + row * args.stride_lsem] =
+                        lse[r];
+            }
             wgmma_wait<0>();  // the last p v, in flight until here
             warpgroup_fence_operand(acc);
             warpgroup_fence_operand(p);
