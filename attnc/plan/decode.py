@@ -46,6 +46,7 @@ from attnc.plan.steps import (
 )
 from attnc.plan.steps import program as program_of
 from attnc.plan.targets import target_of
+from attnc.plan.words import with_words
 
 #: The query head of each row of a tile.
 ROW_HEAD = Ref("h", "int", ("q",), natural=True, within=(0, SIZE))
@@ -134,6 +135,7 @@ def plan_decode(
         v_scale=v_scale,
         scales=plan_column_scales(attention, names, packs=pack is not None, listed=is_listed),
     )
+    step = with_words(step) if target.reads_words(layout) else step
     outer = tuple(fetch for fetch in names.fetches if fetch.axes == ("q",))
     program = program_of(names, lines)
     kv_head = kv_head_of(attention)

@@ -260,6 +260,10 @@ class Target(ABC):
         """Returns how much faster a multiprocessor reads keys while others idle."""
         return PAGED_IDLE_GAIN if attention.k.storage.is_paged else IDLE_GAIN
 
+    def reads_words(self, layout: Layout | None) -> bool:
+        """Returns whether kernels that decode load words of bits once for the keys of a tile."""
+        return False
+
     def partial_trips(self, layout: Layout | None) -> int:
         """Returns what a byte of a partial result costs in bytes of keys."""
         return PARTIAL_TRIPS

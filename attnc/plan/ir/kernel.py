@@ -392,6 +392,19 @@ class ColumnScale:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KeyBits:
+    """Bits of words that the mask reads of each row and key: those of a tile of keys are moved next to each
+    other. fetch: a word; place: the number of a key's bit in its row; word: that of its word; bit: what the
+    mask reads.
+    """
+
+    fetch: Fetch
+    place: Expr
+    word: Expr
+    bit: Expr
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
     """What happens to one q tile x kv tile.
 
@@ -403,7 +416,7 @@ class Step:
     where the mask implies nothing of the kind; kept_inside: what of it keys before the end of the last loop
     may still lack, and all of it where loops run over queries;
     v_scale: what rows of v are multiplied by, where that differs from key to key: p is, before it is rounded;
-    scales: of columns of k and v;
+    scales: of columns of k and v; bits: what masked loads have of all keys of a tile;
     uses_kv_idx: a full tile needs the key positions too; names: values of the enclosing function that the
     step takes, in order.
     """
@@ -418,6 +431,7 @@ class Step:
     kept_inside: Expr | None = None
     v_scale: Expr | None = None
     scales: tuple[ColumnScale, ...] = ()
+    bits: tuple[KeyBits, ...] = ()
     score_span: Span | None = field(default=None, compare=False, repr=False)
     keep_span: Span | None = field(default=None, compare=False, repr=False)
 

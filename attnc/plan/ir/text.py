@@ -279,6 +279,9 @@ def _step(step: Step) -> Iterator[str]:
         yield "kv_idx in full tiles too"
     if step.masked_fetches:
         yield from _block("where masked", _statements(step.masked_fetches))
+    for bits in step.bits:
+        found = f"{show(bits.bit)}, bit {show(bits.place)} of the row, in {show(bits.word)}"
+        yield f"bits of {bits.fetch.name} for a tile of keys: {found}"
     if step.keep is not None:
         yield _line(f"keep = {show(step.keep)}", _at(step.keep_span))
     for name, expr in (("kept", step.kept), ("kept_inside", step.kept_inside)):

@@ -246,6 +246,9 @@ class Sm90a(Target):
         is_latent = attention.v.storage.is_part and feature(attention.v) > WIDEST
         return LATENT_IDLE_GAIN if is_latent else Target.idle_gain(self, attention)
 
+    def reads_words(self, layout: Layout | None) -> bool:
+        return isinstance(layout, Sm90DecodeLayout) and not layout.by_warps
+
     def partial_trips(self, layout: Layout | None) -> int:
         is_latent = isinstance(layout, Sm90DecodeLayout) and layout.consumers > 1
         return LATENT_TRIPS if is_latent else Target.partial_trips(self, layout)

@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from attnc.expr.nodes import Expr
+from attnc.expr.simplify import substitute
 from attnc.model.dtypes import DType
 from attnc.plan.ir import Decode, Fetch, Forward, Statement
 from attnc.plan.order import sums_in_order
 from attnc.plan.steps import fetches_for
+from attnc.target.sm80.bits import text_of_bits
 from attnc.target.sm80.printer import at_row, statement
 
 
 class Step:
     """The step of one kernel. times_scale: a factor of scores, "" for 1; excluded: the score of a key that a
     row does not see, or its weight where nothing normalises; v_scale: what row r of o is multiplied by, ""
-    for nothing.
+    for nothing. bits: words that are loaded once for a tile.
     """
 
     def __init__(self, kernel: Forward | Decode, dtypes: dict[str, DType]) -> None:
@@ -23,6 +25,7 @@ class Step:
         self.times_scale = "" if softmax.scale is None else " * SCALE"
         self.excluded = "-INF" if softmax.form in ("softmax", "stick_breaking") else "0.0f"
         self._sums_in_order = sums_in_order(kernel)
+        self.bits = [text_of_bits(bits, dtypes[bits.fetch.load.tensor]) for bits in kernel.step.bits]
         self.v_scale = "" if softmax.v_scale is None else at_row(softmax.v_scale)
 
     def exponent(self, score: str, shift: str) -> str:
@@ -39,7 +42,8 @@ class Step:
         return (self.statement(item) for item in items if "q" not in item.axes)
 
     def element_statements(self, items: Iterable[Fetch]) -> Iterator[str]:
-        return (self.statement(item) for item in items if "q" in item.axes)
+        words = [bits.fetch for bits in self._kernel.step.bits]
+        return (self.statement(item) for item in items if "q" in item.axes and item not in words)
 
     @property
     def score_fetches(self) -> tuple[Fetch, ...]:
@@ -59,6 +63,10 @@ class Step:
         return () if expr is None else fetches_for(candidates, expr)
 
     @property
-    def split_keep(self) -> bool:
+    def keep(self) -> str:
         keep = self._kernel.step.keep
-        return keep is not None and len(at_row(keep)) > 40
+        return "" if keep is None else at_row(substitute(keep, dict(bits.bit for bits in self.bits)))
+
+    @property
+    def split_keep(self) -> bool:
+        return len(self.keep) > 40

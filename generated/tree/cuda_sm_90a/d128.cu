@@ -38,6 +38,7 @@
 
 #define ELEMENT bf16
 #include "sm90.cuh"
+#include "sm90_bits.cuh"
 
 constexpr int CONSUMERS = WARPS / 4 - 1, PRODUCERS = 4, THREADS = 32 * WARPS;  // warpgroups, warps
 constexpr int DV = 128, COLUMNS = DV / CONSUMERS;  // of o, of one consumer
@@ -318,6 +319,23 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) tree_forward(const
         if (is_partial(kv_lo)) {
             branch();  // a branch, not selects in every tile
             // tree.attn:16  mask = causal and draft_tree(tree, 32)
+            // Bit i % 32 of word i / 32 of a row: key kv_lo + 2 * t + i.
+            constexpr int WORDS = (BLOCK_N + 31) / 32;
+            u32 tree_tile_bits[ROWS][WORDS];
+            const int tree_tile_first = kv_lo - (N - M), tree_tile_word = floor_div(tree_tile_first, 32);
+            #pragma unroll
+            for (int r = 0; r < ROWS; ++r) {
+                u32 words[WORDS + 1];
+                #pragma unroll
+                for (int i = 0; i <= WORDS; ++i) {
+                    const int word = tree_tile_word + i;
+                    words[i] = q_idx[r] < T && 0 <= word && word < W
+                        ? tree_row[q_idx[r] * args.stride_tree_1 + word * args.stride_tree_2] : 0;
+                }
+                #pragma unroll
+                for (int i = 0; i < WORDS; ++i)
+                    tree_tile_bits[r][i] = bits_from(words[i], words[i + 1], tree_tile_first) >> 2 * t;
+            }
             #pragma unroll
             for (int j = 0; j < WARP_N / 8; ++j)
                 #pragma unroll
@@ -326,12 +344,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) tree_forward(const
                     #pragma unroll
                     for (int r = 0; r < ROWS; ++r) {
                         float& s = scores[j][2 * r + c];
-                        const int tree_tile = q_idx[r] < T && 0 <= floor_div(kv_idx - (N - M), 32)
-                            && floor_div(kv_idx - (N - M), 32) < W
-                            ? tree_row[q_idx[r] * args.stride_tree_1
-                            + (floor_div(kv_idx - (N - M), 32)) * args.stride_tree_2] : 0;
                         const bool keep = kv_idx <= q_pos[r]
-                            && (kv_idx < N - M || ((tree_tile >> ((kv_idx - (N - M)) & 31)) & 1) != 0);
+                            && (kv_idx < N - M || (tree_tile_bits[r][j / 4] >> (8 * j % 32 + c) & 1) != 0);
                         s = keep ? s : -INF;
                     }
                 }
