@@ -162,6 +162,8 @@ def _work(planned: BackwardKernel, attention: Attention) -> int:
     d, dv = feature(attention.q), feature(attention.v)
     made = {"dq": d, "dk": d + (dv if planned.v_in_k else 0), "dv": dv}
     summed = sum(made[name] for name in (*planned.makes, *planned.adds))
+    if planned.weighs:
+        return summed
     products = d + (0 if planned.kind == "dv" else dv) + summed
     return products + (d if planned.chain.adds_dq is not None else 0)
 

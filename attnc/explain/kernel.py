@@ -63,6 +63,7 @@ def _selected_grid_line(kernel: BackwardKernel, pack: Pack, tile_q: int, tile_kv
         return f"as many programs as run at a time take {queries}, and add to {' and '.join(kernel.adds)}"
     if kernel.over_q:
         what, count = f"{tile_q} heads of a query", f"M * B{heads} * ceil({show(pack.group)} / {tile_q})"
+        count += ", which keep p and ds of each key for the next kernel" if kernel.keeps else ""
     elif kernel.selected is None:
         what, count = f"{tile_kv} keys of a block", f"blocks * ceil(keys / {tile_kv}) * B{heads}"
     else:

@@ -6,7 +6,8 @@ selected_dkdv   of blocks: a program per tile of the keys of a block, which walk
                 name it, and keeps dk and dv in registers
 selected_turns  of single keys, or a few: a program per tile of the keys of one list, which makes dk and dv of
                 this query alone, summed over its heads, and adds them to sums in memory when the queries
-                before it have. A kernel after it makes dk and dv of the sums
+                before it have. A kernel after it makes dk and dv of the sums. Of latents it multiplies p and
+                ds that selected_dq keeps, of some queries at a time: both are launched in turn
 
 selected_tokens the same, with `accumulate.dk = atomic`: as many programs as run at a time, which take query
                 after query. A program makes dq, and keeps what each head gives to each key, p and ds. The
@@ -24,6 +25,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from attnc.expr.construct import ZERO
+from attnc.expr.nodes import TRUE, Dot
 from attnc.model.attention import Attention, Variant
 from attnc.model.schedule import BackwardConfig, Schedule
 from attnc.plan.decode import pack_heads, vary_heads
@@ -115,15 +117,17 @@ class _SelectedMaker:
     def in_order(self, of_keys: tuple[Made, ...]) -> Iterator[BackwardKernel]:
         """Yields the kernels whose gradients are the same in every run."""
         grads = set(self.attention.grads)
-        if "q" in grads:
-            yield self.queries(stored=bool({"k", "v"} & grads))
-        if {"k", "v"} & grads:
+        wants_keys = bool({"k", "v"} & grads)
+        keeps = wants_keys and self.listing.gathers and bool(joined_parts(self.attention))
+        if "q" in grads or keeps:
+            yield replace(self.queries(stored=wants_keys), keeps=keeps)
+        if wants_keys:
             yield self.in_turns(of_keys) if self.listing.gathers else self.blocks(of_keys)
 
     def tokens(self, of_keys: tuple[Made, ...]) -> BackwardKernel:
         """Returns the kernel that makes dq, and adds what each query gives to the keys of its list."""
         kernel = self.queries(stored=bool(joined_parts(self.attention)))
-        return replace(kernel, adds=of_keys)
+        return replace(kernel, adds=of_keys, keeps=True)
 
     def queries(self, *, stored: bool) -> BackwardKernel:
         """Returns the kernel that makes dq. stored: another one reads what it leaves of its rows."""
@@ -142,13 +146,17 @@ class _SelectedMaker:
         return self._kernel(names, replace(walked, bounds=()), walked.bounds, makes, None, None)
 
     def in_turns(self, makes: tuple[Made, ...]) -> BackwardKernel:
-        """Returns the kernel that adds what one query makes of the keys of its list, when it is its turn."""
-        names = self._names()
-        walked, line = self._walk(names)
+        """Returns the kernel that adds what one query makes of the keys of its list, when it is its turn: of
+        latents, products of what the kernel before it keeps.
+        """
+        joined = joined_parts(self.attention)
+        made = replace(self, attention=replace(self.attention, score=Dot(), mask=TRUE)) if joined else self
+        names = made._names()
+        walked, line = made._walk(names)
         loop = Loop(start=ZERO, stop=self.pack.group, masked=True)
         loops = Regions(axis="q", bounds=(), loops=(loop,))
-        kernel = self._kernel(names, loops, line, makes, None, walked.loops[0].listed)
-        return replace(kernel, joined=joined_parts(self.attention))
+        kernel = made._kernel(names, loops, line, makes, None, walked.loops[0].listed)
+        return replace(kernel, joined=joined)
 
     def rows(self, attention: Attention) -> Preprocess:
         """Returns the kernel for delta and lse, where none makes dq."""

@@ -4,6 +4,7 @@
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -44,6 +45,7 @@ class Kernel:
     where the kernel can take them (TMA); pointers: the others. config: the kernel of a backward that it is
     configured as. sizes: by name those that it takes besides; warps: where no config says. joins: launched
     where the keys of sequences are split. contracts: whether the compiler may round a product and a sum once.
+    rounds: how many times it is launched, in turn with its neighbours of as many rounds.
     """
 
     function: Any
@@ -55,6 +57,7 @@ class Kernel:
     warps: int = 0
     joins: bool = False
     contracts: bool = True
+    rounds: str = "1"
 
 
 class TritonLaunch:
@@ -167,7 +170,10 @@ class TritonAttention(Attention):
     def made_ready(self, launches: tuple[Any, ...], place: Place) -> tuple[Launch, ...]:
         splits = place.names.get("SPLITS", 1)
         kernels = [kernel for kernel in launches if splits > 1 or not kernel.joins]
-        return tuple(self._launch(kernel, place) for kernel in kernels)
+        ready: list[Launch] = []
+        for rounds, neighbours in groupby(kernels, key=lambda kernel: kernel.rounds):
+            ready += [self._launch(kernel, place) for kernel in neighbours] * evaluate(rounds, place.names)
+        return tuple(ready)
 
     def _launch(self, kernel: Kernel, place: Place) -> TritonLaunch:
         names = dict(place.names)

@@ -122,6 +122,13 @@ CASES: Mapping[str, Mapping[str, str]] = {
         "SCORE": "softcap(dot(q, k) / 4, 20)",
         "MASK": "listed(idx, rows = 1, keys = 4) and valid[b, kv_idx]",
     },
+    "keys of latent attention alone": {**LATENT, "GRADS": "k"},
+    "latent attention and softpick": {**LATENT, "SOFTMAX": "softpick"},
+    "latent attention of lengths": {
+        **LATENT,
+        "EXTRAS": "input many: i32[B]\n  input few: i32[B]\n  length N = many[b]\n  length M = few[b]",
+        "MASK": "listed(idx, rows = 1, keys = 1) and causal",
+    },
     "latent attention added as it comes": {**LATENT, "WAY": "accumulate.dk = atomic,"},
 }
 BY_DAY = (
@@ -169,6 +176,15 @@ def test_queries_share_sums(monkeypatch: pytest.MonkeyPatch, tiles: int) -> None
     """Lists of six have a tile, in two sequences with two K/V heads each: one copy, or three."""
     monkeypatch.setattr(selected, "ENOUGH_TILES", tiles)
     made = subject(MASK="listed(idx, rows = 1, keys = 1) and causal")
+    assert not wrong(made, {**SIZES, "M": 7}, range(2))
+
+
+@pytest.mark.parametrize("queries", [1, 2, 3])
+def test_weights_of_some_queries_are_kept_at_a_time(monkeypatch: pytest.MonkeyPatch, queries: int) -> None:
+    """A launch has queries of two copies, of four, or of six; of seven, the last one has fewer."""
+    monkeypatch.setattr(selected, "_KEPT", queries * 2 * 16 * 256 * 2)
+    monkeypatch.setattr(selected, "ENOUGH_TILES", queries)
+    made = subject(**LATENT, MASK="listed(idx, rows = 1, keys = 1) and causal")
     assert not wrong(made, {**SIZES, "M": 7}, range(2))
 
 

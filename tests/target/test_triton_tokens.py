@@ -129,12 +129,12 @@ def test_rows_of_two_types_are_two_operands() -> None:
 
 
 @pytest.mark.parametrize(
-    ("spec", "kernel", "apart"), [(LATENT, "dq", -1), (LATENT, "dk", -1), (ADDED, "dq", -8)]
+    ("spec", "kernel", "apart"), [(LATENT, "dq", -8), (LATENT, "dk", -1), (ADDED, "dq", -8)]
 )
 def test_both_rows_of_a_head_are_neighbours_or_lie_eight_apart(
     spec: str, kernel: KernelName, apart: int
 ) -> None:
-    """In a product of 16 rows a thread has rows eight apart."""
+    """In a product of 16 rows a thread has rows eight apart, of which weights are kept."""
     (module,) = modules_of(spec.replace("D]", "576]").replace("V]", "512]"))
     text = text_of(module, module.backward_kernels[kernel])
     assert isinstance(text, SelectedText)

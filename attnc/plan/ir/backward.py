@@ -222,8 +222,9 @@ class BackwardKernel(TileKernel):
     rows of a tile are heads of one query, or of several that list the same keys; selected: the list of a
     query, of whose keys a program owns a tile. What it makes of them is of this query alone, and added to
     sums in memory in the order of queries; adds: gradients of the keys that one query selects, which a
-    program that makes dq adds to sums in memory, as it comes; joined: parts of the columns in which rows of
-    do and q are one operand. roles: what each warp does, where warps do different things.
+    program that makes dq adds to sums in memory, as it comes; keeps: whether one that makes dq leaves p and
+    ds of each head and key in memory, of which these gradients are products; joined: parts of the columns in
+    which rows of do and q are one operand. roles: what each warp does, where warps do different things.
     """
 
     configs: tuple[BackwardConfig, ...]
@@ -236,6 +237,7 @@ class BackwardKernel(TileKernel):
     pack: Pack | None = None
     selected: ListWalk | None = None
     adds: tuple[Made, ...] = ()
+    keeps: bool = False
     joined: tuple[DotPart, ...] = ()
     roles: Roles | None = None
 
@@ -256,6 +258,11 @@ class BackwardKernel(TileKernel):
         if self.pack is not None:
             return "selected_dq" if self.over_q else "selected_dkdv"
         return "backward_dq" if self.over_q else "backward_dkdv"
+
+    @property
+    def weighs(self) -> bool:
+        """Whether it multiplies p and ds that the kernel before it keeps."""
+        return self.selected is not None and bool(self.joined)
 
     @property
     def kind(self) -> KernelName:

@@ -206,6 +206,8 @@ def _selection(kernel: BackwardKernel) -> Iterator[str]:
         yield f"a program per tile of the keys of one list, in turn: {_walked(kernel.selected)}"
     if kernel.adds:
         yield f"programs take query after query, and add to sums in memory: {', '.join(kernel.adds)}"
+    if kernel.keeps:
+        yield "keeps p and ds of each head and key"
     if kernel.joined:
         parts = (f"{part.first} .. {part.first + part.width}" for part in kernel.joined)
         yield f"columns of rows of do and q, joined: {', '.join(parts)}"

@@ -151,6 +151,8 @@ class SharedMemory:
     def _staying(self) -> tuple[str, ...]:
         if self._inner == "kv":
             return ("q",) if self.kernel == "forward" else ("q", "do")
+        if self._weighs:
+            return ()
         return ("k",) if self.kernel == "dv" else ("k", "v")
 
     @property
@@ -182,7 +184,7 @@ class SharedMemory:
     @property
     def _loads(self) -> Iterator[Buffer]:
         rows = dict(zip(("q", "kv"), self._tile, strict=True))
-        for load in find_loads(self.attention.score, self.attention.mask):
+        for load in () if self._weighs else find_loads(self.attention.score, self.attention.mask):
             if self._inner in (axes := axes_of(load)):
                 size = DType(self.attention.tensor(load.tensor).dtype).bytes
                 columns = rows["kv"] if len(axes) == 2 else 1
@@ -191,7 +193,10 @@ class SharedMemory:
                 )
         if self.attention.k.storage.is_paged and self._inner == "kv":
             yield _buffer("page", (rows["kv"], 1), 4, self._copies)
-        if self._inner == "q":
+        if self._weighs:
+            copies = self._stages if self._by_mma else self._copies
+            yield _buffer("weights", (2 * rows["q"], rows["kv"]), self._dtype.bytes, copies)
+        elif self._inner == "q":
             for name in ("m", "l") if self.kernel == "forward" else ("lse", "delta"):
                 yield _buffer(name, (rows["q"], 1), 4, self._copies)
 
@@ -224,7 +229,8 @@ class SharedMemory:
             yield _buffer("lse", (tile_q, 1), 4, 1)
             if self.device.has_tma:
                 yield _buffer("o", (tile_q, dv), DType(self.attention.o.dtype).bytes, 1)
-        if self._shares_v and self._copies == 1 and not self._by_mma and not self._stays("k"):
+        takes_v = self._shares_v and not self._weighs
+        if takes_v and self._copies == 1 and not self._by_mma and not self._stays("k"):
             # at most 256 bytes of a thread at a time, from its registers for k to those of another for v; the
             # other columns of k, and p, are not there then
             moved = min(tile_kv * dv * size, self.config.warps * 32 * 256)
@@ -263,17 +269,30 @@ class SharedMemory:
                 yield _buffer("k now", (tile_kv, d), size, 2)
 
     @property
-    def _keeps_weights(self) -> bool:
+    def _adds_as_it_comes(self) -> bool:
         sums = dict(self.config.accumulates) if isinstance(self.config, BackwardConfig) else {}
         is_atomic = "atomic" in (sums.get("k"), sums.get("v"))
         return self.kernel == "dq" and is_atomic and adds_to_keys(self.attention)
+
+    @property
+    def _keeps_weights(self) -> bool:
+        """Whether p and ds of each head and key stay in memory: the same kernel, or the next, multiplies
+        them.
+        """
+        in_turns = self.kernel == "dq" and self._joins_rows and adds_to_keys(self.attention)
+        return in_turns or self._adds_as_it_comes
+
+    @property
+    def _weighs(self) -> bool:
+        """Whether a kernel multiplies what another one has kept."""
+        return self.kernel == "dk" and self._joins_rows
 
     @property
     def product_bytes(self) -> int:
         """What products over the heads of a query take, when all else has gone: rows of do and q of twice the
         heads of a tile, which stay, stages of their weights, and, of wgmma, the sum, which is added as rows.
         """
-        if not self._keeps_weights:
+        if not self._adds_as_it_comes:
             return 0
         columns = min(PRODUCT_COLUMNS, max(self.columns))
         heads, operands = 2 * self.config.tile_q, 2 if self._shares_v else 1

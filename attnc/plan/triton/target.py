@@ -33,7 +33,7 @@ from attnc.plan.fitting import (
 from attnc.plan.ir import Module
 from attnc.plan.joined import joins_rows
 from attnc.plan.layout import BackwardLayout, Estimate, KernelName, Layout, SharedBytes, Which
-from attnc.plan.lists import adds_as_it_comes, fit_blocks, listing_of, selects_keys
+from attnc.plan.lists import adds_to_keys, fit_blocks, listing_of, selects_keys
 from attnc.plan.signature import feature
 from attnc.plan.sticks import BY_PHASE, with_common_keys
 from attnc.plan.target import Target
@@ -82,7 +82,7 @@ _WIDE_BACKWARD: Mapping[str, tuple[tuple[Tiles, ...], ...]] = {
     "dkdv": ((Tiles(32, 64, 8, 1), Tiles(32, 32, 4, 1), Tiles(16, 16, 4, 1)),),
 }
 _WIDEST = 256
-#: The same where sums of keys that queries select are atomic, and a K/V head has 16 query heads or fewer.
+#: The same for latents of which queries select keys, and whose K/V head has 16 query heads or fewer.
 _FEW_HEADS = Tiles(16, 64, 4, 2)
 _SIZES = frozenset(SIZES)
 _SMALLER_KEYS = {key for tiles in _SMALLER for key in tiles.by_key()}
@@ -135,7 +135,7 @@ def _list_backward_configs(
         first = (
             *_selected_tiles(attention, schedule, phase),
             *_f32_tiles(attention, phase),
-            *_wide_tiles(attention, schedule, phase),
+            *_wide_tiles(attention, phase),
         )
         groups = (*first, *((tiles,) for tiles in _SMALLER))
         found = first_fitting(found, groups, lambda config: _misfit(config, variant, kernel))
@@ -174,11 +174,11 @@ def _f32_tiles(attention: Attention, phase: Phase) -> Iterator[tuple[Tiles, ...]
         yield from islice(groups, 1)
 
 
-def _wide_tiles(attention: Attention, schedule: Schedule, phase: Phase) -> tuple[tuple[Tiles, ...], ...]:
+def _wide_tiles(attention: Attention, phase: Phase) -> tuple[tuple[Tiles, ...], ...]:
     if _widest(attention) <= _WIDEST:
         return ()
     tiles = _WIDE_BACKWARD[phase]
-    if phase == "dq" and joins_rows(attention) and adds_as_it_comes(attention, schedule):
+    if phase == "dq" and joins_rows(attention) and adds_to_keys(attention):
         large, *smaller = tiles[0]  # products stay in registers, which leaves room for the next tile of keys
         first = _FEW_HEADS if _has_few_heads(attention) else replace(large, stages=2)
         tiles = ((first, large, *smaller), *tiles[1:])

@@ -33,6 +33,7 @@ def triton_kernel(
     warps: int = 0,
     joins: bool = False,
     contracts: bool = True,
+    rounds: str = "1",
 ) -> CallText:
     """Returns a launch. tiles: tensors that come and go tile by tile; pointers: the others; config: of a
     backward, what declarations call it; the rest as `Kernel` has it.
@@ -52,6 +53,8 @@ def triton_kernel(
         fields["joins"] = "True"
     if not contracts:
         fields["contracts"] = "False"
+    if rounds != "1":
+        fields["rounds"] = quote_word(rounds)
     return CallText("Kernel", fields=fields)
 
 

@@ -29,9 +29,11 @@ from attnc.target.triton.parameters import Pair, Parameters, PrologueText, Trito
 from attnc.target.triton.printer import TL_DTYPES, scalar
 from attnc.target.triton.printer import statement as show_statement
 
-#: Tiles of keys of a query that make one copy of the sums enough, and numbers of copies where there are more:
-#: 256 MiB.
-ENOUGH_TILES, COPIED_FLOATS = 32, 1 << 26
+#: Tiles of keys of a query that make one copy of the sums enough, twice as many where weights are kept, and
+#: more where tiles have fewer heads than 32: turns are short. Numbers of copies where there are more: 256 MiB
+ENOUGH_TILES, _FEW_HEADS, COPIED_FLOATS = 32, 32, 1 << 26
+#: Keys that are as many as whole tiles of any size; weights that are kept at a time, 512 MiB.
+_WHOLE_TILES, _KEPT = 256, 1 << 28
 #: Warps of the kernels before and after those that add to them.
 _ORDER_WARPS, _SUM_WARPS = 4, 4
 
@@ -46,6 +48,17 @@ def _factor(text: str) -> str:
     return text if text.isalnum() else f"({text})"
 
 
+def keys_of_list(entries: str, block: int) -> str:
+    return entries if block == 1 else f"{_factor(entries)} * {block}"
+
+
+def whole_tiles_of_list(entries: str, block: int) -> str:
+    """Returns how many weights a head has: one for each key that a list can name, in whole tiles, as the host
+    computes it.
+    """
+    return f"cdiv({keys_of_list(entries, block)}, {_WHOLE_TILES}) * {_WHOLE_TILES}"
+
+
 class SelectedParameters(Parameters):
     """Parameters of a kernel that owns heads of a query, or keys that queries select."""
 
@@ -56,8 +69,19 @@ class SelectedParameters(Parameters):
         self.kv_heads, self.group = _grouping(module, planned)
 
     @property
+    def _keeps(self) -> bool:
+        """Whether programs leave weights, of some queries at a time."""
+        return self.kernel.keeps
+
+    @property
+    def _pointers(self) -> list[Pair]:
+        kept = [("_weights_ptr", "_weights"), ("_ticket_ptr", "_ticket")] if self._keeps else []
+        return [*super()._pointers, *kept]
+
+    @property
     def sizes(self) -> list[str]:
-        return [*dict.fromkeys((*self.kernel.dims, "M_padded"))]
+        kept = ["chunk", "padded"] if self._keeps else []
+        return [*dict.fromkeys((*self.kernel.dims, "M_padded")), *kept]
 
     @property
     def signature(self) -> list[str]:
@@ -65,7 +89,12 @@ class SelectedParameters(Parameters):
 
     @property
     def programs(self) -> str:
-        return f"M * B * {self.kv_heads} * cdiv({self.group}, BLOCK_M)"
+        queries = "chunk" if self._keeps else "M"
+        return f"{queries} * B * {self.kv_heads} * cdiv({self.group}, BLOCK_M)"
+
+    @property
+    def rounds(self) -> str:
+        return "rounds" if self._keeps else "1"
 
     @property
     def launch(self) -> CallText:
@@ -74,6 +103,7 @@ class SelectedParameters(Parameters):
             self.programs,
             pointers=[tensor for _, tensor in (*self._own, *self._pointers)],
             config=self.config,
+            rounds=self.rounds,
         )
 
 
@@ -90,17 +120,28 @@ class TurnParameters(SelectedParameters):
     """Parameters of a kernel whose programs add to sums in memory, in turn."""
 
     @property
+    def weighs(self) -> bool:
+        """Whether programs multiply what the kernel before them keeps."""
+        return self.kernel.weighs
+
+    @property
     def matrices(self) -> list[str]:
-        return [name for name in super().matrices if name not in self.makes]
+        read = ("q", "do") if self.weighs else super().matrices
+        return [name for name in read if name not in self.makes]
+
+    @property
+    def vectors(self) -> list[str]:
+        return [] if self.weighs else super().vectors
 
     @property
     def _pointers(self) -> list[Pair]:
-        own = ("_lists", "_order", "_sums", "_turns")
+        own = ("_lists", "_order", "_sums", "_turns", *(("_weights",) if self.weighs else ()))
         return [*super()._pointers, *((f"{name}_ptr", name) for name in own)]
 
     @property
     def sizes(self) -> list[str]:
-        return [*super().sizes, "key_tiles", "copies"]
+        kept = ["chunk", "padded"] if self.weighs else []
+        return [*super().sizes, *kept, "key_tiles", "copies"]
 
     @property
     def extras(self) -> list[str]:
@@ -108,7 +149,13 @@ class TurnParameters(SelectedParameters):
 
     @property
     def programs(self) -> str:
+        if self.weighs:
+            return f"chunk * B * {self.kv_heads} * key_tiles"
         return turns_of(self.kv_heads)
+
+    @property
+    def rounds(self) -> str:
+        return "rounds" if self.weighs else "1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,12 +218,12 @@ class SelectedText(BackwardText):
         """The head of a row of that operand. Eight rows of do come before those of q where a kernel keeps
         weights: a thread then holds the products of both rows of a head, and they stay in registers.
         """
-        return "both // 16 * 8 + both % 8" if self.kernel.adds else "both // 2"
+        return "both // 16 * 8 + both % 8" if self.kernel.keeps else "both // 2"
 
     @property
     def side_of_both(self) -> str:
         """Whether a row of that operand is of do, 0, or of q, 1."""
-        return "both // 8 % 2" if self.kernel.adds else "both % 2"
+        return "both // 8 % 2" if self.kernel.keeps else "both % 2"
 
     def row_of(self, name: str) -> str:
         """Returns a pointer to the row of q or do of each head."""
@@ -196,6 +243,23 @@ class SelectedText(BackwardText):
     @property
     def outer(self) -> tuple[Fetch, ...]:
         return self.of_keys
+
+    @property
+    def block(self) -> int:
+        """Keys of an entry of a list."""
+        walks = (self.kernel.selected, *(loop.listed for loop in self.kernel.regions.loops))
+        return next(walk.block for walk in walks if walk is not None)
+
+    @property
+    def entries(self) -> Expr:
+        assert self.module.lists is not None
+        return self.module.lists.extents[-1]
+
+    @property
+    def wide(self) -> str:
+        """Weights of a head: for each key that a list can name, in whole tiles."""
+        tiles = f"tl.cdiv({keys_of_list(scalar(self.entries), self.block)}, {_WHOLE_TILES})"
+        return f"tl.cast({tiles}, tl.int64) * {_WHOLE_TILES}"
 
     @property
     def full_lengths(self) -> Iterator[str]:
@@ -233,13 +297,15 @@ class SelectedText(BackwardText):
             apart = {"do", *(part.q for part in self.parts)}
             names = [name for name in names if name not in apart]
             names = [*self.sums_of_tile, *(part.rows for part in self.joined), *names]
+        names += ["weight_rows", "list_item", "apart"] if self.kernel.keeps else []
         return unique(name for name in names if name != "h" or "h" in self.kernel.step.names)
 
     @property
     def _constants(self) -> list[str]:
         masked = [self.masked] if self.kernel.step.keep is not None else []
         masked += ["ZERO_FILL"] if self.fills_when == "ZERO_FILL" else []
-        return [*masked, *(["BLOCK_M", "BLOCK_N"] if self.kernel.joined else [])]
+        reads_tile = self.kernel.joined or self.kernel.keeps
+        return [*masked, *(["BLOCK_M", "BLOCK_N"] if reads_tile else [])]
 
 
 class KeysText(SelectedText):
@@ -308,6 +374,31 @@ class TurnText(KeysText):
         assert planned.selected is not None
         self.selected = planned.selected
         self.columns = columns_of_sums(self.tensors, planned)
+        self.weighs = self.parameters.weighs
+
+    @property
+    def step_names(self) -> list[str]:
+        if not self.weighs:
+            return super().step_names
+        sizes = [name for name in (self.group,) if name.isidentifier()]
+        own = [
+            *self.sums_of_tile,
+            "weights",
+            "apart",
+            "wide",
+            "Q",
+            "DO",
+            "b",
+            "h_kv",
+            *self.row_names,
+            *sizes,
+            "M",
+        ]
+        return unique((*own, *self.tensors.strides("q"), *self.tensors.strides("do")))
+
+    @property
+    def _constants(self) -> list[str]:
+        return ["BLOCK_M", "BLOCK_N"] if self.weighs else super()._constants
 
     @property
     def chains(self) -> str:
@@ -342,14 +433,14 @@ def find_list(turns: TurnText, row: str, length: str) -> list[str]:
     ]
 
 
-def lists_of(heads: str) -> str:
-    """Returns how many lists programs are there for, with those past the last query of a copy."""
-    return f"cdiv(M, copies) * copies * B * {heads}"
+def lists_of(heads: str, *, in_rounds: bool = False) -> str:
+    """Returns how many lists programs are there for, with those past the last query of a copy, or round."""
+    return f"{'rounds * chunk' if in_rounds else 'cdiv(M, copies) * copies'} * B * {heads}"
 
 
-def turns_of(heads: str) -> str:
+def turns_of(heads: str, *, in_rounds: bool = False) -> str:
     """Returns how many programs have a turn."""
-    return f"{lists_of(heads)} * key_tiles"
+    return f"{lists_of(heads, in_rounds=in_rounds)} * key_tiles"
 
 
 def columns_of_sums(tensors: TritonTensors, planned: BackwardKernel) -> int:
@@ -407,7 +498,7 @@ class OrderText:
     def launch(self) -> CallText:
         return triton_kernel(
             self.name,
-            lists_of(self.kv_heads),
+            lists_of(self.kv_heads, in_rounds=self._turns.weighs),
             pointers=["_lists", "_order", *self._extras],
             config=self._turns.kernel.config,
             warps=_ORDER_WARPS,
@@ -420,7 +511,7 @@ class SumText:
     """
 
     def __init__(self, module: Module, adds: SelectedText, makes: Sequence[Made], block: int) -> None:
-        self._makes, self._config = makes, adds.kernel.config
+        self._makes, self._config, self._adds = makes, adds.kernel.config, adds
         self.tensors, self.kv_heads, self.block = adds.tensors, adds.kv_heads, block
         self.name = f"{module.variant.attention.name}_backward_sum"
         self.columns = columns_of_sums(adds.tensors, adds.kernel)
@@ -466,12 +557,32 @@ class SumText:
 
     def memory_sizes(self, entries: Expr) -> Mapping[str, str]:
         """Returns tiles of keys of a query, and copies of the sums. entries: of a list."""
-        places = show(entries) if self.block == 1 else f"{_factor(show(entries))} * {self.block}"
-        tiles = f"cdiv({places}, {self._config}.BLOCK_N)"
+        tiles = f"cdiv({keys_of_list(show(entries), self.block)}, {self._config}.BLOCK_N)"
         numbers = f"B * {self.kv_heads} * N * {self.columns}"
-        shared = f"{ENOUGH_TILES} // (key_tiles * max(B * {self.kv_heads}, 1))"
+        enough = str(ENOUGH_TILES)
+        if self._weighs:
+            enough = f"max({2 * ENOUGH_TILES}, {2 * ENOUGH_TILES * _FEW_HEADS} // dq_config.BLOCK_M)"
+        shared = f"{enough} // (key_tiles * max(B * {self.kv_heads}, 1))"
         copies = f"min(M, {shared}, {COPIED_FLOATS} // max({numbers}, 1))"
-        return {"key_tiles": f"max({tiles}, 1)", "copies": f"max({copies}, 1)"}
+        sizes = {"key_tiles": f"max({tiles}, 1)", "copies": f"max({copies}, 1)"}
+        return {**sizes, **self._sizes_of_rounds(show(entries))} if self._weighs else sizes
+
+    @property
+    def _weighs(self) -> bool:
+        return isinstance(self._adds, TurnText) and self._adds.weighs
+
+    def _sizes_of_rounds(self, entries: str) -> Mapping[str, str]:
+        """Returns heads of a query in whole tiles, weights of one, queries whose weights are kept at a time,
+        as many of each copy, and how often.
+        """
+        group = self._adds.group
+        weights = f"2 * padded * {whole_tiles_of_list(entries, self.block)} * B * {self.kv_heads}"
+        return {
+            "padded": f"cdiv({group}, dq_config.BLOCK_M) * dq_config.BLOCK_M",
+            "weights": weights,
+            "chunk": f"max(min(cdiv(M, copies), {_KEPT} // max(weights, 1) // copies), 1) * copies",
+            "rounds": "cdiv(M, chunk)",
+        }
 
     def list_allocations(self) -> Iterator[CallText]:
         """Yields the sums, what programs wait for, and which have had their turn; in front of these, how many
@@ -479,6 +590,10 @@ class SumText:
         """
         numbers = f"copies * B * {self.kv_heads} * N * {self.columns}"
         yield declare_allocation("_sums", f"f32[max({numbers}, 1)]", zero=True)
-        programs = turns_of(self.kv_heads)
+        programs = turns_of(self.kv_heads, in_rounds=self._weighs)
         yield declare_allocation("_order", f"i32[max({programs} * 2, 1)]")
         yield declare_allocation("_turns", f"i32[{programs} + 1]", zero=True)
+        if self._weighs:
+            dtype = self._adds.module.variant.attention.q.dtype
+            yield declare_allocation("_weights", f"{dtype}[max(chunk * weights, 1)]")
+            yield declare_allocation("_ticket", "i32[1]", zero=True)

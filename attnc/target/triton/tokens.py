@@ -12,17 +12,14 @@ from attnc.expr.nodes import Const, Expr, show
 from attnc.plan.ir import Loop, Module
 from attnc.plan.ir.backward import BackwardKernel, Made
 from attnc.plan.ir.kernel import DotPart
-from attnc.plan.ir.lists import ListWalk
 from attnc.plan.lists import PRODUCT_COLUMNS, PRODUCT_KEYS, PRODUCT_STAGES
 from attnc.plan.signature import block
 from attnc.target.declaration import CallText, declare_allocation
 from attnc.target.triton.kernel import unique
 from attnc.target.triton.parameters import Pair
 from attnc.target.triton.printer import scalar
-from attnc.target.triton.selected import SelectedParameters, SelectedText, SumText
+from attnc.target.triton.selected import SelectedParameters, SelectedText, SumText, whole_tiles_of_list
 
-#: Keys that are as many as whole tiles of any size.
-_WHOLE_TILES = 256
 #: Warps that a multiprocessor has registers for.
 _RESIDENT_WARPS = 8
 
@@ -34,6 +31,10 @@ class TokenParameters(SelectedParameters):
     def _pointers(self) -> list[Pair]:
         own = ("_weights", "_sums", "_ticket")
         return [*super()._pointers, *((f"{name}_ptr", name) for name in own)]
+
+    @property
+    def _keeps(self) -> bool:
+        return False  # of the query at hand alone
 
     @property
     def arguments(self) -> list[str]:
@@ -70,10 +71,6 @@ class TokenText(SelectedText):
 
     def __init__(self, module: Module, planned: BackwardKernel) -> None:
         super().__init__(module, planned)
-        (loop,) = planned.regions.loops
-        assert loop.listed is not None
-        self.walked: ListWalk = loop.listed
-        self.block = self.walked.block
         #: Numbers that a key has in memory: dk, and dv where that is no part of it.
         self.columns = self.tensors.d if planned.v_in_k else self.tensors.d + self.tensors.dv
 
@@ -81,29 +78,8 @@ class TokenText(SelectedText):
     def added(self) -> str:
         return " and ".join(self.kernel.adds)
 
-    @property
-    def entries(self) -> Expr:
-        assert self.module.lists is not None
-        return self.module.lists.extents[-1]
-
-    @property
-    def wide(self) -> str:
-        """Weights of a head: for each key that a list can name, in whole tiles."""
-        tiles = f"tl.cdiv({_keys_of(scalar(self.entries), self.block)}, {_WHOLE_TILES})"
-        return f"tl.cast({tiles}, tl.int64) * {_WHOLE_TILES}"
-
     def keys_of(self, loop: Loop) -> str:
         return f"tl.range(0, listed * {self.block}, BLOCK_N, disable_licm=True)"
-
-    # -- the step ------------------------------------------------------------------------------------------
-
-    @property
-    def step_names(self) -> list[str]:
-        return unique((*super().step_names, "weight_rows", "list_item", "apart"))
-
-    @property
-    def _constants(self) -> list[str]:
-        return unique((*super()._constants, "BLOCK_N"))
 
     # -- products ------------------------------------------------------------------------------------------
 
@@ -173,11 +149,6 @@ def _split(parts: Sequence[DotPart]) -> Iterator[DotPart]:
             yield DotPart(first=first, width=min(PRODUCT_COLUMNS, stop - first))
 
 
-def _keys_of(entries: str, block: int) -> str:
-    factor = entries if entries.isalnum() else f"({entries})"
-    return entries if block == 1 else f"{factor} * {block}"
-
-
 class TokenSumText(SumText):
     """Text of the kernel that makes gradients of the sums, of which there is one copy, and their memory."""
 
@@ -192,7 +163,7 @@ class TokenSumText(SumText):
         config, group = self._tokens.kernel.config, self._tokens.group
         resident = f"multiprocessors() * max({_RESIDENT_WARPS} // {config}.num_warps, 1)"
         rows = f"2 * cdiv({group}, {config}.BLOCK_M) * {config}.BLOCK_M"
-        keys = f"cdiv({_keys_of(show(entries), self.block)}, {_WHOLE_TILES}) * {_WHOLE_TILES}"
+        keys = whole_tiles_of_list(show(entries), self.block)
         return {
             "copies": "1",
             "programs": f"min(M * B * {self.kv_heads}, {resident})",
