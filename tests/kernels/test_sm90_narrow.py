@@ -445,13 +445,13 @@ def test_scales_may_lie_anyhow(kind: str, lies: str) -> None:
     assert found.ok, found.message
 
 
-def test_p_that_comes_while_q_is_read_is_found() -> None:
+def test_sums_that_come_while_p_is_read_are_found() -> None:
     made = subject("latent")
     assert made.plan is not None
     files = render_files(made.plan, path="a.attn", sha256="")
     name = next(name for name in files if name.endswith(".cu"))
     lines = with_headers(files[name]).splitlines()
-    kept = [line for line in lines if "p comes in their place" not in line]
+    kept = [line for line in lines if "sums come in its place" not in line]
     assert len(kept) == len(lines) - 1
     broken = replace(subject_of(made.plan, {name: "\n".join(kept)}), plan=made.plan)
     orders = (case(made, SIZES[1], seed=seed) for seed in range(40))  # of warps: one in some six shows it

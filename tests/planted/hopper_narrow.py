@@ -110,11 +110,12 @@ BUGS: tuple[HopperBug, ...] = (
         patch="",
     ),
     HopperBug(
-        name="one page for all rows of a lane",
+        name="no fence behind rows that were converted",
         attention="hopper_narrow_latent",
-        story="pages had 16 keys, and a warp has as many rows",
-        anchor="pages.of[run % OWN_PAGES]",
-        patch="pages.of[0]",
+        story="those that convert had one, and it moved to those that multiply",
+        anchor="wait(other, consumer); proxy_fence();",
+        patch="wait(other, consumer);",
+        also=(Place(anchor="wait(own, consumer); proxy_fence();", patch="wait(own, consumer);"),),
     ),
     HopperBug(
         name="no fence behind copies of the columns behind K",

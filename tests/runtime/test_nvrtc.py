@@ -41,17 +41,16 @@ MODULES = sorted(path for path in GENERATED.glob("*/cuda_*/*.py") if path.name !
 #: Bytes that a thread may spill: 128 x 64 tiles of 4 warps fill all registers, and are fastest at D = 128.
 NEGLIGIBLE = 128
 #: The same of gradients whose mask has groups of candidates, where what is spilt is of tiles that the mask
-#: divides; of rows of several types, where those that multiply leave 56 registers to those that convert; and
-#: of packed gradients, whose scheduler has 24 registers to find the longest walk with.
+#: divides; and of packed gradients, whose scheduler has 24 registers to find the longest walk with.
 OF_MODULES = {
     "hstu-d64_group4": 136,
     "hstu-d128_group4": 136,
     "packed_training-default": 240,
-    "selected_rows-default": 136,
 }
 #: ptxas puts a wait of its own in front of products of kernels in which pieces of dS follow each other: no
-#: registers are left to keep them apart (C7519).
-INJECTED = {"wide_backward_dq", "wide_backward_dk"}
+#: registers are left to keep them apart (C7519); and once before the loop where sums of latents of 8 bits are
+#: two products each, and begin as zeros.
+INJECTED = {"wide_backward_dq", "wide_backward_dk", "kv8_latent_forward", "selected_rows_forward"}
 
 
 def is_known(name: str, said: str) -> bool:

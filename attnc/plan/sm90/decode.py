@@ -281,7 +281,7 @@ def _complete(
     """With what follows from the number of warpgroups, where the schedule does not say it; and once more for
     blocks that share the columns of o.
     """
-    config = Tiles(tile_q=WGMMA_ROWS, warps=4 * (layout.consumers + 1)).without(knobs).of(config)
+    config = Tiles(tile_q=WGMMA_ROWS, warps=4 * (layout.consumers + layout.copying)).without(knobs).of(config)
     held = layout.registers_of(layout.consumers)[1] if layout.consumers in REGISTERS else 0
     config = replace(
         config,
@@ -309,10 +309,10 @@ def _misfit(config: HopperConfig, layout: Sm90DecodeLayout) -> str | None:
         return (
             f"consumers = {consumers} leaves {layout.columns(config)} columns of o to each: {WIDEST} at most"
         )
-    copying = f"4 for each of consumers = {consumers}, and 4 that copy"
+    copying = f"4 for each of consumers = {consumers}, and {4 * layout.copying} that copy"
     for key, size, needed, why in (
         ("tile.q", config.tile_q, WGMMA_ROWS, "the rows of a wgmma"),
-        ("warps", config.warps, 4 * (consumers + 1), copying),
+        ("warps", config.warps, 4 * (consumers + layout.copying), copying),
         ("registers", config.registers, layout.consumer_registers, "what the launch holds"),
     ):
         if size != needed:
@@ -370,7 +370,8 @@ def sm90_decode_roles(layout: Sm90DecodeLayout, config: TileConfig) -> Iterator[
     ways = {"rows": "rows of keys by cp.async", "registers": "rows of keys by way of registers"}
     tiles = ways.get(layout.copies, f"tiles{paged}")
     converted = f", converts {' and '.join(layout.narrow.tensors)} of 8 bits" if layout.narrow else ""
-    yield f"  1 warpgroup   {copying:3} registers a thread: copies {tiles}{converted}"
+    several = "s" if layout.copying > 1 else " "
+    yield f"  {layout.copying} warpgroup{several}  {copying:3} registers a thread: copies {tiles}{converted}"
     what = (
         f"{layout.columns(config)} of {layout.dv} columns of o each, p of every other tile"
         if layout.consumers == 2

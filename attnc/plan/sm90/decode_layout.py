@@ -19,8 +19,10 @@ from attnc.plan.sm90.narrow import Narrow
 #: all that the launch holds, exactly, with as many blocks on a multiprocessor as `BLOCKS` says.
 REGISTERS: Mapping[int, tuple[int, int]] = {1: (40, 216), 2: (40, 232)}
 #: The same where those that copy convert, too.
-CONVERTING_REGISTERS: Mapping[int, tuple[int, int]] = {1: (48, 208), 2: (56, 224)}
+CONVERTING_REGISTERS: Mapping[int, tuple[int, int]] = {1: (48, 208), 2: (48, 208)}
 BLOCKS: Mapping[int, int] = {1: 2, 2: 1}
+#: Columns of a product where two warpgroups convert, and a thread starts with 128 registers.
+EVEN_PART = 128
 #: Bytes of a row of a piece of a tile, and of a barrier.
 _ROW, _BARRIER = 128, 8
 #: Barriers of two warpgroups with three stages, and some more.
@@ -60,9 +62,9 @@ class Sm90DecodeLayout(CudaLayout):
         return self.copies == "registers"
 
     @property
-    def copies_asynchronously(self) -> bool:
-        """Whether rows come by cp.async, after which those that multiply need a fence."""
-        return self.copies_rows or self.joined > 0
+    def copies_generically(self) -> bool:
+        """Whether rows come through the generic proxy, after which those that multiply need a fence."""
+        return self.copies_rows or self.gathers
 
     @property
     def mapped(self) -> tuple[str, ...]:
@@ -83,15 +85,15 @@ class Sm90DecodeLayout(CudaLayout):
 
     @property
     def keeps_rest(self) -> bool:
-        """Whether columns of q that multiply no values stay in registers."""
-        return self.shares_columns and self.rest > 0
+        """Whether columns of q that multiply no values stay in registers. Where two warpgroups convert they
+        have the registers.
+        """
+        return self.shares_columns and self.rest > 0 and not self.gathers
 
     @property
-    def p_in_q(self) -> bool:
-        """Whether P lies in shared memory where columns of q were that stay in registers: beside tiles of 8
-        bits it has no room of its own.
-        """
-        return self.keeps_rest and bool(self.narrow)
+    def copying(self) -> int:
+        """Warpgroups that copy: two where they convert by way of registers."""
+        return 2 if self.gathers else 1
 
     @property
     def blocks(self) -> int:
@@ -104,6 +106,10 @@ class Sm90DecodeLayout(CudaLayout):
     def list_products(self, configs: Iterable[TileConfig]) -> list[Products]:
         """Lists the products of p v, for each number of columns that a block of some config has."""
         widths = dict.fromkeys(map(self.columns, configs))
+        if self.gathers:  # as `PRODUCT` in the text: two even parts of the most columns
+            return [
+                cut_products(columns, columns if columns % EVEN_PART else EVEN_PART) for columns in widths
+            ]
         return [cut_products(columns, widest_product(self.entry_registers)) for columns in widths]
 
     def sharers(self, config: TileConfig) -> int:
@@ -162,7 +168,12 @@ class Sm90DecodeLayout(CudaLayout):
     @property
     def statistic_bytes(self) -> int:
         """Bytes of maxima and sums of rows, of both warpgroups."""
-        return (10 if self.in_order else 4) * WGMMA_ROWS * 4
+        return (10 if self.in_order else 2 if self.sums_in_p else 4) * WGMMA_ROWS * 4
+
+    @property
+    def sums_in_p(self) -> bool:
+        """Whether sums of rows take the place of the last p: beside scales they have no room of their own."""
+        return self.gathers and not self.in_order
 
     def key_stages(self, config: TileConfig) -> int:
         """Tiles of K in shared memory: one where there is no room for as many as of V."""
@@ -179,11 +190,11 @@ class Sm90DecodeLayout(CudaLayout):
         return gcd(self.page, keys) if self.page else keys
 
     def threads(self, config: TileConfig) -> int:
-        return 128 * (self.consumers + 1)
+        return 128 * (self.consumers + self.copying)
 
     @property
     def entry_registers(self) -> int:
-        return 65536 // (128 * (self.consumers + 1) * BLOCKS[self.consumers]) // 8 * 8
+        return 65536 // (128 * (self.consumers + self.copying) * BLOCKS[self.consumers]) // 8 * 8
 
     @property
     def consumer_registers(self) -> int:
@@ -207,8 +218,8 @@ class Sm90DecodeLayout(CudaLayout):
             "k": self.key_stages(config) * tile_kv * self.qk.panels * _ROW,
             "v": 0 if self.v_in_k else stages * tile_kv * self.v.panels * _ROW,
             "8 bits": ahead * self.narrow.tile_bytes(tile_kv),
-            "scales": self.narrow.scale_bytes(tile_kv),
-            "p": WGMMA_ROWS * _ROW if self.consumers == 2 and not self.p_in_q else 0,
+            "scales": self.narrow.scale_bytes(tile_kv, whole=not self.gathers),
+            "p": WGMMA_ROWS * _ROW if self.consumers == 2 else 0,
             "statistics": self.statistic_bytes if self.consumers == 2 else 0,
             "barriers": _BARRIER * sum(self._barriers(config, ahead).values()),
         }
@@ -217,7 +228,7 @@ class Sm90DecodeLayout(CudaLayout):
     def registers(self, config: TileConfig) -> dict[str, int]:
         """32-bit registers of a thread that multiplies, those that live through a step."""
         tile_kv = config.tile_kv
-        kept = {"q": 4 * self.rest_steps} if self.consumers == 2 and self.rest else {}
+        kept = {"q": 4 * self.rest_steps} if self.keeps_rest else {}
         return {"acc": self.columns(config) // 2, "s": tile_kv // 2, "p": tile_kv // 4, **kept}
 
 

@@ -33,7 +33,7 @@
 #ifndef BLOCK_M
 #define BLOCK_M 64  // rows of a tile
 #define BLOCK_N 64  // keys of a tile
-#define WARPS 12  // 4 producers, the others consume
+#define WARPS 16  // 4 producers, the others consume
 #define STAGES 2  // tiles of K and of V in shared memory
 #define BLOCK_D 512  // columns of o of a block
 #endif
@@ -44,9 +44,10 @@
 #include "sm90_convert.cuh"
 #include "sm90_gather.cuh"
 #include "sm90_join.cuh"
-#include "sm90_scales.cuh"
 
-constexpr int CONSUMERS = WARPS / 4 - 1, PRODUCERS = 4, THREADS = 32 * WARPS;  // warpgroups, warps
+// Warpgroups that multiply and that convert, and warps of these that have rows of a tile.
+constexpr int CONSUMERS = 2, COPYING = WARPS / 4 - CONSUMERS,
+    PRODUCERS = BLOCK_N / 8 < 4 * COPYING ? BLOCK_N / 8 : 4 * COPYING, THREADS = 32 * WARPS;
 constexpr int DV = 512, COLUMNS = BLOCK_D / CONSUMERS;  // of o, of one consumer
 constexpr int SHARERS = DV / BLOCK_D;  // blocks that share the columns of o
 constexpr int ROWS = 2, WARP_N = BLOCK_N;  // scores of a thread: rows 8 * r + lane / 4 of its warp, all keys
@@ -59,22 +60,23 @@ constexpr int Q_BYTES = QK_PANELS * BLOCK_M * 128, K_BYTES = QK_PANELS * BLOCK_N
 constexpr int Q_AT = 0, K_AT = Q_AT + Q_BYTES;
 constexpr int TILES_END = K_AT + STAGES * K_BYTES;
 // Each producer warp has OWN_ROWS rows of a tile, and loads and converts eight of a panel at a time, a step.
-constexpr int OWN_ROWS = BLOCK_N / PRODUCERS, RUNS = OWN_ROWS / 8;
+constexpr int OWN_ROWS = 8, RUNS = OWN_ROWS / 8;
 constexpr int PAGE = 1, OWN_PAGES = PAGE % OWN_ROWS == 0 ? 1 : RUNS;  // that a lane's rows of a tile lie in
 constexpr int K_PANELS = QK_PANELS - 1;  // of K; those behind are of another input
-constexpr int K_SCALES = 4, K_SCALES_AT = TILES_END,
-    RAW_END = (K_SCALES_AT + 4 * BLOCK_N * K_SCALES + 1023) / 1024 * 1024;
-// The last p, where columns of q were that stay in registers, and maxima and sums of rows of each consumer.
-constexpr int P_AT = Q_AT + (QK_PANELS - 1) * BLOCK_M * 128, MAXIMA_AT = RAW_END, SUMS_AT = MAXIMA_AT + 2 * BLOCK_M * 4;
-constexpr int BARRIERS_AT = SUMS_AT + 2 * BLOCK_M * 4;
+constexpr int K_SCALES = 4, K_SCALES_AT = TILES_END + BLOCK_M * 128, RAW_END = K_SCALES_AT + 4 * BLOCK_N * K_SCALES;
+// The last p, and maxima and sums of rows of each consumer.
+constexpr int P_AT = TILES_END, MAXIMA_AT = RAW_END, SUMS_AT = P_AT;
+constexpr int BARRIERS_AT = MAXIMA_AT + 2 * BLOCK_M * 4;
+// columns of o at a time: no more than fit the registers that a thread starts with
+constexpr int PRODUCT = COLUMNS % 128 == 0 ? 128 : COLUMNS;
 // Then the barriers. FULL: a part of a stage may be read; EMPTY: it may be overwritten.
 // of a stage: the columns of V that each warpgroup multiplies; what is not in V comes with either
 constexpr int PARTS = 2;
 constexpr int FULL = 0, EMPTY = FULL + STAGES * PARTS, P_FULL = EMPTY + STAGES * PARTS;
 
 // setmaxnreg would wait forever for registers that the launch does not have.
-constexpr int PRODUCER_REGISTERS = 56, CONSUMER_REGISTERS = 224, BLOCKS = 1;  // on a multiprocessor
-static_assert((PRODUCER_REGISTERS + CONSUMERS * CONSUMER_REGISTERS) * 128 * BLOCKS <= 65536, "registers");
+constexpr int PRODUCER_REGISTERS = 48, CONSUMER_REGISTERS = 208, BLOCKS = 1;  // on a multiprocessor
+static_assert((COPYING * PRODUCER_REGISTERS + CONSUMERS * CONSUMER_REGISTERS) * 128 * BLOCKS <= 65536, "registers");
 static_assert(BLOCK_M == 64 && BLOCK_N % 32 == 0 && STAGES >= 1, "tiles");
 
 struct Args {
@@ -101,11 +103,8 @@ struct Args {
 };
 
 WGMMA_SS(64)
-WGMMA_RS(256)
 WGMMA_RS(128)
-WGMMA_SS_ROWS(256)
 WGMMA_SS_ROWS(128)
-WGMMA_RS_COLUMNS(64)
 
 // Barrier `index` of a kind.
 __device__ __forceinline__ u32 barrier_of(u32 base, int kind, int index)
@@ -134,7 +133,10 @@ __device__ __forceinline__ void mma_pv(float (&acc)[COLUMNS / 8][4], const u32 (
 {
     #pragma unroll
     for (int n = 0; n < BLOCK_N / 16; ++n)
-        wgmma(acc, p[n], v + n * 16 * 128 / 16, true);
+        #pragma unroll
+        for (int first = 0; first < COLUMNS; first += PRODUCT)
+            wgmma((float (&)[PRODUCT / 8][4])acc[first / 8], p[n], v + (n * 16 * 128 + first / 64 * BLOCK_N * 128) / 16,
+                true);
     wgmma_commit();
 }
 
@@ -143,7 +145,10 @@ __device__ __forceinline__ void mma_pv(float (&acc)[COLUMNS / 8][4], u64 p, u64 
 {
     #pragma unroll
     for (int n = 0; n < BLOCK_N / 16; ++n)
-        wgmma<false, true>(acc, p + (n / 4 * BLOCK_M * 128 + n % 4 * 32) / 16, v + n * 16 * 128 / 16, true);
+        #pragma unroll
+        for (int first = 0; first < COLUMNS; first += PRODUCT)
+            wgmma<false, true>((float (&)[PRODUCT / 8][4])acc[first / 8], p + (n / 4 * BLOCK_M * 128 + n % 4 * 32) / 16,
+                v + (n * 16 * 128 + first / 64 * BLOCK_N * 128) / 16, true);
     wgmma_commit();
 }
 
@@ -266,7 +271,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) selected_rows_forw
     N = list_length;
     // this block's split: every so many-th tile
     const int split_step = args.SPLITS * BLOCK_N;
-    const int producer = warp, own_row = producer * OWN_ROWS;  // of a tile, the first row of this warp
+    const int producer = 4 * warpgroup + warp, own_row = producer * OWN_ROWS;  // of a tile, the first row of this warp
     auto page_of = [&](int kv_idx) {
         return kv_idx >= 0 && kv_idx < args.S ? list_row[kv_idx] : 0;
     };
@@ -281,10 +286,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) selected_rows_forw
     LanePages<OWN_PAGES> pages = {};  // of the tile whose rows are looked up next
 
     // Loads that need no length of the sequence are issued before it is known.
-    if (warpgroup > 0) {
+    if (warpgroup >= COPYING) {
         // Eight threads copy a row, 64 columns at a time, with all loads in flight at once. Missing rows become zeros.
         constexpr int ROWS_AT_ONCE = 16 * CONSUMERS, TIMES = BLOCK_M / ROWS_AT_ONCE;
-        const int place = (threadIdx.x - 128) / 8, chunk = threadIdx.x % 8;
+        const int place = (threadIdx.x - 128 * COPYING) / 8, chunk = threadIdx.x % 8;
         Chunk chunks[TIMES][QK_PANELS] = {};
         #pragma unroll
         for (int i = 0; i < TIMES; ++i) {
@@ -312,8 +317,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) selected_rows_forw
     auto next = [&](int kv_lo) { return kv_lo + split_step; };
     const int first = uniform(split_lo), end = uniform(split_hi);  // keys to visit
 
-    if (warpgroup == 0) {
+    if (warpgroup < COPYING) {
         warpgroup_reg_dealloc<PRODUCER_REGISTERS>();
+        if (producer >= PRODUCERS)
+            return;  // tiles of few keys
         const BytePool pool = byte_pool(args.k_ptr + b * args.stride_kb, args.stride_kn, 0);
         // This lane's rows of the tile at kv_lo.
         auto rows_of = [&](int kv_lo, const LanePages<OWN_PAGES>& pages) {
@@ -327,31 +334,34 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) selected_rows_forw
             }
             return rows;
         };
+        // A lane has every so many-th scale of one row.
+        constexpr int LANES_OF_ROW = 32 / OWN_ROWS, SCALES_OF_LANE = (K_SCALES + LANES_OF_ROW - 1) / LANES_OF_ROW;
         int listed_row = -1;  // the key of the row of this lane
         auto look_up_k_rows = [&](int kv_lo) {
-            const int key_row = kv_lo + own_row + min(lane, OWN_ROWS - 1) < N
-                ? page_of(kv_lo + own_row + min(lane, OWN_ROWS - 1)) : -1;
+            const int key_row = kv_lo + own_row + lane % OWN_ROWS < N ? page_of(kv_lo + own_row + lane % OWN_ROWS) : -1;
             listed_row = key_row;
         };
-        Neighbours<float, K_SCALES> scale_tile_of_lane;
+        float scale_tile_of_lane[SCALES_OF_LANE] = {};
         auto load_k_scales = [&](int kv_lo) {
             const int key_row = listed_row;
-            {
-                const int column = 0;
-                const float* const scale_tile_line =
-                    &args.scale_ptr[b * args.stride_scale_0 + key_row * args.stride_scale_1
-                    + (column / 128) * args.stride_scale_2];
-                load_scales(scale_tile_of_lane, scale_tile_line, args.stride_scale_2, 0 <= key_row && column / 128 < 4);
+            #pragma unroll
+            for (int i = 0; i < SCALES_OF_LANE; ++i) {
+                const int column = min(lane / OWN_ROWS + i * LANES_OF_ROW, K_SCALES - 1) * 128;
+                const float scale_tile = 0 <= key_row && column / 128 < 4
+                    ? args.scale_ptr[b * args.stride_scale_0 + key_row * args.stride_scale_1
+                    + (column / 128) * args.stride_scale_2] : 0.0f;
+                scale_tile_of_lane[i] = scale_tile;
             }
         };
         auto store_k_scales = [&](int kv_lo) {
-            const int key_row = kv_lo + own_row + min(lane, OWN_ROWS - 1);
+            const int key_row = kv_lo + own_row + lane % OWN_ROWS;
             #pragma unroll
-            for (int i = 0; i < K_SCALES; ++i) {
-                const float scale_tile = get_scale(scale_tile_of_lane, i);
-                if (lane < OWN_ROWS)  // what lies behind the last key may have any scale, and its numbers are 0
-                    store_shared(base + K_SCALES_AT + own_row * K_SCALES * 4 + (i * OWN_ROWS + lane) * 4,
-                        key_row < N ? scale_tile : 0.0f);
+            for (int i = 0; i < SCALES_OF_LANE; ++i) {
+                const int number = min(lane / OWN_ROWS + i * LANES_OF_ROW, K_SCALES - 1);
+                const float scale_tile = scale_tile_of_lane[i];
+                // what lies behind the last key may have any scale, and its numbers are 0
+                store_shared(base + K_SCALES_AT + own_row * K_SCALES * 4 + (number * OWN_ROWS + lane % OWN_ROWS) * 4,
+                    key_row < N ? scale_tile : 0.0f);
             }
         };
         // Number i of the panels of a tile. The consumer that makes p of it releases its columns of V first, with the
@@ -364,7 +374,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) selected_rows_forw
         // Waits until a part of the tile may be overwritten; and says that it may be read.
         auto begin = [&](int part) { mbarrier_wait(barrier_of(base, EMPTY, PARTS * stage.index + part), stage.phase); };
         auto end_part = [&](int part) {
-            proxy_fence();  // rows are written through the generic proxy, and wgmma reads through the async proxy
+            // those that multiply have the fence between these writes and wgmma: here it would wait for loads, too
             __syncwarp();
             copies_arrive(barrier_of(base, FULL, PARTS * stage.index + part));
             mbarrier_arrive_if(barrier_of(base, FULL, PARTS * stage.index + part), lane == 0);
@@ -411,7 +421,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) selected_rows_forw
                 const int next_lo = next(kv_lo);
                 load_k_scales(next_lo);
                 look_up_k_rows(next(next_lo));
-                // What comes next is loaded once a part is full: the fence before that would wait for loads under way.
                 begin(odd);
                 copy_joined(whole, kv_lo, pages);
                 {
@@ -512,7 +521,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) selected_rows_forw
         return;
     }
     warpgroup_reg_alloc<CONSUMER_REGISTERS>();
-    const int consumer = warpgroup - 1, g = lane / 4, t = lane % 4;
+    const int consumer = warpgroup - COPYING, g = lane / 4, t = lane % 4;
     named_barrier_sync(1, 128 * CONSUMERS);  // q is there
 
     // Row r of a thread is row 16 * warp + 8 * r + g of the tile.
@@ -577,13 +586,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) selected_rows_forw
     const u64 p_tile = wgmma_descriptor(base + P_AT, 16, 1024);
     // of the rows of this thread, in tiles of the first consumer
     const u32 maxima = base + MAXIMA_AT + (16 * warp + g) * 4;
-    // Columns of q that have no v, as left operands.
-    u32 q_rest[4 * REST][4];
-    #pragma unroll
-    for (int d = 0; d < 4 * REST; ++d)
-        ldmatrix_x4(q_rest[d], base + Q_AT + at_panel(16 * warp + lane % 16,
-            8 * (QK_PANELS - REST) + 2 * d + lane / 16));
-    named_barrier_sync(1, 128 * CONSUMERS);  // both have them: p comes in their place
     PipelineState<STAGES> own = {0, 0}, other = {0, 0};  // the next tile of this consumer, and that of the other one
     u32 parity = 0;
     auto wait = [&](const PipelineState<STAGES>& stage,
@@ -620,8 +622,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) selected_rows_forw
             mma_qk<OTHERS>(scores, q_tile, k_tile, V_PANELS, true);
         #pragma unroll
         for (int d = 0; d < 4 * REST; ++d)
-            wgmma<false>(scores, q_rest[d], k_tile + ((QK_PANELS - REST + d / 4) * BLOCK_N * 128 + d % 4 * 32) / 16,
-                true);
+            wgmma(scores, q_tile + ((QK_PANELS - REST + d / 4) * BLOCK_M * 128 + d % 4 * 32) / 16,
+                k_tile + ((QK_PANELS - REST + d / 4) * BLOCK_N * 128 + d % 4 * 32) / 16, true);
         wgmma_commit();
         if constexpr (follows.value)
             start_other(other_lo);
@@ -690,6 +692,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) selected_rows_forw
     for (int r = 0; r < ROWS; ++r)
         l[r] = row_sum(l[r]);
     // Each consumer has summed p of its own tiles.
+    named_barrier_sync(1, 128 * CONSUMERS);  // the last p has been read: sums come in its place
     const u32 sums = base + SUMS_AT + (16 * warp + g) * 4;
     #pragma unroll
     for (int r = 0; r < ROWS; ++r)
@@ -748,7 +751,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) selected_rows_forw
 }
 
 // Joins the splits of a row of a head: o = sum 2^(lse_i - lse) o_i.
-extern "C" __global__ void __launch_bounds__(THREADS, 3) selected_rows_combine(const __grid_constant__ Args args)
+extern "C" __global__ void __launch_bounds__(THREADS, 2) selected_rows_combine(const __grid_constant__ Args args)
 {
     extern __shared__ __align__(1024) unsigned char shared[];
     float* const sums = (float*)shared;  // [GROUPS][DV]
