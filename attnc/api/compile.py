@@ -43,6 +43,7 @@ from attnc.source import Source
 from attnc.support.cache import cache_folder, own_folder
 
 if TYPE_CHECKING:
+    from attnc.model.attention import Attention
     from attnc.model.program import Program
 
 Spec: TypeAlias = str | os.PathLike[str]
@@ -289,8 +290,7 @@ def _candidates(program: Program, name: str, ranked: Ranked) -> tuple[Sequence[s
     schedule, where the attention has some.
     """
     from attnc.model.variants import variants
-    from attnc.plan.differentiable import can_differentiate
-    from attnc.plan.targets import TARGETS, shape_in, target_of
+    from attnc.plan.targets import TARGETS, shape_in
 
     if "" in ranked:
         return ranked[""], ""
@@ -302,10 +302,30 @@ def _candidates(program: Program, name: str, ranked: Ranked) -> tuple[Sequence[s
     if not known:
         made = [variant.attention for variant in variants(program, program.attention(name))]
         wanted = [attention for attention in made if attention.grads]
-        able = [x for x in targets if all(can_differentiate(a, target_of(x)) for a in wanted)]
+        able = [x for x in targets if all(_has_gradients(program, attention, x) for attention in wanted)]
         return able or targets, ""
     lost = _lacks(program, name, HOPPER) if targets[0] == HOPPER and HOPPER not in known else ""
     return [next((target for target in targets if target in known), known[0])], lost
+
+
+def _has_gradients(program: Program, attention: Attention, target: str) -> bool:
+    """Returns whether a target makes the gradients that an attention without a schedule asks for. Those of
+    selected keys depend on the schedule that it gets.
+    """
+    from attnc.plan.differentiable import can_differentiate, has_backward
+    from attnc.plan.lists import lists_blocks
+    from attnc.plan.targets import target_of
+
+    if not can_differentiate(attention, target_of(target)):
+        return False
+    if not lists_blocks(attention):
+        return True
+    try:
+        with_schedule = _add_schedule(program, attention.name, target, deterministic=True)
+    except DiagnosticError:
+        return False
+    schedules = [x for x in with_schedule.schedules if (x.name, x.target) == (attention.name, target)]
+    return all(has_backward(attention, schedule) for schedule in schedules)
 
 
 def _list_scheduled(program: Program, name: str) -> list[str]:

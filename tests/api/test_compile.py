@@ -166,3 +166,29 @@ def test_latent_attention_takes_the_kernel_that_shares_keys_out() -> None:
         family = attnc.compile(LATENT, cache=False)
     assert family.target == "cuda.sm_90a"
     assert "split.kv = auto" in family.spec
+
+
+SELECTED = """
+attention selected {{
+  input q: bf16[B, M, 16, 576]
+  input k: bf16[B, N, 1, 576]
+  input v: bf16[B, N, 1, 512] via prefix(k)
+  input tokens: i32[B, M, S] is distinct
+  score = dot(q, k) / sqrt(192)
+  mask = listed(tokens, rows = 1, keys = 1) and causal
+  normalize = softmax
+  output o: bf16[B, M, 16, 512]
+  output lse: f32[B, 16, M]
+  {grad}
+}}
+"""
+
+
+@pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize(("grad", "target"), [("", "cuda.sm_90a"), ("grad q, k", "triton")])
+def test_selected_keys_take_a_target_that_has_the_gradients_asked_for(grad: str, target: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        family = attnc.compile(SELECTED.format(grad=grad), cache=False)
+    assert family.target == target
+    assert bool(family.module.default.CALL.backward) == bool(grad)
