@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from abc import ABC, abstractmethod
 from typing import ClassVar
 
 from attnc.expr.construct import ZERO
@@ -13,14 +13,15 @@ from attnc.plan.lists import BLOCKS
 from attnc.target.declaration import show_product
 
 
-class Lists:
-    """Lists of blocks, or of keys. made: of what; show: prints a scalar in the language at hand; stop: where
-    the blocks end that a list can name.
-    """
+class Lists(ABC):
+    """Lists of blocks, or of keys. made: of what; stop: where the blocks end that a list can name."""
 
     made: ListMaking
-    show: ClassVar[Callable[[Expr], str]]
     stop: ClassVar[str] = BLOCKS.name
+
+    @abstractmethod
+    def print_scalar(self, expr: Expr) -> str:
+        """Prints a scalar in the language at hand."""
 
     @property
     def keeps(self) -> list[str]:
@@ -50,7 +51,7 @@ class RowLists(Lists):
 
     def place(self, key: str) -> str:
         """Returns the row in memory of a key, or the key itself where pages are still to be looked up."""
-        return key if self.rows.first == ZERO else f"{type(self).show(self.rows.first)} + {key}"
+        return key if self.rows.first == ZERO else f"{self.print_scalar(self.rows.first)} + {key}"
 
     @property
     def sizes(self) -> list[str]:

@@ -25,7 +25,7 @@ class CudaListsText(Lists):
     queries too, for a backward. Where lists are of single keys, it brings those into order (`by_entry`).
     """
 
-    show, stop = staticmethod(scalar), f"args.{BLOCKS.name}"
+    stop = f"args.{BLOCKS.name}"
 
     def __init__(
         self, module: Module, made: ListMaking, dtypes: Mapping[str, DType], *, inverts: bool = False
@@ -38,6 +38,9 @@ class CudaListsText(Lists):
         own = not module.variant.element_param
         self.element = STORED[module.variant.attention.element] if own else ""
         self.entry = stored_type(dtypes[made.tensor], module.variant)
+
+    def print_scalar(self, expr: Expr) -> str:
+        return scalar(expr)
 
     @property
     def by_row(self) -> bool:

@@ -28,8 +28,6 @@ class ListsText(Lists):
     for a backward that needs entries ascending, where the first one leaves them in the order of the list.
     """
 
-    show = staticmethod(scalar)
-
     def __init__(self, module: Module, made: ListMaking) -> None:
         self.module, self.made = module, made
         self.tensor, self.by_entry, self.is_distinct = made.tensor, made.by_entry, made.is_distinct
@@ -38,6 +36,9 @@ class ListsText(Lists):
         walks = (loop.listed for planned in kernels for loop in planned.regions.loops)
         self.inverts = any(walk is not None and walk.memory == "columns" for walk in walks)
         self.sorts = any(planned.selected is not None or planned.adds for planned in kernels)
+
+    def print_scalar(self, expr: Expr) -> str:
+        return scalar(expr)
 
     @property
     def listing_name(self) -> str:
