@@ -209,6 +209,7 @@ def test_pages_at_an_odd_stride_are_met_early(target: str) -> None:
         dims={"B": 2, "M": 1, "N": 40, "Hkv": 1, "G": 1, "P": 3}, layouts={"k": space.layout(k, "odd")}
     )
     placed = build(space.attention, case).inputs["k"]
+    assert isinstance(placed, torch.Tensor)
     pages, *others = placed.stride()
     assert (pages, *others) == (math.prod(placed.shape[1:]) + 1, *torch.empty(placed.shape).stride()[1:])
 
