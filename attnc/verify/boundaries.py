@@ -53,8 +53,9 @@ PROCESSORS = 4
 _GRID = 65536
 #: Sizes that no plan has, but kernels are known to be wrong beyond: what one block can scan, or hold.
 _SCANNED = 4096
-#: The longest sequences of ordinary cases.
-_LONGEST = 320
+#: The longest sequences of ordinary cases, and of large ones: what a mask compares with more, such as a
+#: window of 2^31 - 1 keys that leaves nothing out, is no boundary that a case gets to.
+_LONGEST, _MOST_KEYS = 320, 1 << 17
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,7 +184,8 @@ def _splits(name: str, kernel: ir.Kernel, config: Any) -> Iterator[Boundary]:
 def _mask(module: ir.Module) -> Iterator[Boundary]:
     exprs: tuple[Expr, ...] = (module.variant.attention.mask,)
     values = {node.value for expr in exprs for node in walk(expr) if isinstance(node, Const)}
-    for value in sorted(n for n in values if isinstance(n, int) and not isinstance(n, bool) and n > 2):
+    numbers = (value for value in values if isinstance(value, int) and not isinstance(value, bool))
+    for value in sorted(n for n in numbers if 2 < n <= _MOST_KEYS):
         yield replace(_near(f"{value} of the mask", "keys", value, "", ()), of_mask=True)
 
 

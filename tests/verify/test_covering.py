@@ -23,6 +23,7 @@ from attnc.verify.problem import build
 from attnc.verify.storage import LENGTHS
 from attnc.verify.strategies import fit_of
 from attnc.verify.subject import subject_of
+from attnc.verify.trials import large_cases
 from tests.plans import module_of
 from tests.planted.registry import module_of as planted_module
 from tests.targets import TARGETS
@@ -167,6 +168,22 @@ def test_a_boundary_is_in_force_under_its_config() -> None:
     assert not at.is_in_force({at.kernel: config._replace(BLOCK_M=64)})
     assert not at.is_in_force({})
     assert Boundary(name="any", quantity="rows", value=0).points == (0, 1)
+
+
+@pytest.mark.parametrize(("window", "met"), [(5000, True), (2**31 - 1, False)])
+def test_a_window_without_an_end_asks_for_no_case(window: int, met: bool) -> None:
+    """Nor for billions of keys on a GPU."""
+    lines = (
+        "input q: f16[B, M, H, 16]",
+        "input k, v: f16[B, N, H, 16]",
+        "score = dot(q, k)",
+        f"mask = window({window}, 0)",
+        "normalize = softmax",
+        "output o: f16[B, M, H, 16]",
+    )
+    space = subject_of_text(spec(lines)).space
+    assert any(boundary.of_mask for boundary in space.boundaries) == met
+    assert max(case.dims["N"] for case in large_cases(space)) == 16385
 
 
 @pytest.mark.parametrize("name", ["causal_gqa", "document", "varlen", "paged_decode"])
