@@ -33,7 +33,7 @@ from attnc.syntax.parser import parse, prelude
 from tests.distributed import plain_plan
 from tests.distributed.calls import HEADS, KV_HEADS, Call, calls, visibility
 from tests.distributed.plain_plan import check_plan
-from tests.distributed.specs import SPECS
+from tests.distributed.specs import SPECS, text
 from tests.expr.spell import spell
 
 GOLDEN = Path(__file__).parent.parent / "golden"
@@ -266,10 +266,16 @@ def test_the_page_of_a_plan(name: str, golden: Callable[[Path, str], None]) -> N
     golden(GOLDEN / "ranks" / f"{name}.txt", as_text(plan, seen, ("made up",) * (name == "packed")) + "\n")
 
 
-@pytest.mark.parametrize("name", ["documents", "packed", "prefix", "lengths", "window"])
+EXAMPLES: Mapping[str, str] = {
+    **{name: SPECS[name] for name in ("documents", "packed", "prefix", "lengths", "window")},
+    "one_row": text("causal and doc[q_pos] == doc[kv_idx]", inputs=("doc: i32[N] is sorted",)),
+}
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
 def test_the_page_of_an_example(name: str, golden: Callable[[Path, str], None]) -> None:
     """Contents are made up for what the mask reads."""
-    program = resolve(parse(Source(f"{name}.attn", SPECS[name])), prelude())
+    program = resolve(parse(Source(f"{name}.attn", EXAMPLES[name])), prelude())
     sizes, remarks = example(program.attentions[0], {"M": 900, "B": 2, "Hkv": 2, "G": 3})
     seen = Visibility(program.attentions[0])
     page = as_text(make_plan(seen, sizes, Widths(d=16, dv=16), 2, Rates()), seen, remarks)
@@ -310,10 +316,10 @@ def test_queries_and_keys_are_the_same_tokens_where_they_end_alike(
 def test_explain_says_what_was_chosen() -> None:
     seen = visibility(spell("kv_idx <= q_pos"))
     plan = make_plan(seen, causal(8192), Widths(d=128, dv=128), 4, Rates())
-    text = as_text(plan, seen)
-    assert f"chosen: {plan.chosen.strategy}" in text
-    assert "imbalance 1.0" in text
-    assert text.count("rank 3") >= 4
+    page = as_text(plan, seen)
+    assert f"chosen: {plan.chosen.strategy}" in page
+    assert "imbalance 1.0" in page
+    assert page.count("rank 3") >= 4
     figures = as_dict(plan, seen)
     assert figures["hash"] == plan.hash.hex()
     assert {row["strategy"] for row in figures["strategies"]} == set(STRATEGIES)
