@@ -53,11 +53,12 @@ _TEMPLATE = re.compile(r"[\w:,+\-*/% ]$|::$|\w+$")
 #: Indices of what a call has a size of.
 _INDICES = frozenset(["b", "h", "h_kv", "head", "q", "q_idx", "kv_idx", "page"])
 #: As how many sizes count the number of a block, of which a grid may have one for each row of each head, and
-#: the elements of a row or of a tile; how many may be multiplied in 32 bits.
+#: the elements of a row or of a tile, or the rows of all packed sequences; how many may be multiplied in 32
+#: bits.
 _BLOCKS, _ROW, _MOST = 3, 2, 2
 #: What a size's name ends with that counts tiles of rows.
 _FEW = ("blocks", "tiles")
-_ROWS = re.compile(r"D$|DV$|\w+_SIZE$")
+_ROWS = re.compile(r"D$|DV$|\w+_SIZE$|M_padded$|KEY_ROWS$")
 
 
 @dataclass(frozen=True, slots=True)

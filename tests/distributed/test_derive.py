@@ -162,7 +162,7 @@ def more_queries_than_keys(plan: Plan, rows: npt.NDArray[np.int64]) -> bool:
     return bool((np.diff(ends_q) > np.diff(ends_k))[sequence].any())
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(calls(), floats(), st.sampled_from((None, *STRATEGIES)))
 def test_a_rank_sees_what_its_rows_see(call: Call, bias: Expr, strategy: Strategy | None) -> None:
     """Mask and scores, of every rank, part and head."""

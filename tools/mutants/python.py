@@ -59,7 +59,8 @@ def main() -> int:
     outcomes = join_results({n: explain_equal(result) for n, result in judged.items()}, {})
     print("\n".join(list_table(outcomes)))
     if given.keep:
-        keep_scores(SCORES, "python", summarize(outcomes, seed=given.seed, where=given.keep))
+        name, where = given.keep
+        keep_scores(SCORES, name, summarize(outcomes, seed=given.seed, where=where))
     survivors = [outcome for outcome in outcomes if outcome.kind == "survivor"]
     print("\n".join(map(describe, survivors)))
     return int(bool(survivors))
@@ -85,7 +86,9 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--lines", type=Path, help="a folder that keeps which lines each test runs")
     parser.add_argument("--out", type=Path, help="a file of mutants, which is gone on with")
     parser.add_argument("--draw", action="store_true", help="write the mutants, and run none")
-    parser.add_argument("--keep", metavar="WHERE", help="commit the scores, as of this machine")
+    parser.add_argument(
+        "--keep", nargs=2, metavar=("NAME", "WHERE"), help="commit the scores, by a name, as of this machine"
+    )
     given = parser.parse_args()
     if unknown := set(given.packages) - set(packages):
         parser.error(f"there is no package {unknown.pop()!r}")
