@@ -152,8 +152,10 @@ for _name, _dtype in {
     "clone", "contiguous", "positive", "view", "reshape", "squeeze", "unsqueeze", "expand", "expand_as",
     "flatten", "broadcast_to", "cuda", "cpu", "alias", "view_as", "reshape_as",
 )  # fmt: skip
-def same(tape: Tape, x: Any, *_: Any, **__: Any) -> Scalar:
+def same(tape: Tape, x: Any, *args: Any, **kwargs: Any) -> Scalar:
     """Returns what leaves a single value as it is."""
+    if any(isinstance(value, torch.dtype) for value in (*args, *kwargs.values())):
+        raise refuse("E0901", "bits as another type", "specs have no bits", "convert the value: .to(dtype)")
     return scalar(tape, x)
 
 
@@ -280,12 +282,27 @@ def floor_divide(tape: Tape, x: Any, y: Any) -> Scalar:
 
 @operation("floor")
 def floor(tape: Tape, x: Any) -> Scalar:
+    return _rounded("floor", tape, x, floor_divide)
+
+
+@operation("ceil")
+def ceil(tape: Tape, x: Any) -> Scalar:
+    return _rounded("ceil", tape, x, lambda tape, a, b: neg(tape, floor_divide(tape, neg(tape, a), b)))
+
+
+@operation("trunc", "fix")
+def trunc(tape: Tape, x: Any) -> Scalar:
+    return _rounded("trunc", tape, x, _truncate)
+
+
+def _rounded(name: str, tape: Tape, x: Any, divide: Callable[[Tape, Scalar, Scalar], Scalar]) -> Scalar:
+    """Returns an integer as it is, or the quotient of two, divided so."""
     found = number(tape, x)
     if found.kind == "int":
         return found
     if found.quotient is None:
-        raise refuse("E0901", "'floor' cannot be written in a spec", "but of a quotient of integers")
-    return _binary(tape, "//", *found.quotient)
+        raise refuse("E0901", f"'{name}' cannot be written in a spec", "but of a quotient of integers")
+    return divide(tape, *found.quotient)
 
 
 @operation("remainder", "mod")

@@ -31,6 +31,10 @@ def infinite_product(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any
     return score * torch.where(q_idx < kv_idx, 1.0, -torch.inf)
 
 
+def other_bits(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+    return score.view(torch.int32) * 1e-9
+
+
 def slice_of_a_row(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
     return score + TABLE[h, :].sum()
 
@@ -89,7 +93,7 @@ def number_for_a_mask(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
 #: What the text of the spec says of them.
 OF_SPECS = {"E0320": (division_by_zero,), "E0507": (beyond_float32,)}
 MODS = {
-    "E0901": (arctangent, bits, infinite_product, slice_of_a_row),
+    "E0901": (arctangent, bits, infinite_product, other_bits, slice_of_a_row),
     "E0902": (branch, chained, python_number),
     "E0903": (whole_tensor, row_of_a_tensor, float_as_index, text, number_for_a_mask, constant, too_long),
 }

@@ -84,6 +84,8 @@ OF_INTEGERS = _split(
     """
     i + j; i - j; i * j; i // j; i // 3; i // -2; i % j; i % 3; i % -4; torch.floor_divide(i, j);
     torch.remainder(i, 3); torch.div(i, j, rounding_mode='floor'); torch.div(i, j, rounding_mode='trunc');
+    torch.ceil(i / j); torch.ceil(i / -3); torch.ceil(i); torch.trunc(i / 4); torch.trunc(i / -2);
+    torch.fix(i / j);
     torch.floor(i / j); torch.floor(i); (i / j).int(); (i / j).long(); (i / 3).to(torch.int32); i / j;
     torch.fmod(q, 3); torch.fmod(kv + 1, q + 1); torch.abs(i); torch.sign(i); i << 2; i >> 1; i >> 0;
     torch.bitwise_left_shift(i, 1); torch.bitwise_right_shift(i, 2); -i; ~i; i.bitwise_not(); i.int();

@@ -369,16 +369,17 @@ def test_tensors_that_are_gone_are_forgotten() -> None:
 
 def test_a_result_that_lies_as_its_query_is_no_view_of_another() -> None:
     """Gradients of rows before heads, of cotangents that lie in any way, once calls repeat themselves."""
-    leaves = [x.transpose(1, 2).contiguous().transpose(1, 2).detach().requires_grad_() for x in draw()]
+    q, k, v = (x.transpose(1, 2).contiguous().transpose(1, 2).detach().requires_grad_() for x in draw())
+    leaves = [q, k, v]
     dos = [
         torch.randn(B, H, M, D),
         torch.randn(B, M, H, D).transpose(1, 2),
         torch.ones(()).expand(B, H, M, D),
     ]
-    wanted = [torch.autograd.grad(flex_attention(*leaves, mask_mod=causal), leaves, do) for do in dos]
+    wanted = [torch.autograd.grad(flex_attention(q, k, v, mask_mod=causal), leaves, do) for do in dos]
     for round in range(10):
         for do, gradients in zip(dos, wanted, strict=True):
-            o = flex_attention(*leaves, mask_mod=causal)
+            o = flex_attention(q, k, v, mask_mod=causal)
             assert o.stride() == leaves[0].stride()
             if round > 5:
                 assert o._base is None
