@@ -198,8 +198,8 @@ class PageAllocator:
     def keep(
         self, sequences: Sequence[int], lengths: Sequence[int], places: Sequence[Sequence[int]]
     ) -> Change:
-        """Plans to keep of each sequence so many first tokens, and of those behind them the ones at these
-        places, counted from there, which follow them. ValueError as `PagedCache.keep` says.
+        """Plans to keep the first tokens of each sequence and, right behind them, those at the given places,
+        counted from there. ValueError as `PagedCache.keep` says.
         """
         _check_distinct(sequences)
         if not len(sequences) == len(lengths) == len(places):
@@ -282,10 +282,10 @@ class PageAllocator:
                 raise ValueError(f"counts: expected at most {room} for sequence {sequence}, got {count}")
 
     def _page_to_copy(self, holding: Holding, count: int, left: dict[int, int]) -> int | None:
-        """Returns the last page of a sequence if others share it, as it is copied before they write there.
+        """Returns the last page of a sequence if others share it, which is copied before it is written to.
 
-        left: by page, how many of the sequences before left it to those that share it. So of n that share a
-        page and all grow, n - 1 copy it: the last to come has it for itself.
+        left: by page, how many sequences of this call gave up their share before. So if n sequences share a
+        page and all grow, n - 1 of them copy it, and the last one keeps it.
         """
         if not count or not holding.length % self._page:
             return None

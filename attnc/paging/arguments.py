@@ -15,9 +15,9 @@ from attnc.support.arguments import check_dense
 
 
 def to_integer(name: str, given: Any) -> int:
-    """Returns an integer of Python, NumPy or torch as Python's own, which nobody changes in place.
+    """Returns an integer of Python, NumPy or torch as an int of Python.
 
-    TypeError for what is none: floats, also those with integer values, and bools.
+    TypeError for anything else, such as bools, and floats with integer values.
     """
     is_bool = isinstance(given, bool) or getattr(given, "dtype", None) is torch.bool
     try:
@@ -29,14 +29,14 @@ def to_integer(name: str, given: Any) -> int:
 
 
 def to_integers(name: str, given: Any) -> list[int]:
-    """Returns several integers, as `to_integer` does. TypeError for what is no list of them."""
+    """Returns several integers, as `to_integer` does. TypeError for anything but a list of them."""
     if not isinstance(given, Iterable) or (isinstance(given, torch.Tensor) and not given.dim()):
         raise TypeError(f"{name}: expected integers, got {show_value(given)}")
     return [number if type(number) is int else to_integer(name, number) for number in given]
 
 
 def check_size(name: str, given: Any, least: int = 1, most: int = 1 << 30) -> int:
-    """Returns a size. TypeError for what is no integer, ValueError outside of least .. most."""
+    """Returns a size. TypeError for anything but an integer, ValueError outside of least .. most."""
     size = to_integer(name, given)
     if size < least:
         raise ValueError(f"{name}: expected at least {least}, got {size}")
@@ -48,9 +48,9 @@ def check_size(name: str, given: Any, least: int = 1, most: int = 1 << 30) -> in
 def check_tensor(
     name: str, given: Any, dtype: torch.dtype, shape: Sequence[int | str], device: torch.device
 ) -> None:
-    """Holds a tensor to a type, a shape (a name stands for any size) and a device.
+    """Checks the dtype, the shape (a name stands for any size) and the device of a tensor.
 
-    TypeError for what is no tensor or has another dtype, ValueError for another shape or device.
+    TypeError for another type or dtype, ValueError for another shape or device.
     """
     check_dense(name, given)
     if given.dtype != dtype:

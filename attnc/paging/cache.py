@@ -31,7 +31,7 @@ class Step:
     cu_q: i32[B + 1]; the new tokens of sequence b are cu_q[b] .. cu_q[b + 1] - 1
     slots: i64[T], page * page size + row: where each new token's keys and values belong
     counts: i32[B]; the rows of each sequence that are this rank's, where ranks share them (else None)
-    own: then which of the new tokens are this rank's, ascending, i64; slots has these alone
+    own: i64, ascending, then which of the new tokens are this rank's; slots lists only these
     """
 
     block_table: torch.Tensor
@@ -71,7 +71,7 @@ class _Entries(NamedTuple):
 
 
 def _movable(x: torch.Tensor) -> torch.Tensor:
-    """Returns the elements, of 8 bits as bytes: torch moves no rows of its float8."""
+    """Returns a tensor whose rows torch can copy: 8 bits as bytes, since it copies no rows of float8."""
     return x.view(torch.uint8) if x.dtype.itemsize == 1 else x
 
 
@@ -268,8 +268,8 @@ class PagedCache:
         _store([_movable(pool) for pool in pools], at, [_movable(rows.detach()) for rows in given])
 
     def read(self, sequence: int, layer: int = 0) -> tuple[torch.Tensor, ...]:
-        """Copies out K [N, Hkv, D] and V [N, Hkv, Dv] of a sequence, found through the device's tables: of
-        the rows that this rank has.
+        """Copies K [N, Hkv, D] and V [N, Hkv, Dv] of a sequence out of the pages that the device's tables
+        name; N counts the rows that this rank has.
         """
         held, layer = self._holding(sequence), self._layer(layer)
         index = torch.arange(self.spread.count(held.length, self.rank), device=self.device)
@@ -279,8 +279,8 @@ class PagedCache:
         return tuple(rows.view(pool.dtype) for rows, pool in zip(found, self._pools, strict=True))
 
     def last_slots(self) -> torch.Tensor:
-        """Computes the slot of every row's last token, i64[sequences]; in the spare page for a row without a
-        token, and for a token that another rank has.
+        """Computes the slot of every row's last token, i64[sequences]. A row without a token, or whose last
+        token another rank has, gets a slot of the spare page.
 
         Computed on the device from `block_table` and `kv_len`, so that it can be captured in a CUDA graph.
         """

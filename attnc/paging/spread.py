@@ -1,4 +1,4 @@
-"""Where keys lie that several ranks share."""
+"""Which rank has which keys of a sequence, where several ranks share them."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Spread:
         return lengths // round_ * self.block + (lengths % round_ - rank * self.block).clamp(0, self.block)
 
     def longest(self, rows: int, rank: int) -> int:
-        """Returns the longest length of a sequence of which a rank has at most so many rows."""
+        """Returns the length of the longest sequence of which a rank has at most so many rows."""
         return (rows // self.block * self.ranks + rank) * self.block + rows % self.block
 
     def positions(self, rows: int, rank: int, device: torch.device) -> torch.Tensor:

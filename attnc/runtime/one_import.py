@@ -97,7 +97,7 @@ def choose_functions(folder: Path, gpu: TargetGpu) -> Iterator[Chosen]:
 
 def read_choice(file: Path) -> tuple[ByTarget, Sequence[str]]:
     """Returns what a function with several targets picks from, and the names of its params, as `__init__.py`
-    of its folder writes them down. Nothing of the file is run. ValueError where it is another one.
+    of its folder writes them down. Nothing of the file is run. ValueError for a file of another kind.
     """
     written = dict[str, Any]()
     try:

@@ -79,8 +79,8 @@ _TEXTS = _Texts()
 
 
 def import_text(path: Path, content: bytes) -> ModuleType:
-    """Imports a module, once per process for a path, that of the file that it is or would be. Raises what the
-    text raises, and then nothing of it is left imported.
+    """Imports a module from its text, once per process for each path: that of the file that the text comes
+    from, or would be in. Raises what the text raises; then nothing of it stays imported.
     """
     name = f"{_folder_name(path.parent)}.files.{path.stem}"
     return _import(name, {name: _Text(path, content)})

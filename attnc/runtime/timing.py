@@ -44,7 +44,7 @@ class Timing:
         return (self.high - self.low) / self.median
 
     def over(self, launches: int) -> Timing:
-        """Returns the times of each of so many launches, where they were timed as one."""
+        """Returns the times of one launch, where so many launches were timed together."""
         return Timing(
             median=self.median / launches,
             low=self.low / launches,
@@ -117,9 +117,10 @@ def summarise(samples: list[float]) -> Timing:
 def in_bursts(
     launch: Launch, sample_ms: float = _SAMPLE_MS, agreed: Callable[[float], float] = float
 ) -> Sampler:
-    """Samples of as many launches in a row as take `sample_ms` together, after some to warm up.
+    """Takes samples of launches in a row, as many as take `sample_ms` together, after some to warm up.
 
-    agreed: of milliseconds measured here those that count, where several processes launch together.
+    agreed: of the milliseconds that were measured here, makes those that count where several processes launch
+    together.
     """
     for _ in range(_WARMUP):
         launch()

@@ -1,7 +1,7 @@
-"""A watchdog for kernels on a GPU: one that waits for a barrier at which nobody arrives never ends.
+"""A watchdog for kernels on a GPU: one that waits for a barrier at which no thread arrives never ends.
 
-No exception reaches a process that waits in the driver, so a thread looks on, says what was running, and ends
-the process; the driver then takes the kernel off the GPU. On a CPU the simulator tells a deadlock.
+No exception reaches a process that waits in the driver, so a thread watches it, says what was running,
+and ends the process; the driver then takes the kernel off the GPU. On a CPU the simulator tells a deadlock.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ import torch
 from attnc.verify.case import Case
 from attnc.verify.strategies import free_dims
 from attnc.verify.subject import Subject
+from tests.by_day import each_by_day
 from tests.targets import TARGETS, needs_gxx, skip_without_compiler
 from tests.verify.judging import assert_within_bound, spec, subject_of_text
 
@@ -94,7 +95,7 @@ AWKWARD = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", AWKWARD)
+@pytest.mark.parametrize("name", each_by_day(AWKWARD, of=2))
 def test_awkward_specs(name: str) -> None:
     lines, (heads, kv_heads), schedule = AWKWARD[name]
     if not any(line.startswith("score") for line in lines):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from attnc.verify.case import Case
+from tests.by_day import some_by_day
 from tests.targets import EACH, skip_without_compiler, small_tiles
 from tests.verify.judging import assert_within_bound, spec, subject_of_text
 
@@ -17,8 +18,7 @@ SCORES = (
 )
 
 
-@pytest.mark.parametrize("target", EACH)
-@pytest.mark.parametrize("score", SCORES)
+@pytest.mark.parametrize(("score", "target"), some_by_day(SCORES, EACH, of=2))
 def test_a_score_is_right(score: str, target: str) -> None:
     skip_without_compiler(target)
     lines = (

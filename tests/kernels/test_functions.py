@@ -8,6 +8,7 @@ import pytest
 
 from attnc.verify.case import Case
 from attnc.verify.subject import Subject
+from tests.by_day import each_by_day
 from tests.targets import TARGETS, needs_gxx, skip_without_compiler, small_tiles
 from tests.verify.judging import assert_within_bound, spec, subject_of_text
 
@@ -62,7 +63,7 @@ def small(**style: Any) -> Case:
     return Case(dims={"B": 1, "M": 21, "N": 37, "H": 2}, seed=5, **style)
 
 
-@pytest.mark.parametrize("name", SCORES)
+@pytest.mark.parametrize("name", each_by_day(SCORES, of=2))
 def test_scores(name: str) -> None:
     made = scored(SCORES[name], "triton", "f16" if name == "clamped" else "f32")
     for style in STYLES:

@@ -16,6 +16,7 @@ from attnc.reference import reference
 from attnc.verify.case import Case
 from attnc.verify.check import check
 from attnc.verify.subject import Subject
+from tests.by_day import each_by_day
 from tests.targets import skip_without_compiler
 from tests.verify.judging import examples, subject_of_text
 
@@ -543,7 +544,7 @@ SHORTENED: Mapping[str, Mapping[str, str]] = {
 }
 
 
-@pytest.mark.parametrize("name", SHORTENED)
+@pytest.mark.parametrize("name", each_by_day(SHORTENED, of=2))
 def test_lists_are_of_all_queries_though_a_length_cuts_some_off(name: str) -> None:
     """Lists lie M apart, the size of the tensor, which kernels call the queries of a sequence."""
     text = CUT_OFF

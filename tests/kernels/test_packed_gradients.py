@@ -15,6 +15,7 @@ from attnc.verify.case import Case
 from attnc.verify.properties import violations
 from attnc.verify.strategies import free_dims
 from attnc.verify.subject import Subject
+from tests.by_day import each_by_day
 from tests.verify.judging import assert_within_bound, every_fill, subject_of_text
 
 PACKED = "[T, Hkv * G, 16] via ragged(cu_q)", "[S, Hkv, 16] via ragged(cu_k)", "cu_q, cu_k: i32[B + 1]"
@@ -121,7 +122,7 @@ FEATURES = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("feature", FEATURES)
+@pytest.mark.parametrize("feature", each_by_day(FEATURES, of=2))
 def test_every_feature(feature: str) -> None:
     made = subject(**FEATURES[feature])
     assert_within_bound(made, case(made, 3, R=15), fills=("nan",))

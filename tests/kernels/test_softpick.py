@@ -9,6 +9,7 @@ from attnc.target.files import render_files
 from attnc.verify.case import Case
 from attnc.verify.check import check
 from attnc.verify.subject import subject_of
+from tests.by_day import some_by_day
 from tests.targets import EACH, needs_gxx, skip_without_compiler, small_decode_tiles, small_tiles
 from tests.verify.judging import assert_within_bound, modules_of, right_by_day, spec, subject_of_text
 
@@ -50,12 +51,17 @@ TILES = "tile.q = 16, tile.kv = 16"
 SMALL = {"cuda.sm_90a": "consumers = 2, tile.kv = 32, stages = 2"}
 
 
-@pytest.mark.parametrize("lines", [PLAIN, LENGTHS], ids=["table", "lengths"])
+STORED = {"table": PLAIN, "lengths": LENGTHS}
+
+
 @pytest.mark.parametrize(
-    "softmax", ["online", "online(rescale = lazy(4))", "online(rescale = every_step)", "two_pass"]
+    ("stored", "softmax"),
+    some_by_day(
+        STORED, ["online", "online(rescale = lazy(4))", "online(rescale = every_step)", "two_pass"], of=2
+    ),
 )
-def test_softpick(lines: tuple[str, ...], softmax: str) -> None:
-    right_by_day(subject_of_text(spec(lines, f"{TILES}, softmax = {softmax}")), count=2)
+def test_softpick(stored: str, softmax: str) -> None:
+    right_by_day(subject_of_text(spec(STORED[stored], f"{TILES}, softmax = {softmax}")), count=2)
 
 
 @pytest.mark.parametrize(

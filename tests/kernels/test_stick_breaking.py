@@ -15,6 +15,7 @@ import torch
 from attnc.target.files import render_files
 from attnc.verify.case import Case
 from attnc.verify.stick_errors import SOFTPLUS_ERROR
+from tests.by_day import each_by_day, some_by_day
 from tests.plans import module_of
 from tests.targets import EACH, skip_without_compiler, small_tiles
 from tests.verify.judging import assert_within_bound, modules_of, right_by_day, spec, subject_of_text
@@ -111,13 +112,16 @@ SHORTENED = tuple(
 )
 
 
-@pytest.mark.parametrize("target", EACH)
-@pytest.mark.parametrize("lines", [PLAIN, PAGED, SHORTENED], ids=["table", "pages", "lengths"])
-@pytest.mark.parametrize("split", ["1", "20", "fixed(32)"])
-def test_splits_leave_each_other_the_rest(lines: tuple[str, ...], split: str, target: str) -> None:
+STORED = {"table": PLAIN, "pages": PAGED, "lengths": SHORTENED}
+
+
+@pytest.mark.parametrize(
+    ("split", "stored", "target"), some_by_day(["1", "20", "fixed(32)"], STORED, EACH, of=2)
+)
+def test_splits_leave_each_other_the_rest(split: str, stored: str, target: str) -> None:
     skip_without_compiler(target)
     schedule = f"loops = [kv], pack = gqa, {DECODING[target]}, split.kv = {split}"
-    made = subject_of_text(spec(lines, schedule, target=target))
+    made = subject_of_text(spec(STORED[stored], schedule, target=target))
     dims = {"B": 3, "M": 3, "N": 77, "Hkv": 2, "G": 2, "H": 2}
     for lengths in ("drawn", "one"):  # rows past a length, in sequences that have keys
         assert_within_bound(made, Case(dims=dims, lengths=lengths))
@@ -228,11 +232,14 @@ ON_ONE = (
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("lines", "grads", "target"),
-    [
-        pytest.param(lines, grads, target, id=f"{name}-{target}")
-        for target, made in (("cuda.sm_80", (*ON_BOTH, *ON_ONE)), ("cuda.sm_90a", ON_BOTH))
-        for name, lines, grads in made
-    ],
+    each_by_day(
+        [
+            pytest.param(lines, grads, target, id=f"{name}-{target}")
+            for target, made in (("cuda.sm_80", (*ON_BOTH, *ON_ONE)), ("cuda.sm_90a", ON_BOTH))
+            for name, lines, grads in made
+        ],
+        of=2,
+    ),
 )
 def test_gradients_on_cuda(lines: tuple[str, ...], grads: str, target: str) -> None:
     skip_without_compiler(target)

@@ -50,7 +50,7 @@ schedule a for {TARGET} {{
     return subject_of_text(text)
 
 
-@pytest.mark.parametrize(("logits", "splits"), some_by_day(sorted(LOGITS), ["1", "3"], of=2))
+@pytest.mark.parametrize(("logits", "splits"), some_by_day(sorted(LOGITS), ["1", "3"], of=4))
 def test_any_scores(logits: str, splits: str) -> None:
     """Those far outside the bounds too: the fallback makes the result as good as the online softmax's."""
     assert_within_bound(

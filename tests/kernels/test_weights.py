@@ -180,13 +180,18 @@ DECODING = {
 EVERY_DECODING = [(target, tiles) for target, found in DECODING.items() for tiles in found]
 
 
-@pytest.mark.parametrize(("target", "tiles"), EVERY_DECODING)
-@pytest.mark.parametrize("lines", [CACHED, IN_PAGES, SHORTENED], ids=["cache", "pages", "lengths"])
-@pytest.mark.parametrize("split", ["1", "3", "fixed(32)"])
-def test_splits_are_added(lines: tuple[str, ...], split: str, target: str, tiles: str) -> None:
+STORED = {"cache": CACHED, "pages": IN_PAGES, "lengths": SHORTENED}
+
+
+@pytest.mark.parametrize(
+    ("split", "stored", "decoding"),
+    some_by_day(["1", "3", "fixed(32)"], STORED, range(len(EVERY_DECODING)), of=3),
+)
+def test_splits_are_added(split: str, stored: str, decoding: int) -> None:
+    target, tiles = EVERY_DECODING[decoding]
     skip_without_compiler(target)
     schedule = f"loops = [kv], pack = gqa, {tiles}, split.kv = {split}"
-    made = subject_of_text(spec(lines, schedule, target=target))
+    made = subject_of_text(spec(STORED[stored], schedule, target=target))
     dims = {"B": 3, "M": 3, "N": 77, "Hkv": 2, "G": 2, "H": 2}
     for lengths in ("drawn", "one"):  # rows past a length, in sequences that have keys
         assert_within_bound(made, Case(dims=dims, lengths=lengths))

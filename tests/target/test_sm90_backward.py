@@ -21,7 +21,7 @@ from attnc.verify.case import Case
 from attnc.verify.check import check
 from attnc.verify.simt import SimtFault, attach, available
 from attnc.verify.subject import subject_of
-from tests.by_day import some_by_day
+from tests.by_day import each_by_day, some_by_day
 from tests.plan.test_sm90_backward import CAUSAL, planned
 from tests.sass import loops
 from tests.target.test_defined_names import HOPPERS
@@ -71,7 +71,9 @@ def test_products_are_not_serialised(mask: str, d: int, accumulate: str) -> None
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("d", "accumulate"),
-    [(64, "atomic"), (128, "atomic"), (128, "ordered"), (128, "two_pass"), (256, "two_pass")],
+    each_by_day(
+        [(64, "atomic"), (128, "atomic"), (128, "ordered"), (128, "two_pass"), (256, "two_pass")], of=2
+    ),
 )
 def test_products_of_parts_are_not_serialised(d: int, accumulate: str) -> None:
     cubin = compiled("dkdv", CAUSAL, d=d, accumulate=accumulate, parts=True)
@@ -168,9 +170,9 @@ def gradients(
         pytest.param(40, "ordered", marks=pytest.mark.slow),
         pytest.param(72, "ordered", marks=pytest.mark.slow),
         pytest.param(128, "atomic", marks=pytest.mark.slow),
-        pytest.param(128, "ordered", marks=pytest.mark.slow),
+        pytest.param(128, "ordered", marks=pytest.mark.nightly),
         pytest.param(64, "two_pass", marks=pytest.mark.slow),
-        pytest.param(128, "two_pass", marks=pytest.mark.slow),
+        pytest.param(128, "two_pass", marks=pytest.mark.nightly),
         pytest.param(256, "two_pass", marks=pytest.mark.slow),
     ],
 )
@@ -287,7 +289,7 @@ ENDS = {
     ("ends", "accumulate", "d"),
     [
         ("packed", "two_pass", 32),
-        ("packed", "ordered", 32),
+        pytest.param("packed", "ordered", 32, marks=pytest.mark.nightly),
         ("packed", "atomic", 128),
         pytest.param("packed", "two_pass", 144, marks=pytest.mark.nightly),
         pytest.param("shortened", "two_pass", 32, marks=pytest.mark.nightly),
@@ -319,10 +321,12 @@ def test_rows_of_other_sequences_are_kept_out(ends: str, accumulate: str, d: int
 
 @pytest.mark.slow
 @pytest.mark.skipif(not available(), reason="g++ compiles the kernels for the CPU")
-@pytest.mark.parametrize(("d", "dv", "staged"), [(192, 64, 0), (32, 144, 3 * 2048)])
-@pytest.mark.parametrize("capped", [True, False])
-def test_keys_and_values_have_widths_of_their_own(capped: bool, d: int, dv: int, staged: int) -> None:
+@pytest.mark.parametrize(
+    ("capped", "widths"), some_by_day([True, False], [(192, 64, 0), (32, 144, 3 * 2048)], of=2)
+)
+def test_keys_and_values_have_widths_of_their_own(capped: bool, widths: tuple[int, int, int]) -> None:
     """dv leaves through rows of k where they are as wide; and a tile that nobody sees is left as zeros."""
+    d, dv, staged = widths
     lines = [
         f"input q: bf16[B, M, H, {d}]",
         f"input k: bf16[B, N, H, {d}]",
@@ -347,7 +351,8 @@ def test_keys_and_values_have_widths_of_their_own(capped: bool, d: int, dv: int,
 @pytest.mark.slow
 @pytest.mark.skipif(not available(), reason="g++ compiles the kernels for the CPU")
 @pytest.mark.parametrize(
-    ("accumulate", "d"), [("atomic", 80), ("ordered", 80), ("two_pass", 80), ("two_pass", 144)]
+    ("accumulate", "d"),
+    each_by_day([("atomic", 80), ("ordered", 80), ("two_pass", 144), ("two_pass", 80)], of=2),
 )
 def test_lanes_share_what_a_mask_asks_of_columns(accumulate: str, d: int) -> None:
     """Of 96 keys, which three loads of a lane are, and of queries; some lie outside of the sequence."""
@@ -372,7 +377,7 @@ def test_lanes_share_what_a_mask_asks_of_columns(accumulate: str, d: int) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", HOPPERS)
+@pytest.mark.parametrize("name", each_by_day(HOPPERS, of=2))
 def test_who_finds_tiles_computes_all_that_bounds_are_made_from(name: str) -> None:
     """Nothing else, and who copies nothing of it: the compiler remarks on what is not read."""
     lines = [
