@@ -237,6 +237,7 @@ def _build(text: str, include: Path, flags: list[str]) -> bytes:
             "none",  # libraries among the flags
             "-std=c++17",
             "-nostdinc++",  # C++'s headers take as long as a kernel, and C's have all that is used
+            *("-U_GNU_SOURCE", "-D_DEFAULT_SOURCE"),  # half of C's headers, in half the time
             "-nodefaultlibs",  # nor is its library used, which takes most of the time to link
             "-Og",  # half of -O1's time; small cases take less than that to run
             "-shared",
