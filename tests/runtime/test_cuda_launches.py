@@ -297,3 +297,42 @@ def test_a_call_takes_the_config_that_suits_its_sizes(
     assert call._order_configs(sizes, gpu)[0] == module.CONFIGS[first]
     monkeypatch.setattr(call, "costs", ())
     assert call._order_configs(sizes, gpu) == module.CONFIGS
+
+
+@contextmanager
+def called_functions() -> Iterator[list[str]]:
+    """Lists functions of the support package that are called. List comprehensions are some in old Pythons."""
+    called: list[str] = []
+
+    def note(frame: Any, event: str, argument: object) -> None:
+        code = frame.f_code
+        is_ours = Path(code.co_filename).parent.name in ("support", "_support")
+        if event == "call" and is_ours and code.co_name != "<listcomp>":
+            called.append(code.co_name)
+
+    sys.setprofile(note)
+    try:
+        yield called
+    finally:
+        sys.setprofile(None)
+
+
+@pytest.mark.parametrize(
+    ("gradients", "expected"),
+    [
+        (False, ["run", "call", "again", "run", "start"]),
+        (True, ["gradients", "launch_gradients", "call", "_launch_prepared", "run", "start"]),
+    ],
+)
+def test_a_call_that_repeats_itself_calls_few_functions(
+    gradients: bool, expected: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Checked by a guard, allocated and launched: nothing is asked of a tensor but its address."""
+    case = Case("causal_gqa", "cuda.sm_80", tmp_path, monkeypatch, gradients=gradients)
+    tensors = case.tensors()
+    for _ in range(8):
+        case.call(*tensors)
+    case.memory.start()
+    with torch.no_grad(), called_functions() as called:
+        case.function(*tensors)
+    assert called == expected
