@@ -90,7 +90,7 @@ def check_forward(path: Path) -> None:
     name = f"{module.variant.attention.name}_forward"
     config, cubin = next(compile_configs(path, module.target.removeprefix("cuda."), name))
     assert cubin.image.startswith(b"\x7fELF")
-    assert cubin.warnings == ()
+    assert [said for said in cubin.warnings if not is_known(kernel.name, said)] == []
     assert cubin.spills <= OF_MODULES.get(name_of(path), NEGLIGIBLE), cubin.log
     needed = sum(kernel.layout.registers(kernel.configs[0]).values())
     # On Hopper warpgroups share out what the launch gives to each thread.
