@@ -58,8 +58,13 @@ settings.register_profile(
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "pr"))
 if not is_night():
     # Hypothesis draws numbers that stand in the text of the modules that a process has loaded, kernels among
-    # them: examples would depend on the tests before, and each text is parsed. The night draws them too.
-    vars(providers)["_get_local_constants"] = lambda: vars(providers)["_local_constants"]
+    # them: examples would depend on the tests before, and each text is parsed. No setting of Hypothesis turns
+    # that off, hence the private function. The night draws them too.
+    _local = vars(providers)
+    assert {"_get_local_constants", "_local_constants"} <= _local.keys(), (
+        "Hypothesis calls them otherwise now"
+    )
+    _local["_get_local_constants"] = lambda: _local["_local_constants"]
 
 
 #: Text to plan to text, and what is printed: all tests here that are not slow are quick.

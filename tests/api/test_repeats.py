@@ -20,6 +20,7 @@ from attnc.api import repeats
 from attnc.compat import sdpa
 from attnc.compat.flash_attn import flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache
 from attnc.verify.interpreter import ensure_interpreter
+from tests.by_day import each_by_day
 
 ensure_interpreter()
 
@@ -205,9 +206,10 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(case).replace(" ", "-"))
-def test_what_differs_is_looked_at(case: tuple[str, str]) -> None:
-    name, change = case
+@pytest.mark.parametrize(
+    ("name", "change"), each_by_day(CASES, of=2), ids=lambda part: part.replace(" ", "-")
+)
+def test_what_differs_is_looked_at(name: str, change: str) -> None:
     (make, door), changed = DOORS[name], CHANGES[change][1]
     given = make()
     for _ in range(5):
