@@ -95,7 +95,10 @@ class ModelCell:
 
 def model_cells() -> tuple[ModelCell, ...]:
     """Returns all cells, model by model."""
-    return (*_llama(), *_list_grouped(), *_windows(), *_deepseek(), *_encoders(), *_images(), *_list_packed())
+    return (
+        *_llama(), *_list_grouped(), *_windows(), *_deepseek(), *_encoders(), *_images(), *_list_packed(),
+        *_odd(),
+    )  # fmt: skip
 
 
 def _self(
@@ -207,6 +210,19 @@ def _list_packed() -> Iterator[ModelCell]:
     yield ModelCell(
         model="BERT-base", job="prompt", heads=12, kv_heads=12, width=64, causal=False, lengths=sentences
     )
+
+
+def _odd() -> Iterator[ModelCell]:
+    """Yields groups, widths and lengths that are no power of two, and wide heads of one KV head."""
+    yield _self("Qwen2.5-14B", "training", 2, 4096, 40, 8, 128)
+    yield _self("Gemma-2B", "training", 2, 4096, 8, 1, 256)
+    yield _self("Phi-3-mini", "training", 1, 4096, 32, 32, 96, window=2047)
+    for model, batch, length, heads, width, causal in (
+        ("SigLIP", 16, 729, 16, 72, False), ("ViT-H", 16, 257, 16, 80, False),
+        ("SD-1.5", 2, 4096, 8, 40, False), ("CLIP text", 64, 77, 12, 64, True),
+    ):  # fmt: skip
+        yield _self(model, "prompt", batch, length, heads, heads, width, causal=causal)
+        yield _self(model, "training", batch, length, heads, heads, width, causal=causal)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
