@@ -573,6 +573,21 @@ def test_keys_of_8_bits_are_refused() -> None:
     assert failure.value.diagnostics[0].message == "k of e4m3 is not shared out over ranks by rows"
 
 
+def test_packed_queries_with_other_keys_are_refused() -> None:
+    """Rows of both lie alike, or ranks cannot share them out."""
+    spec = text(inputs=("cu_q: i32[B + 1]",)).replace("grad q, k, v", "")
+    spec = spec.replace("q: f32[B, M, Hkv * G, 16]", "q: f32[T, Hkv * G, 16] via ragged(cu_q)")
+    spec = spec.replace("o: f32[B, M,", "o: f32[T,").replace(
+        "lse: f32[B, Hkv * G, M]", "lse: f32[T, Hkv * G]"
+    )
+    cp = ContextParallel(spec, Alone())
+    with pytest.raises(DiagnosticError) as failure:
+        cp.plan(torch.zeros(8, 2, 16), torch.zeros(1, 8, 2, 16), cu_q=torch.tensor([0, 8]))
+    (problem,) = failure.value.diagnostics
+    assert problem.code == "E0602"
+    assert problem.message == "packed queries with keys that are not packed are not shared out over ranks"
+
+
 def test_scales_of_columns_are_refused() -> None:
     spec = text(dtype="bf16", inputs=("ks: f32[N, 2]",)).replace("grad q, k, v", "")
     cp = ContextParallel(spec.replace("dot(q, k)", "dot(q, k * ks[kv_idx, d // 8])"), Alone())

@@ -90,6 +90,18 @@ def test_every_visible_score_is_computed_once(call: Call, strategy: Strategy) ->
     assert not reason or strategy in ("heads", "mixed")
 
 
+@pytest.mark.parametrize("mask", ["kv_idx < prefix[b]", "kv_idx < width[h]", "kv_idx < prefix[b] + width[h]"])
+def test_what_any_sequence_or_head_sees_is_needed(mask: str) -> None:
+    """Each sees other keys, and the first one fewest."""
+    tensors = {"prefix": np.array([5, 90, 20]), "width": np.array([3, 20, 75, 4])}
+    sizes = CallSizes(batch=3, queries=96, keys=96, heads=HEADS, kv_heads=KV_HEADS, tensors=tensors)
+    call = Call(mask=spell(mask), lengths={}, sizes=sizes, ranks=3)
+    seen = visibility(call.mask)
+    plan = Planner(seen, WIDTHS, 3).plan(sizes, "need")
+    check(plan, call.visible())
+    check_plan(plan, seen)
+
+
 @settings(max_examples=20)
 @given(calls(queries=(16, 64, 96, 128, 90)))
 def test_rows_in_slices(call: Call) -> None:

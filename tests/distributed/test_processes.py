@@ -175,6 +175,24 @@ def test_ranks_that_do_not_end_are_ended() -> None:
     assert [process.kill.call_count for process in running.processes] == [1, 1]
 
 
+@pytest.mark.parametrize("has_gpus", [False, True])
+def test_processes_interpret_where_there_are_no_gpus(has_gpus: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And nowhere else: what they are told is there as they start."""
+    told = dict[str, str]()
+
+    def spawn(*_: object, **__: object) -> Mock:
+        told.update(os.environ)
+        return Mock()
+
+    monkeypatch.setattr(sys.modules["torch.multiprocessing.spawn"], "spawn", spawn)
+    monkeypatch.setattr(group, "uses_gpus", lambda ranks: has_gpus)
+    for name in ("TRITON_INTERPRET", "PYTHONSAFEPATH"):
+        monkeypatch.delenv(name, raising=False)
+    on_processes(1, _wait_for_one)
+    assert told.get("TRITON_INTERPRET") == (None if has_gpus else "1")
+    assert told["PYTHONSAFEPATH"] == "1"
+
+
 def test_the_environment_is_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     """Variables that were set to nothing too; processes get what is meant where there is none."""
     monkeypatch.setattr(sys.modules["torch.multiprocessing.spawn"], "spawn", Mock())

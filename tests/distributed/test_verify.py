@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -159,3 +160,15 @@ def test_a_process_verifies_its_rank(
 def test_nothing_is_as_right_as_can_be() -> None:
     assert RankReport(ranks=2, place="", verdicts=()).ok
     assert RankReport(ranks=2, place="", verdicts=()).worst == 0.0
+
+
+@pytest.mark.parametrize("rank", [0, 1, 2])
+def test_the_first_rank_alone_writes_verdicts(
+    rank: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    verdict = Verdict(ok=True, message="", worst=0.5, where="o")
+    report = RankReport(ranks=3, place="here", verdicts=((RanksCase(case=Case(dims=SMALL)), verdict),))
+    monkeypatch.setattr(verify, "verify_here", lambda *_, **__: report)
+    path = tmp_path / "verdicts.json"
+    verify._verify_rank(rank, "", "small", "triton", None, None, 1, str(path))
+    assert path.is_file() == (rank == 0)
