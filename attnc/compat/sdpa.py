@@ -28,6 +28,8 @@ _Forward: TypeAlias = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tens
 _Gradients: TypeAlias = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 _NAME = "attnc for PyTorch"
+#: What PyTorch's own derivatives are called in a graph.
+_DERIVATIVES = frozenset({"ScaledDotProductFlashAttentionBackward0", "FlashAttentionBackward0"})
 _Library: Any = torch.library.Library  # has no types
 
 
@@ -227,9 +229,10 @@ def flash_attention_backward(
         (grad_out, out, logsumexp), given, (is_causal, window_size_left, window_size_right), scale,
         dropout_p, rng_state,
     )  # fmt: skip
+    promised = _lie_as(gradients, given)
     if order is not None:
-        keep(known, _BackwardPlan(function, order))
-    return gradients
+        keep(known, _BackwardPlan(function, order, promised=promised))
+    return gradients if promised else _lay_as(gradients, given)
 
 
 def _differentiate(
@@ -275,18 +278,41 @@ def _turn_layout(layout: Layout) -> Layout:
     return (b, h, m, d), (of_b, of_h, of_m, of_d), dtype
 
 
+def _lie_as(gradients: _Gradients, inputs: Sequence[Any]) -> bool:
+    """Returns whether gradients have the strides that PyTorch's operators of a backward promise: those that
+    torch.empty_like gives them.
+    """
+    return all(
+        memory_of(gradient).steps == memory_of(torch.empty_like(x, device="meta")).steps
+        for gradient, x in zip(gradients, inputs, strict=False)
+    )
+
+
+def _lay_as(gradients: _Gradients, inputs: Sequence[Any]) -> _Gradients:
+    """Returns gradients with the strides that are promised (`_lie_as`), which compiled code relies on. In
+    PyTorch's own graphs nobody does, and they stay as they are.
+    """
+    node: Any = torch._C._current_autograd_node()
+    if node is not None and node.name() in _DERIVATIVES:
+        return gradients
+    dq, dk, dv = (torch.empty_like(x).copy_(dx) for dx, x in zip(gradients, inputs, strict=False))
+    return dq, dk, dv
+
+
 class _BackwardPlan(Plan):
     """Calls of a backward like one, of the gradient of the output, output, lse, query, key, value, and what
     else there is.
 
-    turned: all but lse are [B, H, M, D]. A kernel reads addresses, so that what looks like tensors of the
-    call before is launched as it is given.
+    turned: all but lse are [B, H, M, D]. promised: gradients have the strides that PyTorch promises. A kernel
+    reads addresses, so that what looks like tensors of the call before is launched as it is given.
     """
 
-    __slots__ = ("inputs_of", "resume", "turned")
+    __slots__ = ("inputs_of", "promised", "resume", "turned")
 
-    def __init__(self, function: str, order: Sequence[int | torch.Tensor], *, turned: bool = False) -> None:
-        self.inputs_of, self.turned = arranged(order), turned
+    def __init__(
+        self, function: str, order: Sequence[int | torch.Tensor], *, promised: bool, turned: bool = False
+    ) -> None:
+        self.inputs_of, self.promised, self.turned = arranged(order), promised, turned
         self.resume = getattr(FUNCTIONS, f"{function}_call").resume_gradients
         super().__init__(getattr(FUNCTIONS, f"{function}_gradients"), None, self._arrange, self._finish)
 
@@ -297,10 +323,8 @@ class _BackwardPlan(Plan):
         return (do, None, *self.inputs_of(tensors)[0], rows(o), lse.contiguous(), None), None
 
     def _finish(self, found: _Gradients, given: Sequence[torch.Tensor]) -> _Gradients:
-        if not self.turned:
-            return found
-        dq, dk, dv = map(_turn, found)
-        return dq, dk, dv
+        dq, dk, dv = map(_turn, found) if self.turned else found
+        return (dq, dk, dv) if self.promised else _lay_as((dq, dk, dv), given[3:])
 
     def settle(self, tensors: Sequence[Any]) -> Again:
         _, o, lse, *_ = tensors
@@ -309,11 +333,12 @@ class _BackwardPlan(Plan):
         again = self.resume(self._arrange(tensors)[0][:-1], _turn_layout if self.turned else lambda x: x)
         if again is None:
             return self.run
-        inputs_of = self.inputs_of
+        inputs_of, promised = self.inputs_of, self.promised
 
         def run(given: Sequence[Any]) -> Any:
             do, o, lse, *tensors = given
-            return again((do, None, *inputs_of(tensors)[0], o, lse))
+            found = again((do, None, *inputs_of(tensors)[0], o, lse))
+            return found if promised else _lay_as(found, tensors)
 
         return run
 
@@ -437,16 +462,18 @@ def sdpa_backward(
     if not dropout_p:
         known, found = repeat(("sdpa_backward", is_causal, scale), given)
         if found is not None:
-            gradients: _Gradients = found[0]
-            return gradients
+            again: _Gradients = found[0]
+            return again
     do, o, q, k, v = map(_turn, (grad_out, out, query, key, value))
     mask = is_causal, None, None
     (dq, dk, dv), function, order = _differentiate(
         (do, o, logsumexp), (q, k, v, None, None), mask, scale, dropout_p, philox_seed
     )
+    gradients = _turn(dq), _turn(dk), _turn(dv)
+    promised = _lie_as(gradients, given[3:])
     if order is not None:
-        keep(known, _BackwardPlan(function, order, turned=True))
-    return _turn(dq), _turn(dk), _turn(dv)
+        keep(known, _BackwardPlan(function, order, turned=True, promised=promised))
+    return gradients if promised else _lay_as(gradients, given[3:])
 
 
 def _laid_out(

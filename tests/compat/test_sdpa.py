@@ -120,6 +120,29 @@ def test_what_it_cannot_do_is_refused_by_name(active: None) -> None:
         aten._flash_attention_forward(q, k, v, None, None, 1, 1, 0.0, False, False, block_table=table)
 
 
+@pytest.mark.parametrize("name", ["_flash_attention", "_scaled_dot_product_flash_attention"])
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (0, 2, 1, 3), (1, 0, 2, 3)])
+def test_gradients_lie_as_compiled_code_is_told(active: None, name: str, order: tuple[int, ...]) -> None:
+    """By PyTorch's function of shapes, for the first call and those that repeat it. order: axes in memory."""
+    q, k, v = (x.detach().permute(order).contiguous().permute(order) for x in tensors())
+    packed: tuple[Any, ...] = ()
+    if name == "_flash_attention":  # of [B, M, H, D]
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+        packed = (None, None, 21, 37, 0.0, False, False)
+    forward = getattr(aten, f"{name}_forward" if packed else name)
+    backward = getattr(aten, f"{name}_backward")
+    o, lse, *state, _ = forward(q, k, v, *packed)
+    do = torch.randn_like(o)
+    given = (do, q, k, v, o, lse, None, None, 21, 37, 0.0, False, *state[-2:])
+    told = backward(*(x.to("meta") if isinstance(x, torch.Tensor) else x for x in given))
+    leaves = [x.detach().requires_grad_() for x in (q, k, v)]
+    right = torch.autograd.grad(forward(*leaves, *packed)[0], leaves, do)
+    for _ in range(3):
+        found = backward(*given)
+        assert [x.stride() for x in found] == [x.stride() for x in told]
+        assert all(map(torch.equal, found, right))
+
+
 @pytest.mark.parametrize("name", ["alibi_slopes", "seqused_k"])
 def test_gradients_are_refused_beside_what_pytorchs_backward_does_not_take(active: None, name: str) -> None:
     q, k, v = (x.transpose(1, 2) for x in tensors())
