@@ -370,8 +370,9 @@ _BLOCKS = re.compile(r"\(\w+ \+ (\d+)\) // (\d+)")
 #: b, h and tiles number programs, of which there are fewer than 2^31. So there are of rows of q, which have
 #: 16 columns or more, and of sums that are joined: memory holds them. A split lies in its sequence. Turns
 #: are as many as the queries of a call need; programs of the kernel that sums over them have 64 columns. The
-#: tiles of all copies of all sequences are programs of one launch. An inverted list names
-#: queries, each once, whose heads are rows of q; blocks of keys are as many as the keys have.
+#: tiles of all copies of all sequences are programs of one launch, and so are the queries whose weights are
+#: kept at a time. An inverted list names queries, each once, whose heads are rows of q; blocks of keys are as
+#: many as the keys have.
 _COUNTED = frozenset(
     {
         "b * H",
@@ -399,6 +400,8 @@ _COUNTED = frozenset(
         "copy * B",
         "turn * copies",
         "key_tiles * (copies * B * 1)",
+        "q_lo % chunk * (B * 1)",
+        "q_lo % chunk * (B * Hkv)",
     }
 )
 
