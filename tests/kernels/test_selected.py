@@ -122,6 +122,7 @@ CASES: Mapping[str, Mapping[str, str]] = {
         "SCORE": "softcap(dot(q, k) / 4, 20)",
         "MASK": "listed(idx, rows = 1, keys = 4) and valid[b, kv_idx]",
     },
+    "latent attention of several heads": {"DV": "16", "STORAGE": "via prefix(k)", "GRADS": "q, k"},
     "keys of latent attention alone": {**LATENT, "GRADS": "k"},
     "latent attention and softpick": {**LATENT, "SOFTMAX": "softpick"},
     "latent attention of lengths": {
