@@ -147,6 +147,22 @@ BUGS: tuple[TritonBug, ...] = (
         phase="backward",
     ),
     TritonBug(
+        name="weights of the first sequence",
+        attention="latent_tokens",
+        story="weights were numbered by queries, not by those of each sequence and head",
+        anchor="_weights_ptr + (q_lo % chunk * (B * Hkv) + chain % (B * Hkv))",
+        patch="_weights_ptr + (q_lo % chunk * (B * Hkv))",
+        phase="backward",
+    ),
+    TritonBug(
+        name="p and ds in each other's place",
+        attention="latent_tokens",
+        story="rows of do and q lie in turn for one kernel, eight by eight for the one that keeps weights",
+        anchor="at = weights + (both % 2).to(tl.int64) * apart",
+        patch="at = weights + (both // 8 % 2).to(tl.int64) * apart",
+        phase="backward",
+    ),
+    TritonBug(
         name="the turn of another query",
         attention="chosen",
         story="queries were numbered within a copy",
