@@ -222,9 +222,9 @@ def test_pages_at_an_odd_stride_are_met_early(target: str) -> None:
     (met,) = (met for met in coverage.summary.boundaries if met.boundary.quantity == "strides")
     assert (met.boundary.name, met.met) == ("pages at an odd stride", (1,))
     k = next(tensor for tensor in space.tensors if tensor.name == "k")
-    case = Case(
-        dims={"B": 2, "M": 1, "N": 40, "Hkv": 1, "G": 1, "P": 3}, layouts={"k": space.layout(k, "odd")}
-    )
+    odd = space.layout(k, "odd")
+    assert odd is not None
+    case = Case(dims={"B": 2, "M": 1, "N": 40, "Hkv": 1, "G": 1, "P": 3}, layouts={"k": odd})
     placed = build(space.attention, case).inputs["k"]
     assert isinstance(placed, torch.Tensor)
     pages, *others = placed.stride()
