@@ -157,8 +157,8 @@ BUGS: tuple[HopperBug, ...] = (
         name="scales of a key that is not there",
         attention="hopper_narrow_joined",
         story="every other key is inside of its tensor",
-        anchor="args.stride_ks_2, 0 <= key_row &&",
-        patch="args.stride_ks_2,",
+        anchor="= 0 <= key_row && column / 64 <",
+        patch="= column / 64 <",
     ),
     HopperBug(
         name="tile of a prompt converted before its rows are there",
