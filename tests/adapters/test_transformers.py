@@ -28,6 +28,9 @@ SIZES: dict[str, Any] = {
 }
 
 
+NO_BAND = pytest.mark.filterwarnings("ignore:attnc. no tile is skipped")
+
+
 @pytest.fixture(autouse=True)
 def registered() -> None:
     register()
@@ -92,7 +95,7 @@ def test_generate(options: dict[str, Any], cache: str) -> None:
 
 
 @torch.no_grad()
-@pytest.mark.filterwarnings("ignore:attnc. no tile is skipped")
+@NO_BAND
 def test_generate_with_a_hole_and_a_static_cache() -> None:
     """The mask ends where the prompt does, the cache does not."""
     ids, kept = padded(11, 6)
@@ -144,6 +147,7 @@ def test_softcap_and_two_kinds_of_layers() -> None:
 
 
 @torch.no_grad()
+@pytest.mark.filterwarnings("ignore:.past_key_values. is deprecated")  # from 5.24 on `cache`, unknown before
 def test_chunks_of_a_prompt() -> None:
     """A cache that holds keys already: the last query stands at the last key."""
     made, ids = llama("attnc"), prompt()
@@ -151,9 +155,6 @@ def test_chunks_of_a_prompt() -> None:
     rest = made(ids[:, 8:], past_key_values=first.past_key_values)
     expected = llama("eager")(ids).logits
     torch.testing.assert_close(torch.cat([first.logits, rest.logits], 1), expected, rtol=1e-4, atol=1e-5)
-
-
-NO_BAND = pytest.mark.filterwarnings("ignore:attnc. no tile is skipped")
 
 
 @torch.no_grad()
