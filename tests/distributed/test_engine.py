@@ -4,7 +4,6 @@ float64 reference of the whole by the bound that the plan of the ranks promises.
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from importlib import import_module
 from typing import Any
 from unittest.mock import Mock
 
@@ -15,7 +14,6 @@ from attnc.diagnostics import DiagnosticError
 from attnc.distributed import ContextParallel
 from attnc.distributed.estimate import Rates, Strategy
 from attnc.distributed.group import Alone
-from attnc.distributed.kernels import spec_of
 from attnc.distributed.verify import RanksCase, cases, run_case
 from attnc.verify.case import Case
 from attnc.verify.interpreter import ensure_interpreter
@@ -152,25 +150,6 @@ def test_lse_is_for_the_gradients_where_the_spec_has_none() -> None:
     for strategy in ("need", "heads"):
         verdict = verdict_of(spec, dims_of("window"), 2, strategy)
         assert verdict.ok, verdict.message
-
-
-def test_an_attention_is_named_where_there_are_several() -> None:
-    two = SPECS["causal"] + SPECS["window"].replace("small", "other")
-    with pytest.raises(ValueError, match=r"attention: expected one of small, other, got None"):
-        ContextParallel(two, Alone())
-    with pytest.raises(ValueError, match=r"attention: expected one of small, got 'other'"):
-        ContextParallel(SPECS["causal"], Alone(), attention="other")
-    assert ContextParallel(two, Alone(), attention="other").spec.attention.name == "other"
-
-
-@pytest.mark.parametrize("target", ["triton", "cuda_sm_80", "cuda_sm_90a"])
-def test_a_generated_function_says_what_it_is_of(target: str) -> None:
-    """Its spec, with what was measured for it, its attention, and its target unless another is asked for."""
-    function = import_module(f"generated.causal_gqa.{target}").causal_gqa
-    spec = spec_of(function)
-    assert (spec.attention.name, spec.target) == ("causal_gqa", target.replace("_", ".", 1))
-    assert spec.tuned is not None
-    assert spec_of(function, target="triton").target == "triton"
 
 
 @pytest.mark.parametrize("v", ["B, Hkv, N, 8", "B, N, Hkv, 8"])
@@ -571,21 +550,6 @@ def test_keys_of_8_bits_are_refused() -> None:
         cp.shard(q, k, k)
     assert [d.code for d in failure.value.diagnostics] == ["E0602", "E0602"]
     assert failure.value.diagnostics[0].message == "k of e4m3 is not shared out over ranks by rows"
-
-
-def test_packed_queries_with_other_keys_are_refused() -> None:
-    """Rows of both lie alike, or ranks cannot share them out."""
-    spec = text(inputs=("cu_q: i32[B + 1]",)).replace("grad q, k, v", "")
-    spec = spec.replace("q: f32[B, M, Hkv * G, 16]", "q: f32[T, Hkv * G, 16] via ragged(cu_q)")
-    spec = spec.replace("o: f32[B, M,", "o: f32[T,").replace(
-        "lse: f32[B, Hkv * G, M]", "lse: f32[T, Hkv * G]"
-    )
-    cp = ContextParallel(spec, Alone())
-    with pytest.raises(DiagnosticError) as failure:
-        cp.plan(torch.zeros(8, 2, 16), torch.zeros(1, 8, 2, 16), cu_q=torch.tensor([0, 8]))
-    (problem,) = failure.value.diagnostics
-    assert problem.code == "E0602"
-    assert problem.message == "packed queries with keys that are not packed are not shared out over ranks"
 
 
 def test_scales_of_columns_are_refused() -> None:
