@@ -49,6 +49,10 @@ KERNEL = frozenset((
     "split_step", "SPLITS", "splits", "splits_ptr", "start", "stop", "tile",
     "third_page", "tiles", "tl", "TMA", "torch", "triton", "TWO_LOG2E", "V", "v", "weight", "zero",
     "ZERO_FILL",
+    "again", "apart", "both", "chain", "head_lo", "high_before", "key_tiles", "listed_before", "low_before",
+    "mark", "marks", "N_all", "padded", "places", "programs", "row_before", "start_before", "ticket",
+    "tiles_before", "weight_rows", "weights", "wide",
+    "dk_at", "dv_at",
 ))  # fmt: skip
 #: What the texts of a declared call mention besides sizes: configs, tiles, counts of programs and splits.
 DECLARED = frozenset((
@@ -56,6 +60,7 @@ DECLARED = frozenset((
     "dv_config", "EARLY_DP", "KEY_ROWS", "KV_SECTION", "M_padded", "PDL", "ROW_TILE", "rows", "rows_config",
     "SECTION", "shared", "SPLIT", "SPLIT_ROWS", "SPLIT_SIZE", "SPLITS", "STAGES", "tiles", "TMA", "WARPS",
     "EDGES", "HEAD_PARTS", "WALK_PARTS", "WALKS",
+    "chunk", "copies", "key_tiles", "padded", "programs", "rounds", "sorting", "weights",
 ))  # fmt: skip
 #: Keywords of C++20, and names with a meaning in CUDA without any header.
 CPP = frozenset((
@@ -93,6 +98,8 @@ CUDA_MADE = frozenset((
     "sequence", "store_k_scales", "store_v_scales", "swizzle", "total", "v_map", "V_SCALES", "V_SCALES_AT",
     "V_SCALES_OF_LANE", "v_x",
 ))  # fmt: skip
+#: Columns of a tensor, of rows or of a gradient, that are a tile of their own.
+_PART = re.compile(r"(?:d?[qkv]|rows)_\d+")
 #: What a template fills in or leaves out, comments and strings; and a name that is no field of another.
 _NOT_TEXT = re.compile(r'\[\[.*?\]\]|\{%.*?%\}|\{#.*?#\}|//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"', re.DOTALL)
 #: A statement among the strings that a template fills in.
@@ -136,7 +143,7 @@ def cannot_be_passed(name: str, attention: Attention, schedule: Schedule) -> boo
 
 def _clashes(name: str) -> bool:
     is_parameter = name.startswith(("_", "stride_")) or name.endswith("_ptr")
-    return iskeyword(name) or is_parameter or name in words()
+    return iskeyword(name) or is_parameter or _PART.fullmatch(name) is not None or name in words()
 
 
 def own_name(name: str, kind: str = "value") -> str:

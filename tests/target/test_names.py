@@ -18,6 +18,7 @@ from attnc.model.names import DIMS, GLOBALS, INPUTS, INTERFACE, OUTPUTS, PYTHON,
 from attnc.plan import ir
 from attnc.plan.names import (
     cannot_be_passed,
+    own_name,
     own_sizes,
     words,
 )
@@ -25,6 +26,8 @@ from attnc.plan.targets import target_of
 from attnc.runtime.loader import load_module, program_of
 from attnc.runtime.nvrtc import compile_cubin
 from attnc.target.files import render_files
+from tests.kernels.test_selected import CASES as SELECTED
+from tests.kernels.test_selected import subject as select
 from tests.plan.planning import planned, resolved
 from tests.targets import TARGETS
 
@@ -155,6 +158,23 @@ def test_every_name_is_known(name: str) -> None:
     assert {x for x in in_kernels(text) - known if not is_free(x)} == set(), "add them to attnc/plan/names.py"
     assert {x for x in at_the_top(text) - GLOBALS - own(module) if not is_free(x)} == set()
     assert read_by(text, "under_test") <= READ
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["blocks", "tokens", "latent attention", "added as they come", "latent attention added as it comes"],
+)
+def test_every_name_of_gradients_of_selected_keys_is_known(name: str) -> None:
+    """Also of what a call computes of its sizes: a caller's size of that name would be another number."""
+    made = select(**SELECTED[name])
+    assert made.plan is not None
+    (text,) = render_files(made.plan, path="under_test.attn", sha256="0").values()
+    computed = {*made.module.CALL.backward.sizes}
+    used = (in_kernels(text) | computed) - GLOBALS - own(made.plan) - SHARED
+    assert {x for x in used if own_name(x) == x and not is_free(x)} == set(), (
+        "add them to attnc/plan/names.py"
+    )
+    assert set(own_sizes(computed, ())) == computed
 
 
 @pytest.mark.parametrize("name", CUDA_SPECS)
