@@ -166,6 +166,11 @@ def test_gradients_of_selected_keys(name: str) -> None:
     assert not wrong(subject(**CASES[name]), SIZES, range(examples(2)))
 
 
+@pytest.mark.parametrize("name", ["tokens", "latent attention", "added as they come"])
+def test_lists_without_entries(name: str) -> None:
+    assert not wrong(subject(**CASES[name]), {**SIZES, "S": 0}, range(1))
+
+
 @pytest.mark.parametrize("way", ["", ATOMIC["WAY"]])
 def test_heads_of_a_query_fill_several_tiles(way: str) -> None:
     made = subject(MASK="listed(idx, rows = 1, keys = 4)", WAY=way)

@@ -595,5 +595,6 @@ class SumText:
         yield declare_allocation("_turns", f"i32[{programs} + 1]", zero=True)
         if self._weighs:
             dtype = self._adds.module.variant.attention.q.dtype
-            yield declare_allocation("_weights", f"{dtype}[max(chunk * weights, 1)]")
+            # also where lists have no entries: each has a first tile, whose weights are read
+            yield declare_allocation("_weights", f"{dtype}[max(chunk * weights, {_WHOLE_TILES})]")
             yield declare_allocation("_ticket", "i32[1]", zero=True)

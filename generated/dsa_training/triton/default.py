@@ -619,7 +619,7 @@ CALL = TritonAttention(
             Made("_sums", type="f32[max(copies * B * 1 * N * 576, 1)]", zero=True),
             Made("_order", type="i32[max(rounds * chunk * B * 1 * key_tiles * 2, 1)]"),
             Made("_turns", type="i32[rounds * chunk * B * 1 * key_tiles + 1]", zero=True),
-            Made("_weights", type="bf16[max(chunk * weights, 1)]"),
+            Made("_weights", type="bf16[max(chunk * weights, 256)]"),
             Made("_ticket", type="i32[1]", zero=True),
         ),
         launches=(
