@@ -80,6 +80,9 @@ def _refuse_listing(
     if (by_rows or listing.gathers) and attention.softmax.form == "stick_breaking":
         label = "keys of small blocks come in the order of the list"
         hint = "list blocks of a multiple of 16 keys, which are brought into order"
+        if not listing.gathers:
+            label = "tiles have rows of memory, wherever these are in a sequence"
+            hint = "write a schedule for the target 'triton'"
         yield unsupported("stick_breaking over listed keys needs them in order", span, label, hint)
 
 
