@@ -186,6 +186,8 @@ def _refuse_tokens(
         what, label, span = "lists shared by warps are not lowered", "remove it", knob.span
     elif (misplaced := _find_misplaced(attention, listing)) is not None:
         what, label, span = misplaced
+    elif are_narrow and listing.keys != 1:
+        what, label = "lists of blocks of keys of 8 bits are not lowered", f"keys = {listing.keys}"
     elif are_narrow and by_rows:
         what = "a mask, length, pages or packed queries beside lists of keys of 8 bits are not lowered"
         label = "of these a list says all, of tensors that are not packed"
