@@ -92,7 +92,7 @@ def check_sm90_decode(variant: Variant, schedule: Schedule) -> Iterator[Diagnost
             f"{dv} columns of o are not lowered to {schedule.target}",
             attention.v.span,
             f"two warpgroups share them where they are {multiple} {2 * WIDEST}",
-            "a schedule for 'cuda.sm_80' runs on this architecture too",
+            "write a schedule for the target 'triton'",
         )
     stored = (attention.v, attention.k)
     narrow = next((tensor for tensor in stored if DType(tensor.dtype).is_narrow), None)
