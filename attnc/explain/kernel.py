@@ -81,6 +81,8 @@ def loop_lines(kernel: ir.Kernel, tile_q: int, tile_kv: int) -> Iterator[str]:
     step = tile_kv if axis == "kv" else tile_q
     for loop in kernel.regions.loops:
         kind = _KINDS[loop.masked] if isinstance(loop.masked, bool) else f"partial where {masked_where(loop)}"
+        if isinstance(kernel, BackwardKernel) and kernel.weighs:
+            kind = "p and ds that the kernel before it keeps, no mask code"
         guard = f", where {show(loop.guard)}" if loop.guard is not None else ""
         guard += "".join(f", {name} = {value}" for name, value in values_of(loop.tests))
         over = f"{show(loop.start)} .. {show(loop.stop)}"

@@ -163,6 +163,14 @@ def test_sums_that_are_added_to_in_any_order_are_named() -> None:
     assert rest == 0
 
 
+def test_a_kernel_that_multiplies_what_another_keeps_evaluates_no_mask() -> None:
+    (module,) = modules_of(LATENT.replace("accumulate.dk = atomic, ", ""))
+    dq, dk = backward_text(explain_backward(module, DEVICES["sm_90"], {})).split("\n\n")
+    assert "which keep p and ds of each key for the next kernel" in dq
+    assert "partial tiles, mask evaluated" in dq
+    assert "p and ds that the kernel before it keeps, no mask code" in dk
+
+
 @pytest.mark.parametrize("target", TARGETS)
 def test_packed_sequences_are_explained_with_the_grid_that_is_launched(target: str) -> None:
     module = module_of("varlen", target)
