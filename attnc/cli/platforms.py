@@ -30,7 +30,7 @@ SYSTEMS: Mapping[str, tuple[str, str]] = {
     "Linux, x86-64": ("tested", "tested: Triton interpreted, CUDA C++ simulated"),
     "WSL 2": ("expected, as on Linux", "expected, as on Linux"),
     "Linux, Arm (GH200)": ("expected", "expected"),
-    "Windows, macOS": ("no", "check, compile and explain; CUDA C++ simulated where there is g++"),
+    "Windows, macOS": ("no", "check, compile and explain; kernels are simulated on Linux"),
     "AMD GPUs (ROCm)": ("no: nobody has tried", "as above"),
 }
 
