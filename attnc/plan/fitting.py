@@ -159,10 +159,10 @@ class TileShape:
     """What the choice depends on. dtype: of q, as a spec spells it; width: of its rows, the larger of D and
     Dv; gradients: whether there is a backward; masked: whether some keys are left out; latent: whether v is
     columns of k; form: of `normalize =`; wanted: sizes of the forward that a caller asks for; listed: queries
-    and keys of the blocks that the mask lists, if it does: tiles divide them. segment: keys that tiles divide
-    under `order = absolute(...)`, of which all schedules have the same; 0: there are none. is_one_segment: of
-    all variants. shares_sums: there are gradients beside a forward that decodes
-    (`Target.refuse_wide_gradients`).
+    and keys of the blocks that the mask lists, if it does: tiles divide them. packed: whether sequences of
+    queries follow each other. segment: keys that tiles divide under `order = absolute(...)`, of which all
+    schedules have the same; 0: there are none. is_one_segment: of all variants. shares_sums: there are
+    gradients beside a forward that decodes (`Target.refuse_wide_gradients`).
     """
 
     dtype: str
@@ -173,6 +173,7 @@ class TileShape:
     form: Form = "softmax"
     wanted: Tiles = field(default_factory=Tiles)
     listed: tuple[int, int] | None = None
+    packed: bool = False
     segment: int = 0
     is_one_segment: bool = True
     shares_sums: bool = False
@@ -198,6 +199,7 @@ def shape_of(attention: Attention) -> TileShape:
         masked=attention.mask != TRUE,
         latent=attention.v.storage.is_part,
         form=attention.softmax.form,
+        packed=attention.q.storage.is_packed,
         segment=_count_segment(attention),
         narrow_cache=_has_narrow_cache(attention),
     )

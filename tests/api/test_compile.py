@@ -192,3 +192,32 @@ def test_selected_keys_take_a_target_that_has_the_gradients_asked_for(grad: str,
         family = attnc.compile(SELECTED.format(grad=grad), cache=False)
     assert family.target == target
     assert bool(family.module.default.CALL.backward) == bool(grad)
+
+
+PACKED_BLOCKS = """
+attention blocks {
+  input q: bf16[T, Hkv * G, 128] via ragged(cu_q)
+  input k, v: bf16[B, N, Hkv, 128] via paged(block_table, page = 64)
+  input cu_q: i32[B + 1]
+  input block_table: i32[B, P]
+  input kv_len: i32[B]
+  input selected: i32[LISTS, S]
+  length N = kv_len[b]
+  score = dot(q, k) / sqrt(128)
+  mask = MASK and causal
+  normalize = softmax
+  output o: bf16[T, Hkv * G, 128]
+}
+"""
+
+
+@pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize(
+    ("lists", "mask"),
+    [("T, Hkv", "listed(selected, rows = 1, keys = 64)"), ("B, Hkv", "listed(selected, keys = 64)")],
+)
+def test_blocks_that_packed_queries_select_need_no_schedule_on_hopper(lists: str, mask: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        family = attnc.compile(PACKED_BLOCKS.replace("LISTS", lists).replace("MASK", mask), cache=False)
+    assert family.target == "cuda.sm_90a"

@@ -154,7 +154,7 @@ class Sm90a(Target):
         return sum_of_dq(variant, deterministic=deterministic)
 
     def default_schedule(self, shape: TileShape) -> Iterator[str]:
-        if shape.listed is not None and shape.listed[1] == 1 and not shape.gradients and not shape.latent:
+        if _lists_rows(shape) and not shape.gradients and not shape.latent:
             yield "loops = [kv], pack = gqa, split.kv = auto"
             return
         if shape.width > WIDEST and (shape.latent or not shape.gradients or shape.shares_sums):  # prompts too
@@ -339,6 +339,16 @@ def _sharing(layout: Sm90Layout, config: TileConfig) -> Iterator[str]:
 #: What makes the kernels of a backward that wgmma does not.
 _OF_GRADIENTS = Sm80(name=TARGET, devices=(DEVICES["sm_90"],))
 SM90A = Sm90a(name=TARGET, devices=(DEVICES["sm_90"],))
+
+
+def _lists_rows(shape: TileShape) -> bool:
+    """Returns whether lists become rows of memory: of single keys, and of blocks where Triton, which is
+    faster, takes no packed queries.
+    """
+    if shape.listed is None:
+        return False
+    rows, keys = shape.listed
+    return keys == 1 or (shape.packed and (rows == 0 or rows % WGMMA_ROWS != 0))
 
 
 def layout_of(kernel: OutputKernel) -> Sm90Layout:
