@@ -38,7 +38,9 @@ def check_tensors(
         raise ValueError(f"value: expected heads and length {[Hkv, N]}, like key, got {[Hv, Nv]}")
     if Hkv != H and not enable_gqa:
         raise ValueError(f"enable_gqa: expected True where query has {H} heads and key {Hkv}, got False")
-    if Hkv == 0 or H % Hkv:
+    if Hkv == 0:
+        raise ValueError("key: expected at least one head, got none")
+    if H % Hkv:
         raise ValueError(f"query: expected a multiple of the {Hkv} heads of key, got {H}")
     return {"B": B, "H": H, "M": M, "N": N}
 

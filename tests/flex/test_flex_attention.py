@@ -340,6 +340,7 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
         "enable_gqa: expected True where query has 4 heads and key 2",
     ),
     ({"query": Q[:, :1], "enable_gqa": True}, ValueError, "query: expected a multiple of the 2 heads of key"),
+    ({"query": Q[:, :0], "key": Q[:, :0], "value": Q[:, :0]}, ValueError, "key: expected at least one head"),
     ({"key": Q.repeat(2, 1, 1, 1)}, ValueError, "key, value: expected a batch of 1, like query, or 1, got 2"),
     ({"block_mask": causal}, TypeError, "block_mask: expected a BlockMask of torch's, got function"),
     ({"kernel_options": 3}, TypeError, "kernel_options: expected a dict, got int"),
