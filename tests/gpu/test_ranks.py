@@ -128,7 +128,8 @@ def test_nobody_waits_longer_than_the_time_out(fault: str, capfd: pytest.Capture
 
 def _wait_for_one(rank: int, fault: str) -> None:
     cp = ContextParallel(WIDE["causal"])
-    shards = cp.shard(*(torch.ones(1, 256, heads, 64, device="cuda").bfloat16() for heads in (2, 1, 1)))
+    rows = 8192  # so many that each rank waits for keys of the other
+    shards = cp.shard(*(torch.ones(1, rows, heads, 64, device="cuda").bfloat16() for heads in (2, 1, 1)))
     with torch.no_grad():
         cp(*shards)
         torch.cuda.synchronize()
