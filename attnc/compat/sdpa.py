@@ -20,7 +20,7 @@ import torch
 from attnc.api.repeats import Plan, keep, repeat, without_gradients
 from attnc.api.tensors import refuse_gradients
 from attnc.compat.call import DENSE, FUNCTIONS, PACKED, PAGED, Call, arranged, check, refuse, rows
-from attnc.support.memory import Layout, allocate, memory_of, plain
+from attnc.support.memory import Layout, allocate, memory_of, plain, turned
 from attnc.support.repeat import Again
 
 #: output, logsumexp, state of the dropout, two that nobody reads
@@ -271,11 +271,7 @@ def _turn(x: torch.Tensor) -> torch.Tensor:
 
 def _turn_layout(layout: Layout) -> Layout:
     """Returns the layout of a turned tensor; another one as it is."""
-    shape, strides, dtype = layout
-    if len(shape) != 4:
-        return layout
-    (b, m, h, d), (of_b, of_m, of_h, of_d) = shape, strides
-    return (b, h, m, d), (of_b, of_h, of_m, of_d), dtype
+    return turned(layout, (0, 2, 1, 3)) if len(layout[0]) == 4 else layout
 
 
 def _lie_as(gradients: _Gradients, inputs: Sequence[Any]) -> bool:
