@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import sys
+import threading
+import time
 from argparse import Namespace
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from itertools import pairwise
 from math import inf
 from pathlib import Path
-from types import FrameType
-from typing import Any
+from types import FrameType, SimpleNamespace
+from typing import Any, cast
 from unittest.mock import Mock
 
 import pytest
@@ -28,6 +32,7 @@ from tools.mutants.__main__ import draw_or_read
 from tools.mutants.crew import (
     BATCH,
     SECOND_BATCH,
+    WAVE,
     is_of,
     judge_draws,
     list_batches,
@@ -58,6 +63,7 @@ from tools.mutants.scores import (
     summarize,
 )
 from tools.mutants.syntax import add_trap
+from tools.mutants.turns import LOCK, turn_for
 
 CUDA = """
 // i < 7 in a comment is no code
@@ -336,6 +342,32 @@ def test_cases_that_share_machine_code_follow_each_other(tmp_path: Path) -> None
     assert "original" not in vars(again)  # they were kept
 
 
+def test_who_times_something_goes_before_cases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, gone = tmp_path / "lock", threading.Event()
+    monkeypatch.setenv(LOCK, str(path))
+    case = cast("Case", SimpleNamespace(is_far=False))
+    with ThreadPoolExecutor(2) as pool, path.open("a") as timed:
+        with turn_for(case):
+            with turn_for(case):  # beside another
+                pass
+            alone = pool.submit(fcntl.flock, timed, fcntl.LOCK_EX)
+            while f":{path.stat().st_ino} " not in "".join(
+                line for line in Path("/proc/locks").read_text().splitlines() if " -> " in line
+            ):
+                time.sleep(0.001)
+
+            def run_one() -> bool:
+                with turn_for(case):
+                    return gone.is_set()
+
+            behind = pool.submit(run_one)
+            time.sleep(0.01)
+        alone.result(10)
+        gone.set()
+        fcntl.flock(timed, fcntl.LOCK_UN)
+        assert behind.result(10)
+
+
 def test_compilers_and_simulators_are_no_calls_that_hang() -> None:
     def stay(where: str, name: str = "call") -> FrameType:
         scope: dict[str, Any] = {"sys": sys}
@@ -347,6 +379,7 @@ def test_compilers_and_simulators_are_no_calls_that_hang() -> None:
     simulating = stay("/attnc/verify/simt.py")
     assert patience_for({1: waiting, 2: waiting}) < patience_for({1: waiting, 2: simulating}) < inf
     assert patience_for({1: waiting, 2: compiling}) == inf
+    assert patience_for({1: waiting, 2: stay("/tools/mutants/turns.py")}) == inf
     loading = stay("/triton/compiler/compiler.py", "_init_handles")
     assert patience_for({1: waiting, 2: loading}) < inf  # until the kernels that run have ended
 
@@ -364,6 +397,10 @@ def test_batches_are_of_one_module(is_second: bool, most: int) -> None:
         for number, phase, mutant in judged:
             assert batch["place"] == asdict(draws[number].place)
             assert (phase, mutant) == (draws[number].phase, asdict(draws[number].mutant))
+    later = list(list_batches({number + WAVE - 60: draw for number, draw in draws.items()}, is_second=False))
+    waves = [{number // WAVE for number in batch["numbers"]} for batch in later]
+    assert waves == sorted(waves, key=min)
+    assert {len(wave) for wave in waves} == {1}
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,8 @@
 """Batches of mutants, judged side by side by processes; results are written as they come, one a line.
 
-A file of results is gone on with: what it has is not judged again. Batches are drawn at random, so what there
-is when the time is over is a sample. No mutant is begun then, and those that are begun end.
+A file of results is gone on with: what it has is not judged again. Mutants come in waves, in the order of the
+draw, so what there is when the time is over is a sample of every target and phase. No mutant is begun then,
+and those that are begun end.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ from tools.mutants.sample import Draw, Place
 Result: TypeAlias = Mapping[str, Any]
 #: Mutants of one module that one process judges in turn, at most; fewer of those that are looked at again.
 BATCH, SECOND_BATCH = 40, 3
+#: Mutants among which those of a module are judged together: the next so many wait for them.
+WAVE = 300
 #: Seconds that mutants may take which are begun when the time is over.
 _GRACE = 20.0
 
@@ -59,14 +62,14 @@ def third_of(path: Path) -> Path:
 def list_batches(
     draws: Mapping[int, Draw], *, is_second: bool, looks_again: bool = False
 ) -> Iterator[dict[str, Any]]:
-    """Yields mutants of one module, as hosts read them; modules come in the order of their first mutants.
-    is_second: whether they survived, and are looked at again; looks_again: whether those that survive are, at
-    once.
+    """Yields mutants of one module and wave, as hosts read them; modules come in the order of their first
+    mutants. is_second: whether they survived, and are looked at again; looks_again: whether those that
+    survive are, at once.
     """
-    most, modules = SECOND_BATCH if is_second else BATCH, dict[Place, list[int]]()
+    most, modules = SECOND_BATCH if is_second else BATCH, dict[tuple[int, Place], list[int]]()
     for number, draw in draws.items():
-        modules.setdefault(draw.place, []).append(number)
-    for place, numbers in modules.items():
+        modules.setdefault((number // WAVE, draw.place), []).append(number)
+    for (_, place), numbers in modules.items():
         for first in range(0, len(numbers), most):
             part = numbers[first : first + most]
             yield {

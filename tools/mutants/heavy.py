@@ -25,11 +25,12 @@ from attnc.verify.search import AttentionTrial, Step
 from attnc.verify.subject import Subject
 from attnc.verify.trials import LargeTrial, large_cases
 from attnc.verify.verdict import Verdict
-from tools.mutants.judge import COUNT, Bench, Judgment, judge_message, room_for, take
+from tools.mutants.judge import COUNT, Bench, Judgment, judge_message, take
 from tools.mutants.operators import Mutant
 from tools.mutants.remember import keep
 from tools.mutants.sample import texts_of
 from tools.mutants.syntax import add_trap
+from tools.mutants.turns import turn_for
 
 #: Cases in place of those of the default budget, and large ones.
 _CASES, _LARGE = 2 * COUNT, 8
@@ -94,7 +95,7 @@ def _known_bits(bench: Bench, case: Case, *, with_gradients: bool = True) -> _Bi
 def _find_bits(subject: Subject, case: Case, *, with_gradients: bool = True) -> _Bits:
     """Returns digests of what a case comes to; of what the order of programs decides, none."""
     try:
-        with room_for(case):
+        with turn_for(case):
             found = _run(subject, case, with_gradients)
     except torch.OutOfMemoryError:  # says nothing of the mutant
         raise

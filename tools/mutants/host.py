@@ -46,12 +46,13 @@ _HUNG = 124
 #: CU_CTX_SCHED_BLOCKING_SYNC: who waits for the GPU leaves the processor to others.
 _BLOCKING = 4
 #: Where code is that may take long.
-_COMPILERS = (
+_LONG = (
     "/triton/compiler/",
     "/triton/backends/nvidia/compiler.py",
     "/attnc/runtime/nvrtc.py",
     "/attnc/support/binaries.py",
     "/subprocess.py",  # those that are programs
+    "/tools/mutants/turns.py",  # which waits for others
 )
 _SIMULATOR = ("/attnc/verify/simt.py",)
 #: Functions there that load what was compiled, which waits for kernels that run.
@@ -273,7 +274,7 @@ def _watch() -> None:
 
 def patience_for(frames: Mapping[int, FrameType]) -> float:
     """Returns the seconds that threads, whose innermost frames these are, may be in the same calls."""
-    if any(_is_in(frame, _COMPILERS) for frame in frames.values() if frame.f_code.co_name not in _LOADS):
+    if any(_is_in(frame, _LONG) for frame in frames.values() if frame.f_code.co_name not in _LOADS):
         return inf
     return _SIMULATED if any(_is_in(frame, _SIMULATOR) for frame in frames.values()) else _STALL
 

@@ -6,21 +6,17 @@ Cases that compile the same configs follow each other, and machine code that is 
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
-import os
 import re
-import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
 from math import prod
 from pathlib import Path
-from typing import IO, Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import torch
 
@@ -44,6 +40,7 @@ from attnc.verify.verdict import Verdict
 from tools.mutants.operators import Mutant
 from tools.mutants.remember import keep
 from tools.mutants.sample import Phase, Place, texts_of
+from tools.mutants.turns import turn_for
 
 #: `killed`: a case was wrong; `fault`: a launch failed, or the simulator found a race or a wait for ever;
 #: `died`, `hung`: the process; `invalid`: no compiler takes it; `same code`: compilers make the original's
@@ -67,8 +64,6 @@ _FAULT = re.compile(r"CUDA error|CUDARuntimeError|CUDADriverError|AcceleratorErr
 _NO_MEMORY = re.compile("OutOfMemory|out of memory")
 #: How often a case is tried for which the GPU, which others use too, has no memory; seconds between.
 _TRIES, _PAUSE = 20, 1.0
-#: Cases of gigabytes that run side by side.
-_AT_ONCE = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -286,7 +281,7 @@ def take(trial: AttentionTrial, step: Step) -> Verdict:
     """Runs a case, again where the GPU has no memory for it, which says nothing of the mutant."""
     for left in reversed(range(_TRIES)):
         try:
-            with room_for(step.case):
+            with turn_for(step.case):
                 verdict = step.take(trial)
         except torch.OutOfMemoryError as error:
             verdict = report_broken(f"OutOfMemoryError: {error}")
@@ -295,29 +290,6 @@ def take(trial: AttentionTrial, step: Step) -> Verdict:
         torch.cuda.empty_cache()
         time.sleep(_PAUSE)
     raise AssertionError("there is a last try")
-
-
-@contextmanager
-def room_for(case: Case) -> Iterator[None]:
-    """While a case takes gigabytes, few other processes run one on the same GPU."""
-    if not case.is_far:
-        yield
-        return
-    with ExitStack() as stack:
-        gpu = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-        places = [Path(tempfile.gettempdir(), f"attnc-mutants-{gpu}-{n}.lock") for n in range(_AT_ONCE)]
-        locks = [stack.enter_context(place.open("w")) for place in places]
-        while not any(map(_is_taken, locks)):
-            time.sleep(0.05)
-        yield
-
-
-def _is_taken(lock: IO[str]) -> bool:
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _rate(case: Case, limits: Limits) -> tuple[int, int, int]:
