@@ -21,7 +21,7 @@ _TOKENS = 16384
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelCell:
-    """A row of the table, of bf16. queries, keys: of each of `batch` sequences; heads: of q; kv_heads: of k
+    """A row of the table. queries, keys: of each of `batch` sequences; heads: of q; kv_heads: of k
     and v; width, value: D and Dv, of k and v in one where `latent`; window: keys before a query that it sees,
     None for all; softcap: 0 for none; page: rows of a page of keys, 0 for a tensor; lengths: of sequences
     that are packed end to end, in place of batch, queries and keys.
@@ -43,6 +43,7 @@ class ModelCell:
     page: int = 0
     lengths: tuple[int, ...] = ()
     latent: bool = False
+    dtype: Literal["bf16", "f16"] = "bf16"
 
     @property
     def name(self) -> str:
@@ -250,8 +251,10 @@ def draw_inputs(cell: ModelCell, device: str = "cuda", seed: int = 0) -> ModelIn
     """Returns inputs of N(0, 1)."""
     generator = torch.Generator(device).manual_seed(seed)
 
+    dtype = torch.bfloat16 if cell.dtype == "bf16" else torch.float16
+
     def normal(*shape: int) -> torch.Tensor:
-        return torch.randn(*shape, generator=generator, device=device, dtype=torch.float32).bfloat16()
+        return torch.randn(*shape, generator=generator, device=device, dtype=torch.float32).to(dtype)
 
     sink = normal(cell.heads) if cell.sink else None
     if cell.lengths:

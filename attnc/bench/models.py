@@ -27,6 +27,7 @@ from attnc.bench.model_peers import (
     ours,
     ours_of_one_tensor,
 )
+from attnc.bench.odd_cells import odd_cells
 from attnc.bench.report import Page, document, figure, gaps, ran_on, table, to_the_best
 from attnc.bench.run import Benchmark, Contest, Job, Report, Result
 from attnc.runtime.timing import Launch, Timing, capture_calls, interleave, interleave_flushed
@@ -53,19 +54,21 @@ _GROUPS: Mapping[str, tuple[Collection[str], str, Collection[str]]] = {
 @dataclass(frozen=True, kw_only=True)
 class ModelBenchmark(Contest[ModelCell, ModelInputs], Benchmark[ModelCell, Sequence[Result[ModelCell]]]):
     """peers: names of `model_peers.PEERS`; seconds: after which no further cell begins, whose absence the
-    page states. clock: seconds since any moment. left: the names of cells that did not begin.
+    page states; is_odd: sizes that no table has, in place of those of models. clock: seconds since any
+    moment. left: the names of cells that did not begin.
     """
 
     stem: ClassVar[str] = "models"
     needs_grad: ClassVar[bool] = True
     peers: Collection[str]
     seconds: float = 240.0
+    is_odd: bool = False
     clock: Callable[[], float] = time.monotonic
     left: list[str] = field(default_factory=list, compare=False)
 
     @property
     def cells(self) -> Sequence[ModelCell]:
-        return model_cells()
+        return odd_cells() if self.is_odd else model_cells()
 
     def describe(self, cell: ModelCell) -> str:
         work = f"{cell.flops * 1e-9:9.1f} GFLOP {cell.bytes * 1e-6:8.1f} MB"

@@ -71,6 +71,9 @@ def bench(
     is_models: Annotated[
         bool, typer.Option("--models", help="Time calls as some thirty models make them.")
     ] = False,
+    is_odd: Annotated[
+        bool, typer.Option("--odd", help="With --models, in place of them: sizes that no table has.")
+    ] = False,
     is_lists: Annotated[
         bool, typer.Option("--lists", help="Time attention over lists of blocks and tokens.")
     ] = False,
@@ -103,10 +106,10 @@ def bench(
     and with keys in pages. --host: microseconds of the CPU for a call; use some 50 rounds. --flex: programs
     of FlexAttention by torch and by attnc.flex, and the time to the first result unless --quick. --models:
     calls as models make them, through the functions of attnc.compat and without a schedule: training,
-    prompts, chunks, drafts, decoding. --lists: attention over lists of blocks and tokens, beside attention
-    over all keys. --ranks: one GPU beside several that share the rows of a call (context parallelism), beside
-    PyTorch's and hand-written ways to do so, and the speed of the links. --ranks and --papers need a
-    checkout.
+    prompts, chunks, drafts, decoding; with --odd, of lengths, heads and widths of every kind. --lists:
+    attention over lists of blocks and tokens, beside attention over all keys. --ranks: one GPU beside several
+    that share the rows of a call (context parallelism), beside PyTorch's and hand-written ways to do so, and
+    the speed of the links. --ranks and --papers need a checkout.
 
     Peers are cudnn, fa2, fa3 (the package flash_attn_3), fa4 (flash-attn-4), efficient, flex and eager, as
     far as they are installed. Kernels of attnc that can be timed as peers: triton, beside those of --target;
@@ -134,6 +137,8 @@ def bench(
             "--backward": is_backward,
         }
     )
+    if is_odd and not is_models:
+        raise Mistake("--odd is about calls as models make them", "give --models too")
     benchmark: Benchmark[Any, Any]
     with loading():
         if host:
@@ -147,7 +152,7 @@ def bench(
 
             benchmark = FlexBenchmark(waits=not is_quick)
         elif is_models:
-            benchmark = _make_models(peers, seconds)
+            benchmark = _make_models(peers, seconds, is_odd=is_odd)
         elif is_lists:
             benchmark = _make_lists(peers, seconds)
         elif is_papers:
@@ -218,12 +223,12 @@ def _make_serving(peers: str, target: str, *, is_decode: bool, is_list: bool) ->
     return made
 
 
-def _make_models(peers: str | None, seconds: float | None) -> Benchmark[Any, Any]:
+def _make_models(peers: str | None, seconds: float | None, *, is_odd: bool) -> Benchmark[Any, Any]:
     from attnc.bench.model_peers import PEERS
     from attnc.bench.models import ModelBenchmark
 
     wanted = _known_names(peers or "cudnn,sdpa", PEERS, PEERS)
-    return ModelBenchmark(peers=wanted, seconds=seconds or 240.0)
+    return ModelBenchmark(peers=wanted, seconds=seconds or 240.0, is_odd=is_odd)
 
 
 def _make_lists(peers: str | None, seconds: float | None) -> Benchmark[Any, Any]:

@@ -13,6 +13,7 @@ from attnc.bench import models
 from attnc.bench.model_cells import ModelCell, ModelInputs, draw_inputs, model_cells
 from attnc.bench.model_peers import DETERMINISTIC, ONE_TENSOR, OURS, PEERS, ours, ours_of_one_tensor
 from attnc.bench.models import ModelBenchmark, figures_of, summary
+from attnc.bench.odd_cells import odd_cells
 from attnc.bench.peers import options_of_flash3, options_of_flash4
 from attnc.bench.run import Result, Unavailable
 from attnc.runtime.timing import Timing
@@ -48,6 +49,21 @@ def test_there_are_models_of_all_kinds() -> None:
     assert any(cell.lengths for cell in cells)
     assert any(cell.page for cell in cells)
     assert all(cell.keys % cell.page == 0 for cell in cells if cell.page)
+
+
+def test_odd_sizes_are_of_all_kinds_and_no_models() -> None:
+    cells = odd_cells()
+    assert len({cell.name for cell in cells}) == len(cells) >= 150
+    assert {cell.job for cell in cells} == {"training", "prompt", "chunk", "drafts", "decoding"}
+    assert {cell.dtype for cell in cells} == {"bf16", "f16"}
+    assert {cell.page for cell in cells} >= {0, 1, 16, 64, 256}
+    assert all(cell.keys % cell.page == 0 for cell in cells if cell.page)
+    assert {cell.heads / cell.kv_heads for cell in cells} >= {1, 2, 3, 4, 5, 7, 8, 12, 16}
+    assert {cell.width for cell in cells} >= {32, *range(40, 137, 8), 160, 192, 224, 256}
+    assert ModelBenchmark(peers=[], is_odd=True).cells == cells
+    assert not {replace(cell, model="") for cell in cells} & {
+        replace(cell, model="") for cell in model_cells()
+    }
 
 
 @pytest.mark.parametrize(
@@ -108,6 +124,7 @@ def dense(cell: ModelCell, x: ModelInputs) -> torch.Tensor:
     [
         CELL,
         replace(CELL, causal=False, keys=16, value=32),
+        replace(CELL, dtype="f16"),
         replace(CELL, window=2, softcap=20.0),
         replace(CELL, job="chunk", queries=18, keys=32, page=16),
         replace(CELL, job="drafts", queries=3, keys=32, page=16),

@@ -110,6 +110,12 @@ def test_a_mode_is_not_passed_over(run: Run, modes: tuple[str, str]) -> None:
     assert f"{modes[0].split()[0]} and {modes[1]} are not one run" in done.err
 
 
+def test_odd_sizes_are_those_of_models(run: Run) -> None:
+    done = run("bench", "--list", "--decode", "--odd")
+    assert (done.code, "--odd is about calls as models make them" in done.err) == (2, True)
+    assert run("bench", "--list", "--models", "--odd").out.startswith("h12 d64 prompt b32 n577 ")
+
+
 def test_a_list_of_calls_needs_no_gpu(run: Run) -> None:
     done = run("bench", "--host", "specs/tiny.attn", "--list")
     assert (done.code, done.out.split()) == (0, ["tiny", "triton"])
