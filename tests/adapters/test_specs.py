@@ -117,6 +117,8 @@ SCALES = {"cache": torch.float8_e4m3fn, "k_scale": "ks", "v_scale": "vs", "lengt
         {"head_dim": 512},
         {"inputs": ("n: i32[B]",), **SCALES},
         {"inputs": ("n: i32[B]",), "converts": True, **SCALES},
+        *({"inputs": ("n: i32[B]",), "head_dim": size, **SCALES} for size in (96, 128, 192, 256)),
+        {"inputs": ("n: i32[B]",), "head_dim": 128, "converts": True, **SCALES},
         {
             "value": LATENT.value,
             "head_dim": 576,

@@ -67,6 +67,32 @@ def test_prompts_and_decode_steps_have_the_same_keys_in_a_tile(d: str, dv: str, 
     assert [config.tile_kv for config in (*prompt.kernel.configs, *decode.kernel.configs)] == [keys, keys]
 
 
+@pytest.mark.parametrize(
+    ("d", "keys", "stages"), [("64", 128, 2), ("96", 128, 1), ("128", 128, 1), ("192", 32, 2), ("256", 64, 1)]
+)
+def test_tiles_of_8_bits_take_the_room_of_a_second_stage(d: str, keys: int, stages: int) -> None:
+    """Whether a prompt converts tiles or not, it has as many keys in one as decode steps."""
+    tiles, decode = modules_of(spec("convert = tiles", d=d, cached="e4m3"))
+    before, _ = modules_of(spec("convert = before", d=d, cached="e4m3"))
+    configs = [module.kernel.configs[0] for module in (tiles, decode, before)]
+    assert [config.tile_kv for config in configs] == [keys] * 3
+    assert configs[0].stages == stages
+    assert roles_of(tiles.kernel).values_come_late is (stages == 1)
+
+
+def test_decode_steps_of_scaled_8_bits_have_room_for_one_stage() -> None:
+    extra = "input scale: f32[B, N, Hkv, 8]"
+    of_column = "scale[b, kv_idx, h // G, d // 32]"
+    changes = {
+        "extra": extra,
+        "score": f"dot(q, k * {of_column}) / 8",
+        "softmax": f"softmax(v_scale = {of_column})",
+    }
+    prompt, decode = modules_of(spec(d="256", cached="e4m3", **changes))
+    assert [module.kernel.configs[0].tile_kv for module in (prompt, decode)] == [64, 64]
+    assert decode.kernel.configs[0].stages == 1
+
+
 def test_tiles_divide_segments() -> None:
     text = spec(decode="tile.kv = 16", order="order = absolute(48)").replace("1024", "48")
     assert {module.kernel.configs[0].tile_kv for module in modules_of(text)} == {16}

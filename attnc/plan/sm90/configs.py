@@ -462,7 +462,7 @@ def sm90_misfit(config: HopperConfig, variant: Variant, layout: Sm90Layout) -> s
         return f"tile.kv = {tile_kv} is not a multiple of {MMA} up to {WIDEST}"
     if layout.narrow and (reason := narrow_misfit(tile_kv)):
         return reason
-    if config.stages < 2:
+    if config.stages < 2 and not layout.narrow:
         return "stages = 1 leaves nothing to copy ahead: two at least"
     if config.blocks > 1 and config.cluster > 1:
         return f"blocks = {config.blocks}: one beside cluster = {config.cluster}"

@@ -28,11 +28,14 @@ from attnc.model.schedule import Knob, Schedule
 from attnc.plan.fitting import Tiles, unsupported
 from attnc.plan.signature import feature, normalise
 from attnc.plan.sm90.layout import PIECE, WIDEST
+from attnc.plan.sm90.narrow import narrow_of
 
 #: Columns of q, k and v beyond which sums of segments lie in memory, not in shared memory.
 WIDEST_KEPT = 192
 #: Stages of decode kernels: for two blocks on a multiprocessor, or one with as many bytes on their way.
 _DECODE_STAGES = (3, 2)
+#: And last, of kernels that convert tiles: those of 8 bits, which come ahead, take the room of a second one.
+_CONVERTING_STAGES = (1,)
 #: Tiles of heads whose prompts and decode steps have the kernel of two warpgroups.
 _SHARED_TILES = (Tiles(tile_kv=64, stages=2), Tiles(tile_kv=32, stages=2))
 _TRITON = "write a schedule for the target 'triton'"
@@ -50,6 +53,7 @@ def ordered_tiles(attention: Attention, *, decodes: bool) -> tuple[Tiles, ...]:
     widest = max(d, dv)
     keys = 128 if widest <= 128 else 32 if 128 < dv <= WIDEST_KEPT else 64
     stages = _DECODE_STAGES if decodes else (4, 2) if widest <= PIECE else (2,)
+    stages += _CONVERTING_STAGES if narrow_of(attention, apart=True) else ()
     return tuple(Tiles(tile_kv=gcd(keys, attention.segment_keys), stages=count) for count in stages)
 
 

@@ -133,8 +133,9 @@ class Sm90Roles(Roles):
     for what is searched; clears_values: rows of v in a partial tile are made zero;
     partial_tiles_end_the_range: they are the last ones; lazy_may_be_partial: tiles without a maximum of their
     own may be partial; values_come_late: v is waited for where it is multiplied, and not before: what comes
-    of pairs holds it up. boxes: tensors that TMA copies; boxes_alone: those of them that nothing else reads;
-    finishing: how the rows that the epilogue loads come, None for no rows; ways_out: how its configs store o.
+    of pairs holds it up, or it comes where the one before it is given back. boxes: tensors that TMA copies;
+    boxes_alone: those of them that nothing else reads; finishing: how the rows that the epilogue loads come,
+    None for no rows; ways_out: how its configs store o.
     """
 
     claims: Claims
@@ -189,7 +190,7 @@ class _RolePlanner:
             lazy_may_be_partial=kernel.softmax.headroom > 0
             and partial_test(kernel.regions) != TRUE
             and not end,
-            values_come_late=softmax.pair is not None and not self._clears_values,
+            values_come_late=self._has_one_stage() or (softmax.pair is not None and not self._clears_values),
             boxes=boxes,
             boxes_alone=tuple(name for name in boxes if not self._is_read_elsewhere(name, softmax)),
             finishing=plan_finishing(kernel, self.layout, self.dtypes),
@@ -224,6 +225,9 @@ class _RolePlanner:
     @property
     def _clears_values(self) -> bool:
         return self.kernel.step.kept is not None or ("N" in self._sizes and self.layout.copies != "rows")
+
+    def _has_one_stage(self) -> bool:
+        return any(config.stages == 1 for config in self.kernel.configs)
 
     def _expressions(self) -> Iterator[Expr]:
         kernel = self.kernel
