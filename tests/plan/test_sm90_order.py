@@ -77,6 +77,7 @@ def test_tiles_of_8_bits_take_the_room_of_a_second_stage(d: str, keys: int, stag
     configs = [module.kernel.configs[0] for module in (tiles, decode, before)]
     assert [config.tile_kv for config in configs] == [keys] * 3
     assert configs[0].stages == stages
+    assert isinstance(tiles.kernel, Forward)
     assert roles_of(tiles.kernel).values_come_late is (stages == 1)
 
 

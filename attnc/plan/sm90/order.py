@@ -52,8 +52,8 @@ def ordered_tiles(attention: Attention, *, decodes: bool) -> tuple[Tiles, ...]:
         )
     widest = max(d, dv)
     keys = 128 if widest <= 128 else 32 if 128 < dv <= WIDEST_KEPT else 64
-    stages = _DECODE_STAGES if decodes else (4, 2) if widest <= PIECE else (2,)
-    stages += _CONVERTING_STAGES if narrow_of(attention, apart=True) else ()
+    of_16_bits = _DECODE_STAGES if decodes else (4, 2) if widest <= PIECE else (2,)
+    stages = (*of_16_bits, *(_CONVERTING_STAGES if narrow_of(attention, apart=True) else ()))
     return tuple(Tiles(tile_kv=gcd(keys, attention.segment_keys), stages=count) for count in stages)
 
 
