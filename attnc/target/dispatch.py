@@ -22,7 +22,7 @@ from attnc.plan.projection import ProjectionModule
 from attnc.plan.targets import target_of
 from attnc.target.call_signature import RAISES, Parameter, Signature, signature
 from attnc.target.quote import command, comment, literal
-from attnc.target.templates import template_environment, tidy
+from attnc.target.templates import python_environment, tidy
 from attnc.tuned.tables import LabelRows, guess_rows, plain_name
 
 # --- the signature of a family
@@ -189,7 +189,7 @@ def _render_schedules(
     read, sizes = call_sizes(attention)
     call = FamilySignature(attention, family, _list_keywords(selectors))
     text = (
-        template_environment()
+        python_environment()
         .get_template("dispatch_schedules.py.jinja")
         .render(
             name=attention.name,
@@ -248,7 +248,7 @@ def _render_variants(
     path: str,
 ) -> str:
     text = (
-        template_environment()
+        python_environment()
         .get_template("dispatch.py.jinja")
         .render(
             name=name,
@@ -394,7 +394,7 @@ def render_one_import(
     taken = {parameter.partition(":")[0].lstrip("*") for parameter in call.parameters}
     key, size_name, function = (free_name(name, taken) for name in ("key", "sizes", "function"))
     text = (
-        template_environment()
+        python_environment()
         .get_template("dispatch_targets.py.jinja")
         .render(
             name=attention.name,

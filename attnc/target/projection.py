@@ -13,7 +13,7 @@ from attnc.plan.projection import FEWEST_ROWS, MOST_ROWS, ProjectionModule, impl
 from attnc.target.call_signature import signature
 from attnc.target.header import origin, title_of
 from attnc.target.quote import comment, literal
-from attnc.target.templates import template_environment, tidy
+from attnc.target.templates import python_environment, tidy
 from attnc.target.triton.printer import TL_DTYPES
 
 #: device -> (largest M, position), and what to say about it.
@@ -252,7 +252,7 @@ def render_projection(
     projection, params = module.variant.projection, module.variant.params
     title = f"{title_of(projection.name, params)} for Triton: a linear layer, by three implementations."
     text = (
-        template_environment()
+        python_environment()
         .get_template("triton/projection.py.jinja")
         .render(
             text=ProjectionText(module, tuned or {}),

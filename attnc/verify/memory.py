@@ -146,7 +146,7 @@ class Watch:
         size = len(nearest.belongs)
         return (
             f"{action} of {count} elements outside every tensor, the first at element {element:g} of "
-            f"'{nearest.name}', whose {int(nearest.belongs.sum())} elements span {size}"
+            f"'{nearest.name}', whose {np.count_nonzero(nearest.belongs)} elements span {size}"
         )
 
 

@@ -9,7 +9,7 @@ block reads.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -26,7 +26,6 @@ from attnc.target.printer import IN_KEYS, IN_ROWS, REVERSED, AdjointText, Printe
 
 #: What stands around an offer, and between its type, names and values: characters that no text has.
 _START, _BETWEEN, _END = "\ue000", "\ue001", "\ue002"
-_OFFER = re.compile(f"{_START}(.*?){_END}")
 #: Words, braces, and what is no code. A field of another thing is no word.
 _TOKEN = re.compile(r"//[^\n]*|\"(?:\\.|[^\"\\\n])*\"|(?<![\w.])[A-Za-z_]\w*|[{}]")
 
@@ -54,36 +53,47 @@ def settle(text: str) -> str:
     the words of the printed block are looked at: as many as a C++ compiler would for its warning about unused
     variables, and by its rules (a name is read until its block ends; fields, comments and strings are not).
     """
-    while (at := text.rfind(_START)) >= 0:  # from the end, so that what only unread locals read goes too
-        offer = _OFFER.match(text, at)
-        assert offer is not None
-        kind, *parts = offer[1].split(_BETWEEN)
-        read = set(_words_of_block(text, offer.end()))
-        kept: list[str] = []
-        for name, value in reversed(list(zip(parts[::2], parts[1::2], strict=True))):
-            if name in read:
-                kept.insert(0, f"{name} = {value}")
-                read.update(_TOKEN.findall(value))
-        if kept:
-            text = f"{text[:at]}{kind} {', '.join(kept)};{text[offer.end() :]}"
+    read: list[set[str]] = [set()]  # by open block, innermost last: what is read between here and its end
+    settled: list[str] = []
+    end = len(text)
+    while True:  # from the end, so that what only unread locals read goes too
+        offer = text.rfind(_END, 0, end)
+        _note_words(text[offer + 1 : end], read)
+        settled.append(text[offer + 1 : end])
+        if offer < 0:
+            return "".join(reversed(settled))
+        end = text.rindex(_START, 0, offer)
+        declaration = _declare(text[end + 1 : offer], read[-1])
+        if declaration:
+            _note_words(declaration, read)
+            settled.append(declaration)
         else:
-            start, end = text.rfind("\n", 0, at) + 1, text.find("\n", at)
-            text = text[:start] + text[end + 1 :]
-    return text
+            end = text.rfind("\n", 0, end) + 1
+            settled[-1] = settled[-1].partition("\n")[2]
 
 
-def _words_of_block(text: str, at: int) -> Iterator[str]:
-    depth = 0
-    for token in _TOKEN.finditer(text, at):
-        match token[0]:
-            case "{":
-                depth += 1
+def _note_words(text: str, read: list[set[str]]) -> None:
+    """Adds the words of a text, which stands before what has been read of a block so far."""
+    for token in reversed(_TOKEN.findall(text)):
+        match token:
             case "}":
-                depth -= 1
-                if depth < 0:
-                    return
+                read.append(set())
+            case "{" if len(read) > 1:
+                inner = read.pop()
+                read[-1] |= inner
             case word:
-                yield word
+                read[-1].add(word)
+
+
+def _declare(offer: str, read: Set[str]) -> str:
+    """Returns a declaration of the locals of an offer that are read, or of which others of it are made."""
+    kind, *parts = offer.split(_BETWEEN)
+    words, kept = set(read), list[str]()
+    for name, value in reversed(list(zip(parts[::2], parts[1::2], strict=True))):
+        if name in words:
+            kept.insert(0, f"{name} = {value}")
+            words.update(_TOKEN.findall(value))
+    return f"{kind} {', '.join(kept)};" if kept else ""
 
 
 #: How elements lie in memory. 16-bit floats are bit patterns: arithmetic on them happens in float.
