@@ -41,6 +41,7 @@ from attnc.resources import resource
 from attnc.runtime.packages import Package, find_package, keep_package, load_package
 from attnc.source import Source
 from attnc.support.cache import cache_folder, own_folder
+from attnc.support.folders import named_path
 
 if TYPE_CHECKING:
     from attnc.model.attention import Attention
@@ -205,7 +206,7 @@ def _read_spec(source: Spec) -> tuple[Source, Source | None, Source | None]:
     from attnc.build import dispatch_source, tuned_source
     from attnc.syntax.parser import load
 
-    path = Path(source)
+    path = named_path(source)
     try:
         text = load(path)
     except FileNotFoundError as failure:
@@ -444,7 +445,7 @@ def _cache_folder(cache: Cache) -> Path:
         return own_folder()
     if not isinstance(cache, str | os.PathLike):
         raise TypeError(f"cache: expected True, False or a path, got {type(cache).__name__}")
-    return Path(cache).absolute()
+    return named_path(cache).absolute()
 
 
 @once

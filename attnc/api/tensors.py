@@ -58,12 +58,15 @@ class GivenTensors:
         """
         where = f"{self._function}{name}: expected"
         check_dense(f"{self._function}{name}", x)
+        wanted = shape.split() if isinstance(shape, str) else shape
+        if x.dim() != len(wanted):  # first: it is another tensor than was meant
+            self._check_shape(where, wanted, x)
         if x.dtype not in dtypes:
             because = f", {why}" if why else self._source
             raise TypeError(f"{where} dtype {_join(dtypes)}{because}, got {x.dtype}")
         if has_data:
             check_data(f"{self._function}{name}", x)
-        self._check_shape(where, shape.split() if isinstance(shape, str) else shape, x)
+        self._check_shape(where, wanted, x)
         if anywhere:
             return
         if self._device is None:

@@ -12,6 +12,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -65,6 +66,26 @@ _NO_LIMITS = Annotated[
 ]
 
 
+def _with_homes(command: Callable[..., None]) -> Callable[..., None]:
+    """Returns the command with `~` as the home of the user in all paths: shells leave it in `--out=~/x`."""
+
+    @wraps(command)
+    def run(**options: Any) -> None:
+        command(**{name: _from_home(value) for name, value in options.items()})
+
+    return run
+
+
+def _from_home(value: Any) -> Any:
+    if isinstance(value, list):
+        return [*map(_from_home, value)]
+    if not isinstance(value, Path):
+        return value
+    from attnc.support.folders import named_path
+
+    return named_path(value)
+
+
 def _with_limits(command: Callable[..., None]) -> Callable[..., None]:
     """Returns the command with the option that lifts the compiler's limits: a file has no say in them."""
 
@@ -82,7 +103,7 @@ def _with_limits(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _add(name: str, panel: str, command: Callable[..., None], *, reads_specs: bool = True) -> None:
-    made = _with_limits(command) if reads_specs else command
+    made = _with_homes(_with_limits(command) if reads_specs else command)
     app.command(name, rich_help_panel=panel, help=_flowing(command))(made)
 
 

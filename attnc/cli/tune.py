@@ -194,8 +194,9 @@ def calibrate(
     try:
         with loading():
             from attnc.calibrate import calibrate as measure
+            from attnc.support.folders import named_path
 
-            found = measure(spec, None if samples == "random" else Path(samples), keys)
+            found = measure(spec, None if samples == "random" else named_path(samples), keys)
     except ValueError as misfit:
         raise Mistake(
             f"the samples do not fit {spec}: {misfit}", "the file holds a dict of the spec's inputs by name"

@@ -13,6 +13,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from functools import partial, wraps
+from operator import is_
 from typing import Any, TypeAlias
 
 import torch
@@ -20,7 +21,7 @@ import torch
 from attnc.api.repeats import Plan, keep, repeat, without_gradients
 from attnc.api.tensors import refuse_gradients
 from attnc.compat.call import DENSE, FUNCTIONS, PACKED, PAGED, Call, arranged, check, refuse, rows
-from attnc.support.memory import Layout, allocate, memory_of, plain, turned
+from attnc.support.memory import Layout, allocate, lay_like, memory_of, plain, turned
 from attnc.support.repeat import Again
 
 #: output, logsumexp, state of the dropout, two that nobody reads
@@ -28,8 +29,6 @@ _Forward: TypeAlias = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tens
 _Gradients: TypeAlias = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 _NAME = "attnc for PyTorch"
-#: What PyTorch's own derivatives are called in a graph.
-_DERIVATIVES = frozenset({"ScaledDotProductFlashAttentionBackward0", "FlashAttentionBackward0"})
 _Library: Any = torch.library.Library  # has no types
 
 
@@ -229,10 +228,7 @@ def flash_attention_backward(
         (grad_out, out, logsumexp), given, (is_causal, window_size_left, window_size_right), scale,
         dropout_p, rng_state,
     )  # fmt: skip
-    promised = _lie_as(gradients, given)
-    if order is not None:
-        keep(known, _BackwardPlan(function, order, promised=promised))
-    return gradients if promised else _lay_as(gradients, given)
+    return _lay(gradients, given, known, None if order is None else _BackwardPlan(function, order))
 
 
 def _differentiate(
@@ -274,24 +270,14 @@ def _turn_layout(layout: Layout) -> Layout:
     return turned(layout, (0, 2, 1, 3)) if len(layout[0]) == 4 else layout
 
 
-def _lie_as(gradients: _Gradients, inputs: Sequence[Any]) -> bool:
-    """Returns whether gradients have the strides that PyTorch's operators of a backward promise: those that
-    torch.empty_like gives them.
+def _lay(gradients: _Gradients, inputs: Sequence[Any], known: Any, plan: Plan | None) -> _Gradients:
+    """Returns gradients with the strides that PyTorch's operators of a backward promise, which compiled code
+    relies on: those of torch.empty_like. Keeps a plan for such calls where they have them, as they do but for
+    inputs whose rows are copied or whose axes are expanded.
     """
-    return all(
-        memory_of(gradient).steps == memory_of(torch.empty_like(x, device="meta")).steps
-        for gradient, x in zip(gradients, inputs, strict=False)
-    )
-
-
-def _lay_as(gradients: _Gradients, inputs: Sequence[Any]) -> _Gradients:
-    """Returns gradients with the strides that are promised (`_lie_as`), which compiled code relies on. In
-    PyTorch's own graphs nobody does, and they stay as they are.
-    """
-    node: Any = torch._C._current_autograd_node()
-    if node is not None and node.name() in _DERIVATIVES:
-        return gradients
-    dq, dk, dv = (torch.empty_like(x).copy_(dx) for dx, x in zip(gradients, inputs, strict=False))
+    dq, dk, dv = (lay_like(dx, x) for dx, x in zip(gradients, inputs, strict=False))
+    if plan is not None and all(map(is_, (dq, dk, dv), gradients)):
+        keep(known, plan)
     return dq, dk, dv
 
 
@@ -299,16 +285,14 @@ class _BackwardPlan(Plan):
     """Calls of a backward like one, of the gradient of the output, output, lse, query, key, value, and what
     else there is.
 
-    turned: all but lse are [B, H, M, D]. promised: gradients have the strides that PyTorch promises. A kernel
-    reads addresses, so that what looks like tensors of the call before is launched as it is given.
+    turned: all but lse are [B, H, M, D]. A kernel reads addresses, so that what looks like tensors of the
+    call before is launched as it is given.
     """
 
-    __slots__ = ("inputs_of", "promised", "resume", "turned")
+    __slots__ = ("inputs_of", "resume", "turned")
 
-    def __init__(
-        self, function: str, order: Sequence[int | torch.Tensor], *, promised: bool, turned: bool = False
-    ) -> None:
-        self.inputs_of, self.promised, self.turned = arranged(order), promised, turned
+    def __init__(self, function: str, order: Sequence[int | torch.Tensor], *, turned: bool = False) -> None:
+        self.inputs_of, self.turned = arranged(order), turned
         self.resume = getattr(FUNCTIONS, f"{function}_call").resume_gradients
         super().__init__(getattr(FUNCTIONS, f"{function}_gradients"), None, self._arrange, self._finish)
 
@@ -320,7 +304,7 @@ class _BackwardPlan(Plan):
 
     def _finish(self, found: _Gradients, given: Sequence[torch.Tensor]) -> _Gradients:
         dq, dk, dv = map(_turn, found) if self.turned else found
-        return (dq, dk, dv) if self.promised else _lay_as((dq, dk, dv), given[3:])
+        return dq, dk, dv
 
     def settle(self, tensors: Sequence[Any]) -> Again:
         _, o, lse, *_ = tensors
@@ -329,12 +313,11 @@ class _BackwardPlan(Plan):
         again = self.resume(self._arrange(tensors)[0][:-1], _turn_layout if self.turned else lambda x: x)
         if again is None:
             return self.run
-        inputs_of, promised = self.inputs_of, self.promised
+        inputs_of = self.inputs_of
 
         def run(given: Sequence[Any]) -> Any:
             do, o, lse, *tensors = given
-            found = again((do, None, *inputs_of(tensors)[0], o, lse))
-            return found if promised else _lay_as(found, tensors)
+            return again((do, None, *inputs_of(tensors)[0], o, lse))
 
         return run
 
@@ -465,11 +448,8 @@ def sdpa_backward(
     (dq, dk, dv), function, order = _differentiate(
         (do, o, logsumexp), (q, k, v, None, None), mask, scale, dropout_p, philox_seed
     )
-    gradients = _turn(dq), _turn(dk), _turn(dv)
-    promised = _lie_as(gradients, given[3:])
-    if order is not None:
-        keep(known, _BackwardPlan(function, order, turned=True, promised=promised))
-    return gradients if promised else _lay_as(gradients, given[3:])
+    plan = None if order is None else _BackwardPlan(function, order, turned=True)
+    return _lay((_turn(dq), _turn(dk), _turn(dv)), given[3:], known, plan)
 
 
 def _laid_out(

@@ -30,6 +30,7 @@ from attnc.plan import ir
 from attnc.plan.lists import lists_blocks
 from attnc.source import Source, Span
 from attnc.support.arguments import DTYPES
+from attnc.support.folders import named_path
 from attnc.syntax.parser import load, parse, prelude
 
 
@@ -85,7 +86,7 @@ def spec_of(
     elif isinstance(source, str) and ("\n" in source or "{" in source):
         text = Source("spec.attn", source)
     elif isinstance(source, str | os.PathLike):
-        path = Path(source)
+        path = named_path(source)
         text, tuned = load(path), tuned_source(path)
     else:
         kind = type(source).__name__

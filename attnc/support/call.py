@@ -22,6 +22,7 @@ from .arguments import (
     check_probability,
     check_tensor,
     clear,
+    plain_number,
     refuse_gradients,
     refuse_shared,
     refuse_transforms,
@@ -381,9 +382,10 @@ class Attention(ABC):
         made = []
         for tensor, x in zip(self.inputs, inputs, strict=True):
             if tensor.is_scalar:
+                value = plain_number(x)
                 if tensor.name == self.probability:
-                    check_probability(tensor.name, x)
-                made.append(scalar_tensor(tensor.name, x, tensor.dtype, inputs[0], self.input_names[0]))
+                    check_probability(tensor.name, value)
+                made.append(scalar_tensor(tensor.name, value, tensor.dtype, inputs[0], self.input_names[0]))
             else:
                 made.append(x)
         return tuple(made)
@@ -572,10 +574,9 @@ class Attention(ABC):
         memories = {name: memory_of(x) for name, x in zip(given, tensors, strict=True) if x is not None}
         allocated = []
         for made in backward.made:
-            texts = declared[made.name].shape
-            shape = memories[made.like].shape if made.like else tuple(evaluate(text, names) for text in texts)
-            if backward.allocates(made, shape):
-                memories[made.name] = contiguous(shape, declared[made.name].dtype)
+            memory = backward.lay(made, declared[made.name], memories, names)
+            if backward.allocates(made, memory.shape):
+                memories[made.name] = memory
                 allocated.append(made)
         own = [made.name for made in allocated if self.joins_workspaces and backward.is_workspace(made)]
         behind, workspace = join_workspaces(own, memories)

@@ -11,6 +11,16 @@ _ELSEWHERE = "set ATTNC_CACHE_DIR to a folder of yours"
 _REMEDY = "remove it or set ATTNC_CACHE_DIR"
 
 
+def named_path(given: str | os.PathLike[str]) -> Path:
+    """Returns the path that a user has written: `~` is their home, also where no shell has put it in. One
+    that begins with the name of no user is as it is written.
+    """
+    try:
+        return Path(given).expanduser()
+    except RuntimeError:
+        return Path(given)
+
+
 def private_folder(folder: Path) -> Path:
     """Returns the folder as an absolute path. It and its parents are made with mode 0700 where they are not
     there.

@@ -47,6 +47,23 @@ def contiguous(shape: Sequence[int], dtype: torch.dtype) -> Memory:
     return Memory(tuple(shape), strides, dtype)
 
 
+def laid_like(like: Memory, dtype: torch.dtype, has_rows: bool) -> Memory:
+    """Returns what torch.empty_like makes of such a tensor, whose elements are of this type: the axes in the
+    order that they have in memory, without gaps. has_rows: the last axis has to be contiguous.
+    """
+    shape, strides, _ = like
+    found = memory_of(torch.empty_like(torch.empty_strided(shape, strides, dtype=dtype, device="meta")))
+    return contiguous(shape, dtype) if has_rows and found.steps[-1] > 1 else found
+
+
+def lay_like(x: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """Returns a gradient with the strides that torch.empty_like gives one of its input: itself, or a copy."""
+    wanted = laid_like(memory_of(like), x.dtype, has_rows=False)
+    if memory_of(x).steps == wanted.steps:
+        return x
+    return torch.empty_strided(*wanted[:2], dtype=x.dtype, device=x.device).copy_(x)
+
+
 def plain(memories: Iterable[Memory]) -> tuple[Layout, ...]:
     """Returns layouts as `allocate` takes them."""
     return tuple((memory.shape, memory.strides, memory.dtype) for memory in memories)

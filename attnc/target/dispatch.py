@@ -300,13 +300,14 @@ def _selector(inputs: Sequence[Tensor], param: str, default: str) -> Selector:
 
 def are_tensors(read: Iterable[Tensor | None]) -> str:
     """Returns a condition on the arguments that are read: that each is a tensor with sizes, as many as are
-    declared.
+    declared, which are numbers, as they are not while torch.jit.trace runs.
     """
     ranks = {tensor.name: len(tensor.shape) for tensor in read if tensor is not None}
-    return " and ".join(
+    conditions = [
         f"isinstance({x}, torch.Tensor) and {x}.dim() == {rank} and not {x}.is_nested"
         for x, rank in ranks.items()
-    )
+    ]
+    return " and ".join([*conditions, "torch._C._get_tracing_state() is None"] if conditions else [])
 
 
 def literal_of(value: DType | bool | int | float) -> str:

@@ -5,6 +5,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
@@ -71,6 +72,11 @@ class Tensor:
     def has_rows(self) -> bool:
         """Whether its last axis is that of features, which is contiguous and whose stride no kernel takes."""
         return len(self.axes) == len(self.shape) - 1 and self.axes != ""
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether it has the rows of all sequences end to end: kernels clear those behind the last as one."""
+        return self.has_rows and "b" not in self.axes
 
     def rename(self, name: str, type: str | None = None) -> "Tensor":
         """Returns another tensor of the same axes."""
@@ -193,18 +199,22 @@ def check_tensor(
     check_dense(name, x)
     if isinstance(x, FakeTensor) and not isinstance(like, FakeTensor):
         raise TypeError(f"{name}: expected a tensor with data, like {first}, got a FakeTensor")
+    shape = x.shape
+    if len(shape) != len(sizes):  # first: of another number of axes, it is another tensor than was meant
+        raise _wrong_shape(name, sizes, shape)
     if x.dtype is not dtype:
         raise TypeError(f"{name}: expected dtype {dtype}, got {x.dtype}")
     if x.device != like.device:
         raise ValueError(f"{name}: expected device {like.device}, like {first}, got {x.device}")
     check_data(name, x)
-    shape = x.shape
-    if len(shape) != len(sizes) or any(
-        want is not None and want != got for want, got in zip(sizes, shape, strict=True)
-    ):
-        wanted = ", ".join("any" if size is None else str(size) for size in sizes)
-        raise ValueError(f"{name}: expected shape [{wanted}], got {list(shape)}")
+    if any(want is not None and want != got for want, got in zip(sizes, shape, strict=True)):
+        raise _wrong_shape(name, sizes, shape)
     return shape
+
+
+def _wrong_shape(name: str, sizes: Sequence[int | None], shape: Sequence[int]) -> ValueError:
+    wanted = ", ".join("any" if size is None else str(size) for size in sizes)
+    return ValueError(f"{name}: expected shape [{wanted}], got {list(shape)}")
 
 
 def kind_without_memory(x: torch.Tensor) -> str:
@@ -293,13 +303,26 @@ def require_contiguous_rows(name: str, x: torch.Tensor) -> None:
         raise ValueError(f"{name}: expected a contiguous last axis (stride 1), got strides {x.stride()}")
 
 
+def plain_number(x: object) -> object:
+    """Returns what another library has for a number, such as np.float32(1), as Python's own; anything else as
+    it is.
+    """
+    if isinstance(x, (torch.Tensor, int, float)) or getattr(x, "ndim", None) != 0:
+        return x
+    item = getattr(x, "item", None)
+    return x if item is None else item()
+
+
 def scalar_tensor(name: str, x: object, dtype: torch.dtype, like: torch.Tensor, first: str) -> torch.Tensor:
-    """Returns a Python number as a 0-d tensor on the device, without waiting for it; a 0-d tensor
-    as it is.
+    """Returns a number of Python's or of torch.export's as a 0-d tensor on the device, without waiting for
+    it; a 0-d tensor as it is.
     """
     if isinstance(x, torch.Tensor):
         check_tensor(name, x, dtype, (), like, first)
         return x
+    if isinstance(x, torch.SymInt) or (dtype.is_floating_point and isinstance(x, torch.SymFloat)):
+        symbol: Any = x  # of torch.export: any number that it may stand for
+        return torch.full((), symbol, dtype=dtype, device=like.device)
     if not isinstance(x, (int, float) if dtype.is_floating_point else int):
         kind = "a number" if dtype.is_floating_point else "an integer"
         raise TypeError(f"{name}: expected {kind} or a 0-d tensor, got {x!r}")

@@ -22,7 +22,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from .folders import others_can_write, private_folder
+from .folders import named_path, others_can_write, private_folder
 
 # --- folders ------------------------------------------------------------------------------------------------
 
@@ -44,7 +44,7 @@ def cache_folder() -> Path:
 def kept_folder() -> Path:
     """Returns the folder that other processes use too. PermissionError where there is none."""
     if chosen := os.environ.get("ATTNC_CACHE_DIR"):
-        return private_folder(Path(chosen))
+        return private_folder(named_path(chosen))
     folder = private_folder(_user_folder() / "attnc")
     if not os.access(folder, os.W_OK):
         raise PermissionError(f"{folder} is read-only; set ATTNC_CACHE_DIR to a folder of yours")

@@ -14,9 +14,9 @@ from torch.autograd import forward_ad
 
 from .arguments import DTYPES, Sizes, Tensor, check_dense
 from .configs import KernelConfig, Measured
-from .memory import Key, Layout, Memory, layout, layouts_of_3, make_picker
+from .memory import Key, Layout, Memory, contiguous, laid_like, lay_like, layout, layouts_of_3, make_picker
 from .repeat import Again, Repeated, make_again
-from .sizes import Names
+from .sizes import Names, evaluate
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,8 @@ class Gradient:
         """
         dtype, scale = self.dtype(like.dtype), self.scale
         if self.zeros:
-            return lambda made: torch.zeros(like.shape, dtype=dtype, device=device)
+            shape, strides, _ = laid_like(like, dtype, has_rows=False)
+            return lambda made: torch.empty_strided(shape, strides, dtype=dtype, device=device).zero_()
         if self.parts:
             summing = [(at[part.made], part.summing(like.shape, names)) for part in self.parts]
             (first, of_first), *others = summing
@@ -149,6 +150,17 @@ class Backward:
         elements, which the kernels of other sizes take, unless a gradient is made of it.
         """
         return bool(made.like) or self._is_part(made) or 0 not in shape
+
+    def lay(self, made: Made, tensor: Tensor, memories: Mapping[str, Memory], names: Names) -> Memory:
+        """Returns what a call would allocate: what is like an input lies as torch would have its gradient,
+        but for packed rows.
+        """
+        like = memories.get(made.like)
+        if like is None:
+            return contiguous(tuple(evaluate(text, names) for text in tensor.shape), tensor.dtype)
+        if tensor.is_packed:
+            return contiguous(like.shape, tensor.dtype)
+        return laid_like(like, tensor.dtype, tensor.has_rows)
 
     def is_workspace(self, made: Made) -> bool:
         """Returns whether kernels alone write and read it."""
@@ -571,13 +583,14 @@ class Operators:
     def _backward(self, *given: Any) -> list[torch.Tensor]:
         *tensors, chosen = given
         found = self.call.gradients(*tensors, self.call.decode(chosen)[1])
-        return [x.contiguous() for x in found]
+        inputs = tensors[self.call.first_input :]
+        return [lay_like(x, inputs[at]) for at, x in zip(self.call.wanted, found, strict=True)]
 
     def _backward_fake(self, *given: Any) -> list[torch.Tensor]:
         inputs = dict(zip(self.call.input_names, given[2 if self.call.lse >= 0 else 1 :], strict=False))
         assert self.call.backward is not None
         pairs = [(gradient, inputs[gradient.name]) for gradient in self.call.backward.gradients]
-        return [torch.empty(x.shape, dtype=gradient.dtype(x.dtype), device=x.device) for gradient, x in pairs]
+        return [torch.empty_like(x, dtype=gradient.dtype(x.dtype)) for gradient, x in pairs]
 
     def _differentiate(self, ctx: Any, *cotangents: Any) -> tuple[Any, ...]:
         operator = getattr(torch.ops.attnc, f"{self.call.operator}_backward")

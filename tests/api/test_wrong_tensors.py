@@ -15,10 +15,11 @@ import pytest
 import torch
 from torch.utils._pytree import tree_map
 
+import attnc
 from attnc.adapters.flash_mla import flash_mla_sparse_fwd, flash_mla_with_kvcache
 from attnc.flex.errors import FlexError
 from attnc.verify.interpreter import ensure_interpreter
-from tests.api.doors import DOORS, Door
+from tests.api.doors import DECODE, DOORS, Door
 
 ensure_interpreter()
 
@@ -274,6 +275,16 @@ def test_tracing_of_torch_jit_is_refused(door: str) -> None:
     warnings.simplefilter("ignore")  # torch.jit is deprecated
     with pytest.raises(RuntimeError, match=r"torch\.jit\.trace cannot follow .*: export the program"):
         torch.jit.trace(lambda *given: DOORS[door].call(**dict(zip(names, given, strict=True))), tensors)  # type: ignore[no-untyped-call]  # torch's
+
+
+def test_tracing_of_torch_jit_is_refused_of_several_variants() -> None:
+    """Where the variant is found by sizes."""
+    text = DECODE.replace("attention decode_door {", "attention decode_door {\n  param D in {8, 16}")
+    family = attnc.compile(text.replace("Hkv * G, 16]", "Hkv * G, D]").replace("Hkv, 16]", "Hkv, D]"))
+    tensors = (*DOORS["attnc.compile, decode"].make().values(),)
+    warnings.simplefilter("ignore")  # torch.jit is deprecated
+    with pytest.raises(RuntimeError, match=r"^q: torch\.jit\.trace cannot follow"):
+        torch.jit.trace(family.function, tensors)  # type: ignore[no-untyped-call]  # torch's
 
 
 @pytest.mark.parametrize("name", DOORS)

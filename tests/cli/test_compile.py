@@ -31,6 +31,15 @@ def test_compile_writes_a_module_for_each_variant(run: Run, folder: Path) -> Non
         compile((folder / path).read_text(), path, "exec")
 
 
+def test_a_tilde_that_the_shell_has_left_is_the_home(
+    run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(folder / "home"))
+    assert run("compile", "--out=~/kernels").code == 0
+    assert (folder / "home" / "kernels" / "tiny" / "triton" / "__init__.py").exists()
+    assert not (folder / "~").exists()
+
+
 def test_the_names_of_variants(run: Run, folder: Path) -> None:
     run("compile")
     stems = {Path(path).stem for path in files(folder)}

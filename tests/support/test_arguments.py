@@ -1,13 +1,15 @@
-"""Numbers that are passed for scalars."""
+"""Numbers that are passed for scalars, and what is said first of a wrong tensor."""
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
-from attnc.support.arguments import scalar_tensor
+from attnc.support.arguments import check_tensor, plain_number, scalar_tensor
 
 pytestmark = pytest.mark.quick
 
@@ -24,3 +26,34 @@ def test_a_number_of_the_type_is_taken(number: float) -> None:
     assert scalar_tensor("cap", number, torch.float32, torch.zeros(1), "q").item() == pytest.approx(
         float(number)
     )
+
+
+@pytest.mark.parametrize(
+    ("number", "dtype"),
+    [
+        (np.float32(0.5), torch.float32),
+        (np.float64(0.5), torch.float32),
+        (np.float16(0.5), torch.float32),
+        (np.int64(3), torch.int32),
+        (np.uint8(3), torch.float32),
+        (np.bool_(True), torch.int32),
+        (np.array(3), torch.int64),
+    ],
+)
+def test_numbers_of_numpy_are_taken(number: Any, dtype: torch.dtype) -> None:
+    found = scalar_tensor("cap", plain_number(number), dtype, torch.zeros(1), "q")
+    assert (found.dtype, found.shape, found.item()) == (dtype, (), float(number))
+
+
+@pytest.mark.parametrize("number", [np.float32(1.5), np.complex64(1), np.array([3]), np.str_("3")])
+def test_what_is_no_integer_of_numpy_is_none(number: Any) -> None:
+    with pytest.raises(TypeError, match=r"^n: expected an integer or a 0-d tensor, got "):
+        scalar_tensor("n", plain_number(number), torch.int32, torch.zeros(1), "q")
+
+
+def test_another_number_of_axes_is_said_before_the_type() -> None:
+    x = torch.zeros(2, 3, dtype=torch.float16)
+    with pytest.raises(ValueError, match=r"^q: expected shape \[any, any, 3\], got \[2, 3\]"):
+        check_tensor("q", x, torch.float32, (None, None, 3), x)
+    with pytest.raises(TypeError, match=r"^q: expected dtype torch.float32"):
+        check_tensor("q", x, torch.float32, (5, 5), x)

@@ -36,6 +36,14 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
+def test_a_tilde_in_the_variable_is_the_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("ATTNC_CACHE_DIR", "~/kept")
+    assert cache_folder() == tmp_path / "home" / "kept"
+    assert not (tmp_path / "~").exists()
+
+
 class Maker:
     """What makes an entry, and counts how often."""
 

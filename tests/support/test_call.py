@@ -42,6 +42,7 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"q": 1.0}, TypeError, "q: expected a tensor, got float"),
     ({"q": sequence().half()}, TypeError, "q: expected dtype torch.bfloat16, got torch.float16"),
     ({"k": sequence()[0]}, ValueError, r"k: expected shape \[1, any, 2, 64\], got \[16, 2, 64\]"),
+    ({"q": sequence()[0].half()}, ValueError, r"q: expected shape \[any, any, any, 64\], got \[16, 2, 64\]"),
     ({"v": sequence(17)}, ValueError, r"v: expected shape \[1, 16, 2, 64\], got \[1, 17, 2, 64\]"),
     ({"k": torch.zeros(1, 16, 64, 2).bfloat16().mT}, ValueError, r"k: expected a contiguous last axis"),
     ({"k": sequence().to("meta")}, ValueError, "k: expected device cpu, like q, got meta"),

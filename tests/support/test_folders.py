@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from attnc.support import folders
-from attnc.support.folders import others_can_write, private_folder
+from attnc.support.folders import named_path, others_can_write, private_folder
 
 #: A user that no file of a test's belongs to by itself.
 STRANGER = 12345
@@ -158,3 +158,10 @@ def test_root_outside_of_a_container(ids: str, system: set[int], monkeypatch: py
 
     monkeypatch.setattr(Path, "read_text", read)
     assert folders._system_users.__wrapped__() == system
+
+
+def test_a_tilde_is_the_home_of_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/srv/me")
+    assert [named_path(text) for text in ("~", "~/x")] == [Path("/srv/me"), Path("/srv/me/x")]
+    assert named_path(Path("a/~/x")) == Path("a/~/x")
+    assert named_path("~nobody-of-this-name/x") == Path("~nobody-of-this-name/x")

@@ -14,6 +14,8 @@ from attnc.support import memory
 from attnc.support.memory import (
     allocate,
     contiguous,
+    laid_like,
+    lay_like,
     layouts_of,
     made_apart,
     make_picker,
@@ -34,6 +36,31 @@ def test_layouts_are_those_of_torch() -> None:
         assert layouts_of(count)(tensors[:count]) == tuple(flat)
     assert make_picker([2])("abc") == ("c",)
     assert make_picker([2, -1])("abc") == ("c", "c")
+
+
+LAID = {
+    "contiguous": torch.empty(2, 3, 4, 8),
+    "turned": torch.empty(2, 3, 4, 8).transpose(1, 2),
+    "a part": torch.empty(2, 3, 3, 4, 8)[:, :, 1].transpose(1, 2),
+    "expanded": torch.empty(2, 1, 4, 8).expand(2, 3, 4, 8),
+    "one column": torch.empty(2, 3, 4, 1).transpose(0, 2),
+    "columns apart": torch.empty(2, 3, 8, 4).mT,
+}
+
+
+@pytest.mark.parametrize("name", LAID)
+def test_gradients_lie_as_torch_would_have_them(name: str) -> None:
+    x = LAID[name]
+    wanted = torch.empty_like(x)
+    assert laid_like(memory_of(x), torch.float32, has_rows=False).strides == wanted.stride()
+    rows = laid_like(memory_of(x), torch.float16, has_rows=True)
+    assert rows.dtype == torch.float16
+    assert rows.strides[-1] == 1 or x.shape[-1] == 1
+    assert lay_like(wanted, x) is wanted
+    other = torch.rand(x.shape)
+    laid = lay_like(other, x)
+    assert torch.equal(laid, other)
+    assert memory_of(laid).steps == memory_of(wanted).steps
 
 
 def test_what_is_made_apart_is_ordinary_and_there(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -207,3 +207,26 @@ def test_numbers_on_the_device_are_tensors_as_others(wants: bool, monkeypatch: p
     assert runs
     with pytest.raises(TypeError, match=r"left: expected dtype torch\.int32, got torch\.int64"):
         family(q, k, v, windows[0].long())
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (0, 2, 1, 3), (2, 0, 1, 3)])
+def test_gradients_lie_as_their_inputs(attention: Any, order: tuple[int, ...]) -> None:
+    """As torch's own do, for the first call, for those that repeat it, and as torch.compile is told."""
+    *inputs, do = drawn(5)
+    plain = [x.clone().requires_grad_() for x in inputs]
+    right = torch.autograd.grad(first_of(attention(*plain)), plain, do)
+    back = [order.index(axis) for axis in range(4)]
+    laid = [x.permute(order).contiguous().permute(back).requires_grad_() for x in inputs]
+    for _ in range(6):
+        found = torch.autograd.grad(first_of(attention(*laid)), laid, do)
+        assert [x.stride() for x in found] == [x.stride() for x in laid]
+        assert all(map(torch.equal, found, right))
+    call = attention.module.default.CALL
+    call.register_operators()
+    with torch.no_grad():
+        torch.library.opcheck(getattr(torch.ops.attnc, call.operator), (*laid, ""))
+
+
+def first_of(results: Any) -> torch.Tensor:
+    first: torch.Tensor = results[0] if isinstance(results, tuple) else results
+    return first

@@ -47,6 +47,7 @@ def cross(
         and isinstance(v, torch.Tensor)
         and v.dim() == 4
         and not v.is_nested
+        and torch._C._get_tracing_state() is None
     ):
         key = (q.shape[3], v.shape[3])
     else:  # any variant says which argument is no such tensor, and what it expected

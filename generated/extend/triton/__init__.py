@@ -73,7 +73,7 @@ def extend(
     # any module says which is no such tensor, and what it expected
     if not (isinstance(
         q, torch.Tensor,
-    ) and q.dim() == 4 and not q.is_nested and isinstance(k, torch.Tensor) and k.dim() == 4 and not k.is_nested):
+    ) and q.dim() == 4 and not q.is_nested and isinstance(k, torch.Tensor) and k.dim() == 4 and not k.is_nested and torch._C._get_tracing_state() is None):
         return next(iter(next(iter(VARIANTS.values())).values()))(q, k, v, kv_len, out=out, config=config)
     key = (q.shape[3],)
     sizes = (q.shape[1], k.shape[1], q.shape[0] * q.shape[2])

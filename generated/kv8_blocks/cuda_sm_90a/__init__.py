@@ -63,7 +63,7 @@ def kv8_blocks(
     # any module says which is no such tensor, and what it expected
     if not (isinstance(
         q, torch.Tensor,
-    ) and q.dim() == 4 and not q.is_nested and isinstance(k, torch.Tensor) and k.dim() == 4 and not k.is_nested):
+    ) and q.dim() == 4 and not q.is_nested and isinstance(k, torch.Tensor) and k.dim() == 4 and not k.is_nested and torch._C._get_tracing_state() is None):
         return next(
             iter(next(iter(VARIANTS.values())).values()),
         )(q, k, v, k_scale, v_scale, kv_len, out=out, config=config)

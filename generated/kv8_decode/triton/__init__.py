@@ -52,7 +52,12 @@ def kv8_decode(
     Returns (o, lse).
     Raises ValueError or TypeError naming the argument, what was expected and what came.
     """
-    if isinstance(k, torch.Tensor) and k.dim() == 4 and not k.is_nested:
+    if (
+        isinstance(k, torch.Tensor)
+        and k.dim() == 4
+        and not k.is_nested
+        and torch._C._get_tracing_state() is None
+    ):
         key = (k.dtype,)
     else:  # any variant says which argument is no such tensor, and what it expected
         key = next(iter(VARIANTS))

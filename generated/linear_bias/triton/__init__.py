@@ -38,7 +38,12 @@ def linear_bias(
     Returns y.
     Raises ValueError or TypeError naming the argument, what was expected and what came.
     """
-    if isinstance(x, torch.Tensor) and x.dim() == 2 and not x.is_nested:
+    if (
+        isinstance(x, torch.Tensor)
+        and x.dim() == 2
+        and not x.is_nested
+        and torch._C._get_tracing_state() is None
+    ):
         key = (x.dtype,)
     else:  # any variant says which argument is no such tensor, and what it expected
         key = next(iter(VARIANTS))

@@ -61,7 +61,7 @@ def serving_invariant(
     # any module says which is no such tensor, and what it expected
     if not (isinstance(q, torch.Tensor) and q.dim() == 4 and not q.is_nested and isinstance(
         block_table, torch.Tensor,
-    ) and block_table.dim() == 2 and not block_table.is_nested):
+    ) and block_table.dim() == 2 and not block_table.is_nested and torch._C._get_tracing_state() is None):
         return next(
             iter(next(iter(VARIANTS.values())).values()),
         )(q, k, v, block_table, kv_len, out=out, config=config)

@@ -42,7 +42,12 @@ def single(
     Returns (o, lse).
     Raises ValueError or TypeError naming the argument, what was expected and what came.
     """
-    if isinstance(q, torch.Tensor) and q.dim() == 4 and not q.is_nested:
+    if (
+        isinstance(q, torch.Tensor)
+        and q.dim() == 4
+        and not q.is_nested
+        and torch._C._get_tracing_state() is None
+    ):
         key = (q.shape[3],)
     else:  # any variant says which argument is no such tensor, and what it expected
         key = next(iter(VARIANTS))
