@@ -189,12 +189,21 @@ class LoadNames:
         return self.free_name(own_name(base))
 
     def free_name(self, base: str) -> str:
-        """Returns `base`, or `base_2`, ... when a value has that name already."""
+        """Returns `base`, or `base_2`, ... when a value has that name already, or one that is made of it."""
         name, count = base, 2
-        while name in self.taken:
+        while not self.taken.isdisjoint(_made_of(name)):
             name, count = f"{base}_{count}", count + 1
-        self.taken.add(name)
+        self.taken.update(_made_of(name))
         return name
+
+
+#: What printers put behind the name of a value for others that it is made of: where it lies in shared memory,
+#: words of bits, the same value of the next tile or of the neighbours.
+BEHIND = ("ahead", "at", "bits", "chunks", "first", "line", "of", "of_lane", "pairs", "word")
+
+
+def _made_of(name: str) -> list[str]:
+    return [name, *(f"{name}_{behind}" for behind in BEHIND)]
 
 
 _ENDS = {

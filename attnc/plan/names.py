@@ -162,7 +162,7 @@ def own_sizes(names: Collection[str], inputs: Collection[str]) -> dict[str, str]
     found: dict[str, str] = {}
     taken = {*names, *inputs}
     for name in names:
-        if _clashes(name) or name in gradients or name.startswith(values):
+        if _clashes(name) or name.endswith("_map") or name in gradients or name.startswith(values):
             plain = f"{name.strip('_')}_size"
             others = (f"{plain}_{i}" for i in count(2))
             fresh = next(free for free in chain((plain,), others) if free not in taken)

@@ -409,6 +409,7 @@ def render_one_import(
             key=key,
             size_name=size_name,
             function=function,
+            choice=free_name("CHOICE", taken | {attention.name}),
             selectors=selectors,
             variants=[(values[name], found) for name, found in targets.items()],
             sizes=[*sizes, f"torch.is_grad_enabled() and ({wants})" if wants else "False"],

@@ -12,10 +12,13 @@ from typing import Any
 
 import pytest
 
+from attnc.build import plan_program
 from attnc.expr.functions import REAL
 from attnc.expr.nodes import INDICES, Dim, walk
 from attnc.model.names import DIMS, GLOBALS, INPUTS, INTERFACE, OUTPUTS, PYTHON, READ, RESERVED, SOFT
+from attnc.model.resolve import resolve
 from attnc.plan import ir
+from attnc.plan.loads import BEHIND, LoadNames
 from attnc.plan.names import (
     cannot_be_passed,
     own_name,
@@ -25,6 +28,8 @@ from attnc.plan.names import (
 from attnc.plan.targets import target_of
 from attnc.runtime.loader import load_module, program_of
 from attnc.runtime.nvrtc import compile_cubin
+from attnc.source import Source
+from attnc.syntax.parser import parse, prelude
 from attnc.target.files import render_files
 from tests.kernels.test_selected import CASES as SELECTED
 from tests.kernels.test_selected import subject as select
@@ -32,6 +37,7 @@ from tests.plan.planning import planned, resolved
 from tests.targets import TARGETS
 
 GENERATED = Path(__file__).parents[2] / "generated"
+SPECS_FOLDER = GENERATED.with_name("specs")
 
 GRADIENTS = {
     "score": "softcap(dot(q, k), 30) + under_test_row[h, q_idx] + under_test_key[b, kv_idx]"
@@ -207,6 +213,58 @@ def test_every_name_of_committed_kernels_is_known(path: Path) -> None:
         code = re.sub(r'//.*|"(?:\\.|[^"\\])*"|#.*', "", file.read_text(encoding="utf-8"))
         unknown = set(re.findall(r"(?<![\w.])[A-Za-z]\w*", code)) - known
         assert {x for x in unknown if not is_free(x) and not x.startswith((name, *own))} == set(), file.name
+
+
+#: What stands behind the name of an input in the names of its values, which `LoadNames` tells apart; its
+#: address and the map of TMA, which have names that no value and no size has; and the sums of its gradient.
+DERIVED = re.compile(
+    rf"_value|(_value|_q|_kv|_tile|_d|_row|_first|_last|_from|_to)*(_\d)?(_({'|'.join(BEHIND)}))?|_ptr|_map"
+)
+SUMMED = re.compile(r"(_sum|_\d)*(_column|_total|_tile|_row)?(_ptr)?")
+
+
+@pytest.mark.parametrize(
+    "path", sorted(GENERATED.glob("*/cuda_*")), ids=lambda path: "/".join(path.parts[-2:])
+)
+def test_every_name_that_is_made_of_an_input_is_known(path: Path) -> None:
+    """So that no other input of that name becomes the same variable."""
+    modules = "".join(file.read_text(encoding="utf-8") for file in path.glob("*.py"))
+    tensors = set(re.findall(r'Tensor\("(\w+)"', modules)) - {*INPUTS, *OUTPUTS}
+    own = {path.parent.name, *words()}
+    for file in path.glob("*.cu"):
+        code = re.sub(r'//.*|"(?:\\.|[^"\\])*"|#.*', "", file.read_text(encoding="utf-8"))
+        for word in set(re.findall(r"(?<![\w.])[A-Za-z]\w*", code)) - own:
+            if word.startswith(f"{path.parent.name}_"):
+                continue
+            for tensor in tensors:
+                if word.startswith(f"{tensor}_"):
+                    assert DERIVED.fullmatch(word, len(tensor)), f"{file.name}: {word}: add it to BEHIND"
+                elif word.startswith(f"d{tensor}_"):
+                    assert SUMMED.fullmatch(word, len(tensor) + 1), f"{file.name}: {word}"
+
+
+def test_values_keep_apart_from_names_that_are_made_of_others() -> None:
+    names = LoadNames()
+    assert [names.free_name(name) for name in ("tree", "tree_bits", "x_first", "x")] == [
+        "tree", "tree_bits_2", "x_first", "x_2"
+    ]  # fmt: skip
+    assert own_sizes(("doc_map", "doc"), ("doc",)) == {"doc_map": "doc_map_size"}
+
+
+@pytest.mark.parametrize("other", ["bits", "first", "word"])
+def test_words_of_bits_beside_an_input_called_like_a_part_of_them(other: str) -> None:
+    """On Hopper, where a decode kernel keeps the words of a row in registers."""
+    text = (SPECS_FOLDER / "tree.attn").read_text(encoding="utf-8")
+    made = text.replace("  length M", f"  input tree_tile_{other}: f32[B]\n  length M")
+    made = made.replace("sqrt(D)", f"sqrt(D) + tree_tile_{other}[b]")
+    found = []
+    for source in (made, made.replace(f"tree_tile_{other}", "plain")):
+        program = resolve(parse(Source("tree.attn", source)), prelude())
+        (module,) = (x for x in plan_program(program).modules if x.target == "cuda.sm_90a")
+        files = render_files(module, path="tree.attn", sha256="0")
+        found.append("".join(text for file, text in files.items() if file.endswith(".cu")))
+    assert re.search(rf"\btree_tile_{other}\b(?!_)", found[1]), "no such part"
+    assert len(set(re.findall(r"\w+", found[0]))) == len(set(re.findall(r"\w+", found[1])))
 
 
 def test_words_of_cpp_can_name_inputs() -> None:
