@@ -174,7 +174,7 @@ def _converted(kernel: ir.Forward | ir.Decode) -> Iterator[Boundary]:
 def _splits(name: str, kernel: ir.Kernel, config: Any) -> Iterator[Boundary]:
     if ir.split_of(kernel) is None:
         return
-    for splits in (2, 16):  # they are joined as a power of two
+    for splits in (2, 16, 64):  # they are joined as a power of two, by lanes that take several
         yield Boundary(name=f"splits joined as {splits}", quantity="splits", value=splits)
     yield Boundary(name="most splits", quantity="splits", value=MOST_SPLITS, reach="large")
     if split_size := keys_of_split(config):

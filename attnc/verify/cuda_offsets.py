@@ -2,15 +2,15 @@
 
 Strides have 64 bits where a kernel declares its arguments, so products with them have too. Numbers of rows in
 workspaces do not come from strides: they are products of sizes, such as (b * H + h) * M, and pass 32 bits
-only in calls that fill a GPU. So the text is read: a product of three sizes has a factor of 64 bits. What
-functions return is taken at its word.
+only in calls that fill a GPU. So the text is read: a product of three sizes, or of two lengths, has a factor
+of 64 bits. What functions return is taken at its word, but for those that return one of their arguments.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 _TOKEN = re.compile(
@@ -50,12 +50,17 @@ _TYPES = _WIDE | frozenset(
 )
 #: What a template's arguments may be made of.
 _TEMPLATE = re.compile(r"[\w:,+\-*/% ]$|::$|\w+$")
-#: Indices of what a call has a size of.
+#: Indices of what a call has a size of; rows of lists, of which each query of each sequence may have one.
 _INDICES = frozenset(["b", "h", "h_kv", "head", "q", "q_idx", "kv_idx", "page"])
+_LINES = frozenset(["line", "list_line"])
 #: As how many sizes count the number of a block, of which a grid may have one for each row of each head, and
 #: the elements of a row or of a tile, or the rows of all packed sequences; how many may be multiplied in 32
 #: bits.
 _BLOCKS, _ROW, _MOST = 3, 2, 2
+#: Functions that return one of their arguments.
+_CHOOSING = frozenset(["max", "min", "where"])
+#: Positions in a sequence and lengths of one, which are up to a million.
+_LENGTHS = frozenset(["q_idx", "kv_idx", "M", "N"])
 #: What a size's name ends with that counts tiles of rows.
 _FEW = ("blocks", "tiles")
 _ROWS = re.compile(r"D$|DV$|\w+_SIZE$|M_padded$|KEY_ROWS$")
@@ -63,16 +68,24 @@ _ROWS = re.compile(r"D$|DV$|\w+_SIZE$|M_padded$|KEY_ROWS$")
 
 @dataclass(frozen=True, slots=True)
 class _Measure:
-    """An expression. sizes: how many sizes it is a product of; is_wide: whether it has 64 bits."""
+    """An expression. sizes: how many sizes it is a product of; lengths: how many of these are lengths of
+    sequences, of which the product of two is as large as a matrix of scores; is_wide: whether it has 64 bits.
+    """
 
     sizes: int = 0
     is_wide: bool = False
+    lengths: int = 0
+
+    @property
+    def is_large(self) -> bool:
+        """Whether it may pass 32 bits."""
+        return self.sizes > _MOST or self.lengths > 1
 
 
 @lru_cache(maxsize=64)
 def narrow_offsets(text: str) -> tuple[str, ...]:
-    """Lists the products of three sizes and more in a kernel's text that have 32 bits, declarations that
-    narrow such a product of 64, and loops whose counter is narrower than their end.
+    """Lists the products of three sizes and more, or of two lengths, in a kernel's text that have 32 bits,
+    declarations that narrow such a product of 64, and loops whose counter is narrower than their end.
     """
     tokens = list_tokens(text)
     structs = list(_bodies_of(tokens, "struct"))
@@ -138,7 +151,7 @@ class _OffsetReader:
         for start, token in enumerate(self.tokens[:-1]):
             if token == "=":
                 value = self._read_from(start + 1)
-                is_large = value.sizes > _MOST or self._is_part_of_wide(start + 1)
+                is_large = value.is_large or self._is_part_of_wide(start + 1)
                 if value.is_wide and is_large and self._is_narrow(start):
                     self.found[start] = _show(self.tokens[max(start - 3, 0) : self.at])
             elif token == "for" and self._counts_too_little(start):
@@ -161,9 +174,11 @@ class _OffsetReader:
         return self.tokens[start] in self.wide and self.tokens[start + 1 : start + 2] == ["/"]
 
     def _is_narrow(self, equals: int) -> bool:
-        """Returns whether what is declared before a sign of equality is an int."""
-        before = self.tokens[max(equals - 2, 0) : equals]
-        return len(before) == 2 and before[0] == "int" and _NAME.match(before[1]) is not None
+        """Returns whether what is declared before a sign of equality is an int, and no number of a line, of
+        which there are no more than an int counts.
+        """
+        kind, name = ["", "", *self.tokens[:equals]][-2:]
+        return kind == "int" and _NAME.match(name) is not None and name not in _LINES
 
     def _read_from(self, start: int) -> _Measure:
         self.at = start
@@ -196,8 +211,10 @@ class _OffsetReader:
             other = self._binary(level + 1)
             if sign == "*":
                 is_product = value.sizes > 0 < other.sizes
-                value = _Measure(value.sizes + other.sizes, value.is_wide or other.is_wide)
-                if is_product and value.sizes > _MOST and not value.is_wide:
+                value = _Measure(
+                    value.sizes + other.sizes, value.is_wide or other.is_wide, value.lengths + other.lengths
+                )
+                if is_product and value.is_large and not value.is_wide:
                     self.found.setdefault(start, _show(self.tokens[start : self.at]))
             elif sign == "%":
                 value = _Measure(min(value.sizes, other.sizes), value.is_wide and other.is_wide)
@@ -221,13 +238,15 @@ class _OffsetReader:
             if "*" in type_names:
                 return _Measure()
             is_wide = bool(_WIDE & set(type_names))
-            return _Measure(value.sizes, is_wide) if is_wide or type_names == ["int"] else _Measure()
+            return replace(value, is_wide=is_wide) if is_wide or type_names == ["int"] else _Measure()
         return self._primary()
 
     def _end_of_cast(self) -> int | None:
         at = self.at + 1
         while self.tokens[at] in _TYPES or self.tokens[at] == "*":
             at += 1
+        if _NAME.match(self.tokens[at]) and self.tokens[at + 1 : at + 3] == ["*", ")"]:  # of a struct
+            at += 2
         return at if at > self.at + 1 and self.tokens[at] == ")" else None
 
     def _primary(self) -> _Measure:
@@ -239,17 +258,38 @@ class _OffsetReader:
         if token == "(":
             value = self._conditional()
             self._skip_to(")")
+        elif token in _CHOOSING:
+            return self._suffixes(self._chosen())
         elif _NAME.match(token):
             value = self._named(token)
         else:
             value = _Measure(is_wide=token.endswith("ll"))
         return self._suffixes(value)
 
+    def _chosen(self) -> _Measure:
+        """Reads a call that returns one of its arguments, behind its name."""
+        is_wide = False
+        if self._peek() == "<" and (end := self._end_of_template()) is not None:
+            is_wide = bool(_WIDE & set(self.tokens[self.at : end]))
+            self.at = end + 1
+        if self._peek() != "(":
+            return _Measure()
+        self.at += 1
+        value = self._conditional()
+        while self._peek() == ",":
+            self.at += 1
+            value = _join(value, self._conditional())
+        self._skip_to(")")
+        return replace(value, is_wide=value.is_wide or is_wide)
+
     def _named(self, name: str) -> _Measure:
         if name in ("blockIdx", "gridDim"):
             return _Measure(_BLOCKS)
+        if name in _LINES or _ROWS.match(name):
+            return _Measure(_ROW, name in self.wide)
         is_size = name in _INDICES or (name in self.sizes and not name.endswith(_FEW))
-        return _Measure(_ROW if _ROWS.match(name) else int(is_size), name in self.wide)
+        is_length = name in _LENGTHS
+        return _Measure(int(is_size or is_length), name in self.wide, int(is_length))
 
     def _suffixes(self, value: _Measure) -> _Measure:
         while self.at < len(self.tokens):
@@ -262,7 +302,8 @@ class _OffsetReader:
             elif token in ("(", "["):
                 self.at += 1
                 self._skip_to(")" if token == "(" else "]")
-                value = _Measure()
+                if token == "(" or not value.lengths:  # else a position of several
+                    value = _Measure()
             elif token == "<" and (end := self._end_of_template()) is not None:
                 self.at = end + 1
             elif token in ("++", "--"):
@@ -302,4 +343,6 @@ def _show(tokens: Sequence[str]) -> str:
 
 
 def _join(one: _Measure, other: _Measure) -> _Measure:
-    return _Measure(max(one.sizes, other.sizes), one.is_wide or other.is_wide)
+    return _Measure(
+        max(one.sizes, other.sizes), one.is_wide or other.is_wide, max(one.lengths, other.lengths)
+    )

@@ -118,10 +118,10 @@ def build(attention: Attention, case: Case, *, fill: str = "nan", device: str = 
         if tensor.storage.is_part:
             continue
         value = values[tensor.name]
-        if not tensor.shape and case.seed % 2:
-            inputs[tensor.name] = value.item()
-            continue
         data = convert(torch.from_numpy(np.array(value)), DType(tensor.dtype))
+        if not tensor.shape and case.seed % 2:  # floats as they are drawn, integers as their type holds them
+            inputs[tensor.name] = value.item() if data.is_floating_point() else data.item()
+            continue
         made = place_tensor(tensor, data, case.layouts.get(tensor.name), fill, device, arena)
         inputs[tensor.name] = made.view
         guarded.append(made)

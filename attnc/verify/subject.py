@@ -26,6 +26,7 @@ from attnc.runtime.loader import load_files
 from attnc.runtime.watchdog import watch
 from attnc.support.arguments import DTYPES
 from attnc.support.configs import shared_on
+from attnc.support.devices import Gpu
 from attnc.target.files import render_files
 from attnc.verify.boundaries import PROCESSORS
 from attnc.verify.cover import Space
@@ -33,6 +34,9 @@ from attnc.verify.memory import guarding
 from attnc.verify.problem import Value
 from attnc.verify.runners import runner_of
 from attnc.verify.strategies import Limits
+
+#: Bytes of the L2 cache, as calls see it.
+_CACHE = 1 << 18
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +87,7 @@ class Subject:
         segment = self.variant.attention.segment_keys
         if not segment:  # else splits are segments
             free = first if fixed is None else first._replace(split_size=0)
-            found += [free._replace(splits=count) for count in (2, 16, 17, 33)]
+            found += [free._replace(splits=count) for count in (2, 16, 17, 65)]
         if fixed is not None and (not segment or segment >= 2 * fixed.BLOCK_N):
             found.append(fixed._replace(split_size=2 * fixed.BLOCK_N))
         return tuple(found)
@@ -239,6 +243,7 @@ def subject_of(
     loaded = load_files(files)
     if device == "cpu":
         runner.attach(loaded)
+    _shrink_cache(loaded)
     return Subject(
         variant=module.variant,
         bound=module.kernel.bound,
@@ -251,6 +256,24 @@ def subject_of(
         atomic=atomic_inputs(module),
         plan=module,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _WithSmallCache:
+    """Says of a device what `gpu_of` does, but for a cache so small that small cases have sections of heads
+    too.
+    """
+
+    gpu_of: Callable[[int], Gpu]
+
+    def __call__(self, index: int) -> Gpu:
+        return self.gpu_of(index)._replace(l2=_CACHE)
+
+
+def _shrink_cache(module: ModuleType) -> None:
+    call = getattr(module, "CALL", None)
+    if call is not None and not isinstance(call.gpu_of, _WithSmallCache):
+        call.gpu_of = _WithSmallCache(call.gpu_of)
 
 
 def atomic_inputs(module: ir.Module) -> frozenset[str]:

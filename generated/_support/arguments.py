@@ -328,8 +328,10 @@ def scalar_tensor(name: str, x: object, dtype: torch.dtype, like: torch.Tensor, 
         raise TypeError(f"{name}: expected {kind} or a 0-d tensor, got {x!r}")
     if dtype.is_floating_point:
         fits = not torch.finfo(dtype).max < abs(x) < math.inf  # inf and nan are numbers of it
+    elif dtype is torch.bool:
+        fits = x in (0, 1)
     else:
-        fits = -(1 << 8 * dtype.itemsize - 1) <= x < 1 << 8 * dtype.itemsize - 1
+        fits = torch.iinfo(dtype).min <= x <= torch.iinfo(dtype).max
     if not fits:
         # torch.compile puts no numbers into texts that it traces
         came = "" if torch.compiler.is_compiling() else f", got {x}"

@@ -337,6 +337,8 @@ class Worker:
         whole = text[: text.rfind(b"\n") + 1]
         self.read += len(whole)
         for line in whole.splitlines():
+            if not line.startswith(b"{"):  # what a compiler prints
+                continue
             message = json.loads(line)
             self.done |= "end" in message
             if "begin" in message:

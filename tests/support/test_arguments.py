@@ -57,3 +57,30 @@ def test_another_number_of_axes_is_said_before_the_type() -> None:
         check_tensor("q", x, torch.float32, (None, None, 3), x)
     with pytest.raises(TypeError, match=r"^q: expected dtype torch.float32"):
         check_tensor("q", x, torch.float32, (5, 5), x)
+
+
+@pytest.mark.parametrize(
+    ("number", "dtype"),
+    [
+        (0, torch.uint8),
+        (255, torch.uint8),
+        (-128, torch.int8),
+        (127, torch.int8),
+        (-(1 << 63), torch.int64),
+        (True, torch.bool),
+        (0, torch.bool),
+    ],
+)
+def test_integers_from_the_least_to_the_largest_are_taken(number: int, dtype: torch.dtype) -> None:
+    made = scalar_tensor("most", number, dtype, torch.zeros(1), "q")
+    assert made.dtype == dtype
+    assert made.item() == number
+
+
+@pytest.mark.parametrize(
+    ("number", "dtype"),
+    [(-1, torch.uint8), (256, torch.uint8), (128, torch.int8), (1 << 31, torch.int32), (2, torch.bool)],
+)
+def test_integers_beyond_the_type_are_refused(number: int, dtype: torch.dtype) -> None:
+    with pytest.raises(ValueError, match=rf"^most: expected a number that fits {dtype}, got {number}$"):
+        scalar_tensor("most", number, dtype, torch.zeros(1), "q")

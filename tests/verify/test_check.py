@@ -19,7 +19,7 @@ from attnc.verify.strategies import Limits, cases, free_dims
 from attnc.verify.subject import Subject
 from tests.by_day import some_by_day
 from tests.plans import SPECS, plans_of
-from tests.verify.judging import committed, examples, fuzz, right_by_day, verify
+from tests.verify.judging import committed, examples, fuzz, modules_of, right_by_day, verify
 
 NAMES = sorted(path.stem for path in SPECS.glob("*.attn") if "\nattention " in path.read_text())
 
@@ -215,3 +215,23 @@ def test_gradients_follow_a_forward_of_the_case_s_config() -> None:
     )
     run_backward(stub, cast(Any, problem), Case(dims={"B": 1, "M": 2, "H": 1, "N": 2}, config=1))
     assert given == ["split"]
+
+
+def test_scalars_hold_what_their_type_does() -> None:
+    text = """
+attention small {
+  input q: f16[B, M, H, 16]
+  input k, v: f16[B, N, H, 16]
+  input most: u8[]
+  score = dot(q, k)
+  mask = kv_idx < most
+  normalize = softmax
+  output o: f16[B, M, H, 16]
+}
+schedule small for triton { tile.q = 16, tile.kv = 16, loops = [q, kv], softmax = online }
+"""
+    (module,) = modules_of(text)
+    case = Case(dims={"B": 1, "M": 2, "N": 3, "H": 1}, seed=3, extras="negative")
+    most = build(module.variant.attention, case).inputs["most"]
+    assert isinstance(most, int)
+    assert most in range(256)

@@ -102,6 +102,10 @@ extern "C" __global__ void kernel(const Args args)
         to[row * args.list_blocks * D + column] = 0.0f;
     }
     ((Four*)to)[blockIdx.x * (TILE_SIZE / 4ll) + q_idx] = Four{};
+    const int* const list = args.lists_ptr + max(line, 0) * (long long)(args.SPLITS + 1);
+    const Pair* const sums = (const Pair*)args.sums_ptr + (long long)blockIdx.x * args.B;
+    for (int r = 0; r < 2; ++r)
+        to[(long long)q_idx[r] * args.N + list[r]] = sums[r].x;
 }
 """
 
@@ -123,11 +127,14 @@ def test_cuda_kernels_count_offsets_in_64_bits(folder: Path) -> None:
         ("(long long)h *", "(int)h *", "(int) h * args.M_padded"),
         ("const long long first_row", "const int first_row", "const int first_row = (long long)(b *"),
         ("(((long long)(b", "(((b", "(((b"),
-        ("(long long)blockIdx.x", "(int)blockIdx.x", "(int) blockIdx.x * args.SPLITS"),
+        ("(long long)blockIdx.x * args.S", "(int)blockIdx.x * args.S", "(int) blockIdx.x * args.SPLITS"),
         ("for (long long i", "for (int i", "for(int i = threadIdx.x;"),
         ("i < (long long)M * D", "i < M * D", "M * D"),
         ("const long long row = place", "const int row = place", "const int row = place / D"),
         ("TILE_SIZE / 4ll", "TILE_SIZE / 4", "blockIdx.x * (TILE_SIZE / 4)"),
+        ("(long long)(args.SPLITS", "(args.SPLITS", "max(line, 0) * (args.SPLITS + 1)"),
+        ("(long long)blockIdx.x * args.B", "blockIdx.x * args.B", "blockIdx.x * args.B"),
+        ("(long long)q_idx[r]", "q_idx[r]", "q_idx[r] * args.N"),
     ],
 )
 def test_a_narrow_offset_is_found(old: str, new: str, line: str) -> None:

@@ -8,6 +8,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 import torch
 
+from attnc.support.devices import CPU
 from attnc.support.memory import allocate
 from attnc.verify.subject import Subject, poison_allocations
 from tests.verify.judging import spec, subject_of_text
@@ -40,3 +41,19 @@ def test_where_no_config_is_sure_to_fit_the_last_is_verified(
     gpu = SimpleNamespace(shared_memory_per_block_optin=room, major=9)
     monkeypatch.setattr(Subject, "_gpu", property(lambda self: gpu))
     assert replace(made, device="cuda").tiles().keys() == numbers
+
+
+def test_calls_see_a_small_cache() -> None:
+    lines = (
+        "input q: f16[B, M, H, 16]",
+        "input k, v: f16[B, N, H, 16]",
+        "score = dot(q, k)",
+        "normalize = softmax",
+        "output o: f16[B, M, H, 16]",
+    )
+    of_first, of_second = (
+        vars(subject_of_text(spec(lines, "tile.q = 16, tile.kv = 16")).module)["CALL"].gpu_of
+        for _ in range(2)
+    )
+    assert of_first is of_second  # of one module
+    assert of_first(-1) == CPU._replace(l2=1 << 18)
