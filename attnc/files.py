@@ -124,6 +124,17 @@ def write_new(path: Path, content: bytes) -> None:
         file.write(content)
 
 
+def replace_file(path: Path, content: bytes) -> None:
+    """Writes a file of attnc's own in one step, whether or not it was there. Raises OSError."""
+    temporary = temporary_name(path.parent)
+    try:
+        write_new(temporary, content)
+        temporary.replace(path)
+    finally:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+
+
 _BINARY: int = getattr(os, "O_BINARY", 0)  # of Windows
 
 

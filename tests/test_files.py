@@ -17,6 +17,7 @@ from attnc.files import (
     leftovers,
     locked,
     read_regular,
+    replace_file,
     temporary_name,
     update_text,
     write_text,
@@ -32,6 +33,18 @@ def test_a_file_is_replaced_and_keeps_its_permissions(tmp_path: Path) -> None:
     write_text(path, "two\n")
     assert (path.read_text(), stat.S_IMODE(path.stat().st_mode)) == ("two\n", 0o640)
     assert list(path.parent.iterdir()) == [path]
+
+
+def test_a_file_of_attnc_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    for content in (b"one", b"two"):
+        replace_file(path, content)
+        assert path.read_bytes() == content
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(OSError, match="file"):
+        replace_file(path, b"three")
+    assert [*tmp_path.iterdir()] == [path]
 
 
 def test_what_a_link_leads_to_is_written(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from lark.utils import TextSlice
 
 from attnc.diagnostics import LIFT, Diagnostic, DiagnosticError, Label, error
 from attnc.effort import at_most, spend
-from attnc.resources import resource
+from attnc.resources import kept_code, resource
 from attnc.source import Source, Span
 from attnc.syntax import ast
 from attnc.syntax.explain import explain
@@ -130,10 +130,12 @@ def _comments(source: Source) -> tuple[ast.Comment, ...]:
 @cache
 def _lark() -> Lark:
     grammar = resource("grammar", "attn.lark").read_text(encoding="utf-8")
+    kept = kept_code(__file__, "attn.lark")  # the tables, which Lark makes again where it cannot read them
     return Lark(
         grammar,
         start="file",
         parser="lalr",
+        cache=False if kept is None else str(kept),
         postlex=_Newlines(),
         propagate_positions=True,
         maybe_placeholders=False,

@@ -20,6 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 from attnc.adapters.transformers import _ends_of, _run_of_ones, _values_of, attention, mask
 from tests.adapters.dropout import keep_weights
+from tests.by_day import each_by_day
 from tests.compat.flash_reference import judge
 from tests.pairs import Axes, Values, any_of, covering
 
@@ -214,7 +215,9 @@ CASES = covering(AXES, fits)
 
 
 @pytest.mark.filterwarnings("ignore:attnc. no tile is skipped:UserWarning")
-@pytest.mark.parametrize("x", CASES, ids=lambda x: "-".join(str(value) for value in x.values()))
+@pytest.mark.parametrize(
+    "x", each_by_day(CASES, of=2), ids=lambda x: "-".join(str(value) for value in x.values())
+)
 def test_every_pair_of_arguments(x: Values) -> None:
     check(x)
 
@@ -222,7 +225,7 @@ def test_every_pair_of_arguments(x: Values) -> None:
 @pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore:attnc. no tile is skipped:UserWarning")
 def test_any_arguments() -> None:
-    """By day: every pair."""
+    """By day: half of the cases that have every pair."""
 
     @settings(max_examples=600)
     @given(any_of(AXES, fits))

@@ -55,7 +55,7 @@ def _same(found: Any, expected: Any) -> bool:
 @pytest.mark.parametrize(
     ("name", "dynamic"),
     [
-        *each_by_day(((name, True) for name in TRACED), of=2),
+        *each_by_day(((name, True) for name in TRACED), of=3),
         *(pytest.param(name, False, marks=pytest.mark.nightly) for name in TRACED[1:]),
         (TRACED[0], False),
     ],
@@ -83,7 +83,7 @@ def test_a_compiled_spec_takes_any_sizes(text: str) -> None:
             {"window_size": ((3, 0), (4, 1), (5, 2))},
             {"dropout_p": (0.1, 0.2, 0.3)},
         ],
-        of=2,
+        of=4,
     ),
     ids=lambda numbers: next(iter(numbers)),
 )

@@ -207,7 +207,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(
-    ("name", "change"), each_by_day(CASES, of=2), ids=lambda part: part.replace(" ", "-")
+    ("name", "change"), each_by_day(CASES, of=4), ids=lambda part: part.replace(" ", "-")
 )
 def test_what_differs_is_looked_at(name: str, change: str) -> None:
     (make, door), changed = DOORS[name], CHANGES[change][1]
@@ -235,7 +235,9 @@ def test_what_follows_itself_is_not_looked_at(name: str, monkeypatch: pytest.Mon
         assert torch.equal(got, right)
 
 
-@pytest.mark.parametrize("name", ["flash_attn_func", "flash_attn_varlen_func", "transformers"])
+@pytest.mark.parametrize(
+    "name", each_by_day(["flash_attn_func", "flash_attn_varlen_func", "transformers"], of=2)
+)
 def test_gradients_come_and_go(name: str) -> None:
     """With gradients, without, and with them wanted of other tensors."""
     make, door = DOORS[name]

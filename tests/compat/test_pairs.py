@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from attnc.api import repeats
 from attnc.compat import call, sdpa
 from attnc.compat.flash_attn import flash_attn_varlen_func
+from tests.by_day import each_by_day
 from tests.compat import torch_grid
 from tests.compat.flash_grid import Case, run
 from tests.compat.torch_grid import RUNS
@@ -96,7 +97,7 @@ SPACES: dict[str, tuple[Axes, Any]] = {
 CASES = [case_of(call, x) for call, (axes, fits) in SPACES.items() for x in covering(axes, fits)]
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", each_by_day(CASES, of=2), ids=str)
 def test_every_pair_of_arguments(case: Case) -> None:
     run(case, torch.device("cpu"))
 
@@ -111,7 +112,9 @@ def active() -> Iterator[None]:
     handle.remove()
 
 
-@pytest.mark.parametrize(("call", "x"), TORCH_CASES, ids=lambda x: x if isinstance(x, str) else "")
+@pytest.mark.parametrize(
+    ("call", "x"), each_by_day(TORCH_CASES, of=2), ids=lambda x: x if isinstance(x, str) else ""
+)
 def test_every_pair_of_arguments_of_torch(call: str, x: Values, active: None) -> None:
     torch_grid.run(call, x)
 
@@ -119,7 +122,7 @@ def test_every_pair_of_arguments_of_torch(call: str, x: Values, active: None) ->
 @pytest.mark.nightly
 @pytest.mark.parametrize("call", RUNS)
 def test_any_arguments_of_torch(call: str, active: None) -> None:
-    """By day: every pair."""
+    """By day: half of the cases that have every pair."""
 
     @settings(max_examples=600)
     @given(any_of(RUNS[call][0], torch_grid.fits))
@@ -132,7 +135,7 @@ def test_any_arguments_of_torch(call: str, active: None) -> None:
 @pytest.mark.nightly
 @pytest.mark.parametrize("call", SPACES)
 def test_any_arguments(call: str) -> None:
-    """By day: every pair."""
+    """By day: half of the cases that have every pair."""
 
     @settings(max_examples=600)
     @given(any_of(*SPACES[call]))

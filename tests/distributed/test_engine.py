@@ -19,6 +19,7 @@ from attnc.verify.case import Case
 from attnc.verify.interpreter import ensure_interpreter
 from attnc.verify.simt import available
 from attnc.verify.verdict import Verdict
+from tests.by_day import each_by_day
 from tests.distributed.specs import SPECS, text
 from tests.distributed.threads import Thread, on_ranks
 
@@ -87,7 +88,7 @@ def test_a_label_that_no_schedule_has_is_named() -> None:
 SEEDS = {"packed": 26}
 
 
-@pytest.mark.parametrize("name", sorted(SPECS))
+@pytest.mark.parametrize("name", each_by_day(sorted(SPECS), of=2))
 def test_results_and_gradients_are_those_of_one_gpu(name: str) -> None:
     seed = SEEDS.get(name, 1)
     verdict = verdict_of(SPECS[name], dims_of(name), 3 if name in ("causal", "packed") else 2, seed=seed)

@@ -1,13 +1,18 @@
-"""Wrapping must keep the meaning: every wrapped statement parses to the tree of the long line."""
+"""Wrapping must keep the meaning: every wrapped statement parses to the tree of the long line. Templates are
+compiled once for all processes, and again when they change.
+"""
 
 from __future__ import annotations
 
 import ast
 import textwrap
+from pathlib import Path
 
+import jinja2
 import pytest
 
-from attnc.target.templates import fill_each, tidy, wrap
+from attnc.target import templates
+from attnc.target.templates import KeptTemplates, fill_each, tidy, wrap
 
 LINES = (
     (
@@ -87,3 +92,51 @@ def test_brackets_and_commas_of_strings_are_not_broken_at(name: str, size: int) 
     wrapped = wrap(line)
     assert ast.dump(ast.parse(wrapped.strip())) == ast.dump(ast.parse(line.strip()))
     assert max(map(len, wrapped.splitlines())) <= 110
+
+
+@pytest.fixture
+def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The one place of the code of templates."""
+    monkeypatch.setattr(templates, "kept_code", lambda module, name: tmp_path / "code")
+    return tmp_path / "code"
+
+
+def rendered(text: str, monkeypatch: pytest.MonkeyPatch) -> tuple[str, int]:
+    """What a new process makes of a template, and how often it compiles it."""
+    loader = jinja2.DictLoader({"one": text})
+    environment = jinja2.Environment(loader=loader, bytecode_cache=KeptTemplates("{{"))
+    compile_, sources = environment.compile, list[str]()
+
+    def noted(source: str, *more: str | None) -> object:
+        sources.append(source)
+        return compile_(source, *more)  # type: ignore[call-overload]  # of Jinja
+
+    monkeypatch.setattr(environment, "compile", noted)
+    return environment.get_template("one").render(), len(sources)
+
+
+def test_a_template_is_compiled_once_for_all_processes(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert rendered("{{ 1 + 1 }}", monkeypatch) == ("2", 1)
+    assert rendered("{{ 1 + 1 }}", monkeypatch) == ("2", 0)
+    assert rendered("{{ 1 + 2 }}", monkeypatch) == ("3", 1)
+    monkeypatch.setattr(templates, "_state_of_package", lambda: "a filter has changed")
+    assert rendered("{{ 1 + 2 }}", monkeypatch) == ("3", 1)
+    assert [*kept.parent.iterdir()] == [kept]
+
+
+@pytest.mark.parametrize("content", [b"", b"j2", b"other code", None])
+def test_code_that_cannot_be_read_is_made_again(
+    content: bytes | None, kept: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """None: all but the end of what was kept."""
+    rendered("{{ 1 + 1 }}", monkeypatch)
+    kept.write_bytes(kept.read_bytes()[:-9] if content is None else content)
+    assert rendered("{{ 1 + 1 }}", monkeypatch) == ("2", 1)
+    assert rendered("{{ 1 + 1 }}", monkeypatch) == ("2", 0)
+
+
+def test_nothing_is_kept_where_nothing_can_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for place in (None, tmp_path / "no folder" / "code"):
+        monkeypatch.setattr(templates, "kept_code", lambda module, name, place=place: place)
+        assert rendered("{{ 1 + 1 }}", monkeypatch) == ("2", 1)
+    assert [*tmp_path.iterdir()] == []
