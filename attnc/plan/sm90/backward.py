@@ -204,6 +204,16 @@ class Sm90Backward(CudaBackwardLayout):
         return (d, d) if self.qk_panels == 1 else (PIECE, d - PIECE)
 
     @property
+    def shares_dq_evenly(self) -> bool:
+        first, second = self.dq_columns
+        return first == second
+
+    @property
+    def dq_warps(self) -> int:
+        """Warps whose sums of dq leave in one copy: all where each fills what it stages results in."""
+        return 4 * CONSUMERS if self.dq_columns == (PIECE, PIECE) else 1
+
+    @property
     def finish_pitch(self) -> int:
         """The elements from a row of rounded dq to the next in shared memory: an odd number of chunks, so
         that the 8 rows of 4 pairs which a warp stores at once lie in all 32 banks.

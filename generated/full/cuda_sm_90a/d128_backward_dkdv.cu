@@ -65,8 +65,8 @@ constexpr int DO_FULL = Q_EMPTY + STAGES, DO_EMPTY = DO_FULL + DO_TILES;
 constexpr int DS_FULL = DO_EMPTY + DO_TILES, DS_EMPTY = DS_FULL + DS_TILES;
 constexpr int WORK_AT = BARRIERS_AT + 8 * (DS_EMPTY + DS_TILES);
 
-// Sums of dq lie in the order of the fragments of 8 warps: 64 queries and columns for each consumer.
-constexpr int DQ_SIZE = 64 * QK_PANELS * BLOCK_M, DQ_FRAGMENT = 16 * 64;
+// Sums of dq lie in the order of the fragments of 8 warps: 64 queries and 64 columns for each consumer.
+constexpr int DQ_SIZE = D * BLOCK_M, DQ_PANEL = 64 * 64;
 static_assert(BLOCK_M * QK_PANELS == 128, "shares of dq");
 
 // setmaxnreg would wait forever for registers that the launch does not have.
@@ -156,8 +156,9 @@ __device__ __forceinline__ void add_product(float (&sums)[FRAGMENTS][4], const u
         wgmma(sums, left[m], right + m * 16 * 128 / 16, true);
 }
 
-// dq = ds k, for 64 queries and 64 columns.
-__device__ __forceinline__ void mma_ds(float (&dq)[8][4], u64 ds, u64 k)
+// dq = ds k, for 64 queries and the columns of a consumer.
+template <int FRAGMENTS>
+__device__ __forceinline__ void mma_ds(float (&dq)[FRAGMENTS][4], u64 ds, u64 k)
 {
     #pragma unroll
     for (int n = 0; n < BLOCK_N / 16; ++n)
@@ -289,6 +290,7 @@ __device__ __forceinline__ void run_producer(const Args& args, u32 base, const W
 
 // Consumer, one warpgroup: dk and dv of 64 keys of each tile, and half of what the tile adds to dq. FlashAttention-2,
 // algorithm 2.
+template <int DQ_COLUMNS>
 __device__ __forceinline__ void run_consumer(
     const Args& args, u32 base, const WorkTile* work_tiles, unsigned char* tiles, int consumer, int warp)
 {
@@ -299,7 +301,7 @@ __device__ __forceinline__ void run_consumer(
     // Where this lane stores its rows of ds^T: [query][key], a panel of 64 keys for each consumer.
     const u32 ds_row = base + DS_AT + consumer * BLOCK_M * 128 + (lane / 16 * 8 + lane % 8) * 128
         + ((2 * warp + lane / 8 % 2) ^ lane % 8) * 16;
-    float dq[8][4];
+    float dq[DQ_COLUMNS / 8][4];
     PipelineState<DS_TILES> ds = {0, 0}, ds_before = {0, 0};
     float dk[D / 8][4];
     float dv[DV / 8][4];
@@ -358,12 +360,12 @@ __device__ __forceinline__ void run_consumer(
                 tma_wait_read();  // the previous store has read it
             __syncwarp();
             #pragma unroll
-            for (int j = 0; j < 8; ++j)
+            for (int j = 0; j < DQ_COLUMNS / 8; ++j)
                 store_shared(base + staged + j * 512 + lane * 16, Four{dq[j][0], dq[j][1], dq[j][2], dq[j][3]});
             proxy_fence();
             __syncwarp();
             if (lane == 0) {
-                bulk_add(sum, base + staged, DQ_FRAGMENT * 4);
+                bulk_add(sum, base + staged, 16 * DQ_COLUMNS * 4);
                 tma_commit();
             }
         };
@@ -469,7 +471,7 @@ __device__ __forceinline__ void run_consumer(
             mbarrier_arrive_if(barrier_of(base, Q_EMPTY, q.index), lane == 0);
             q.advance();
             dq_at = (u32)((b * H + h) * dq_tiles + q_lo / BLOCK_M) * (DQ_SIZE / 4)
-                + (4 * consumer + warp) * (DQ_FRAGMENT / 4);
+                + (consumer * DQ_PANEL + warp * 16 * DQ_COLUMNS) / 4;
             ds_before = ds;
             ds.advance();
         };
@@ -607,6 +609,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) full_backward_dkdv(cons
         }
     } else {
         warpgroup_reg_alloc<CONSUMER_REGISTERS>();
-        run_consumer(args, base, work_tiles, tiles, warpgroup - 1, warp);
+        run_consumer<64>(args, base, work_tiles, tiles, warpgroup - 1, warp);
     }
 }

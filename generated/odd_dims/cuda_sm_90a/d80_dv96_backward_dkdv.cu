@@ -69,9 +69,9 @@ constexpr int DQ_FULL = DS_EMPTY + DS_TILES, DQ_EMPTY = DQ_FULL + ADDERS;
 constexpr int WORK_AT = BARRIERS_AT + 8 * (DQ_EMPTY + 1);
 
 constexpr int TURNS = 32;  // a cache line after the sums of a q tile: which kv tile adds to them next
-// Sums of dq lie in the order of the fragments of 8 warps: 64 queries for each consumer, with 64 columns for the first,
-// and those left for the other.
+// Sums of dq lie in the order of the fragments of 8 warps: 64 queries and 64 or 16 columns for each consumer.
 constexpr int DQ_SIZE = D * BLOCK_M + TURNS, DQ_PANEL = 64 * 64;
+constexpr int DQ_WARPS = 1;  // warps of a copy: those whose sums are beside each other where they are staged, too
 static_assert(BLOCK_M * QK_PANELS == 128, "shares of dq");
 
 // setmaxnreg would wait forever for registers that the launch does not have.
@@ -363,13 +363,13 @@ __device__ __forceinline__ void run_dq_adder(const Args& args, u32 base, const W
                 }
                 mbarrier_wait(barrier_of(base, DQ_FULL, adder), parity);
                 #pragma unroll
-                for (int w = 0; w < 8; ++w) {
+                for (int w = 0; w < 8; w += DQ_WARPS) {
                     const int columns = w < 4 ? 64 : 16;
                     float* const to = sum + w / 4 * DQ_PANEL + w % 4 * 16 * columns;
                     if (is_first)
-                        bulk_store(to, base + STAGED_AT + w * STAGED, 16 * columns * 4);
+                        bulk_store(to, base + STAGED_AT + w * STAGED, DQ_WARPS * 16 * columns * 4);
                     else
-                        bulk_add(to, base + STAGED_AT + w * STAGED, 16 * columns * 4);
+                        bulk_add(to, base + STAGED_AT + w * STAGED, DQ_WARPS * 16 * columns * 4);
                 }
                 tma_commit();
                 tma_wait_read();

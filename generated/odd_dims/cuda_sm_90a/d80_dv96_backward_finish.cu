@@ -32,7 +32,7 @@
 #include "sm80.cuh"
 
 constexpr int D = 80;
-constexpr int TURNS = 32, DQ_SIZE = 80 * BLOCK_M + TURNS;
+constexpr int TURNS = 32, DQ_SIZE = 80 * BLOCK_M + TURNS, DQ_PANEL = 64 * 64;
 constexpr int PITCH = D + 8;  // rows of a fragment lie in different banks
 
 struct Args {
@@ -75,8 +75,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) odd_dims_backward_finish(c
     const int b = blockIdx.x / q_tiles / H, h = blockIdx.x / q_tiles % H, q_lo = blockIdx.x % q_tiles * BLOCK_M;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int fragments = warp < 4 ? 8 : 2;  // of a warp, of 8 columns
-    const Four* const sum = (const Four*)(args.dq_sum_ptr + (long long)blockIdx.x * DQ_SIZE)
-        + (warp / 4 * 32 + warp % 4 * fragments) * 32 + lane;
+    const Four* const sum = (const Four*)(args.dq_sum_ptr + (long long)blockIdx.x * DQ_SIZE + warp / 4 * DQ_PANEL)
+        + warp % 4 * fragments * 32 + lane;
     const int row = (BLOCK_M == 128 ? warp : warp % 4) * 16 + lane / 4,
         column = (BLOCK_M == 128 ? 0 : warp / 4 * 64) + lane % 4 * 2;
     Four sums[8];

@@ -32,7 +32,7 @@
 #include "sm80.cuh"
 
 constexpr int D = 64;
-constexpr int TURNS = 32, DQ_SIZE = 64 * BLOCK_M + TURNS;
+constexpr int TURNS = 32, DQ_SIZE = 64 * BLOCK_M + TURNS, DQ_PANEL = 64 * 64;
 constexpr int PITCH = D + 8;  // rows of a fragment lie in different banks
 
 struct Args {
@@ -74,7 +74,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) prefix_lm_backward_finish(
     const int M = args.M, H = args.H, q_tiles = (M + BLOCK_M - 1) / BLOCK_M;
     const int b = blockIdx.x / q_tiles / H, h = blockIdx.x / q_tiles % H, q_lo = blockIdx.x % q_tiles * BLOCK_M;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const Four* const sum = (const Four*)(args.dq_sum_ptr + (long long)blockIdx.x * DQ_SIZE) + warp * 8 * 32 + lane;
+    const int fragments = 8;  // of a warp, of 8 columns
+    const Four* const sum = (const Four*)(args.dq_sum_ptr + (long long)blockIdx.x * DQ_SIZE + warp / 4 * DQ_PANEL)
+        + warp % 4 * fragments * 32 + lane;
     const int row = (BLOCK_M == 128 ? warp : warp % 4) * 16 + lane / 4,
         column = (BLOCK_M == 128 ? 0 : warp / 4 * 64) + lane % 4 * 2;
     Four sums[8];
@@ -82,7 +84,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) prefix_lm_backward_finish(
     const bool is_made = ((const int*)args.dq_sum_ptr)[(blockIdx.x + 1ll) * DQ_SIZE - TURNS] > 0;
     #pragma unroll
     for (int j = 0; j < 8; ++j)
-        sums[j] = is_made ? sum[j * 32] : Four{};
+        sums[j] = is_made && j < fragments ? sum[j * 32] : Four{};
     #pragma unroll
     for (int j = 0; j < 8; ++j)
         if (column + 8 * j < D) {

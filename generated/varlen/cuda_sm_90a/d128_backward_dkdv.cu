@@ -71,8 +71,9 @@ constexpr int DQ_FULL = DS_EMPTY + DS_TILES, DQ_EMPTY = DQ_FULL + ADDERS;
 constexpr int WORK_AT = BARRIERS_AT + 8 * (DQ_EMPTY + 1);
 
 constexpr int TURNS = 32;  // a cache line after the sums of a q tile: which kv tile adds to them next
-// Sums of dq lie in the order of the fragments of 8 warps: 64 queries and columns for each consumer.
-constexpr int DQ_SIZE = 64 * QK_PANELS * BLOCK_M + TURNS, DQ_FRAGMENT = 16 * 64;
+// Sums of dq lie in the order of the fragments of 8 warps: 64 queries and 64 columns for each consumer.
+constexpr int DQ_SIZE = D * BLOCK_M + TURNS, DQ_PANEL = 64 * 64;
+constexpr int DQ_WARPS = 8;  // warps of a copy: those whose sums are beside each other where they are staged, too
 static_assert(BLOCK_M * QK_PANELS == 128, "shares of dq");
 
 // setmaxnreg would wait forever for registers that the launch does not have.
@@ -167,8 +168,9 @@ __device__ __forceinline__ void add_product(float (&sums)[FRAGMENTS][4], const u
         wgmma(sums, left[m], right + m * 16 * 128 / 16, true);
 }
 
-// dq = ds k, for 64 queries and 64 columns.
-__device__ __forceinline__ void mma_ds(float (&dq)[8][4], u64 ds, u64 k)
+// dq = ds k, for 64 queries and the columns of a consumer.
+template <int FRAGMENTS>
+__device__ __forceinline__ void mma_ds(float (&dq)[FRAGMENTS][4], u64 ds, u64 k)
 {
     #pragma unroll
     for (int n = 0; n < BLOCK_N / 16; ++n)
@@ -385,10 +387,15 @@ __device__ __forceinline__ void run_dq_adder(const Args& args, u32 base, const W
                     proxy_fence_all();
                 }
                 mbarrier_wait(barrier_of(base, DQ_FULL, adder), parity);
-                if (is_first)
-                    bulk_store(sum, base + STAGED_AT, 8 * DQ_FRAGMENT * 4);
-                else
-                    bulk_add(sum, base + STAGED_AT, 8 * DQ_FRAGMENT * 4);
+                #pragma unroll
+                for (int w = 0; w < 8; w += DQ_WARPS) {
+                    const int columns = 64;
+                    float* const to = sum + w / 4 * DQ_PANEL + w % 4 * 16 * columns;
+                    if (is_first)
+                        bulk_store(to, base + STAGED_AT + w * STAGED, DQ_WARPS * 16 * columns * 4);
+                    else
+                        bulk_add(to, base + STAGED_AT + w * STAGED, DQ_WARPS * 16 * columns * 4);
+                }
                 tma_commit();
                 tma_wait_read();
                 mbarrier_arrive(barrier_of(base, DQ_EMPTY, 0));
@@ -409,6 +416,7 @@ __device__ __forceinline__ void run_dq_adder(const Args& args, u32 base, const W
 
 // Consumer, one warpgroup: dk and dv of 64 keys of each tile, and half of what the tile adds to dq. FlashAttention-2,
 // algorithm 2.
+template <int DQ_COLUMNS>
 __device__ __forceinline__ void run_consumer(
     const Args& args, u32 base, const WorkTile* work_tiles, unsigned char* tiles, int consumer, int warp)
 {
@@ -418,7 +426,7 @@ __device__ __forceinline__ void run_consumer(
     // Where this lane stores its rows of ds^T: [query][key], a panel of 64 keys for each consumer.
     const u32 ds_row = base + DS_AT + consumer * BLOCK_M * 128 + (lane / 16 * 8 + lane % 8) * 128
         + ((2 * warp + lane / 8 % 2) ^ lane % 8) * 16;
-    float dq[8][4];
+    float dq[DQ_COLUMNS / 8][4];
     PipelineState<DS_TILES> ds = {0, 0}, ds_before = {0, 0};
     PipelineState<ADDERS> staging = {0, 0};
     u32 emptied = 1;
@@ -485,7 +493,7 @@ __device__ __forceinline__ void run_consumer(
                 tma_wait_read();  // the previous store has read it
             __syncwarp();
             #pragma unroll
-            for (int j = 0; j < 8; ++j)
+            for (int j = 0; j < DQ_COLUMNS / 8; ++j)
                 store_shared(base + staged + j * 512 + lane * 16, Four{dq[j][0], dq[j][1], dq[j][2], dq[j][3]});
             proxy_fence();
             __syncwarp();
@@ -791,6 +799,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) varlen_backward_dkdv(co
         }
     } else {
         warpgroup_reg_alloc<CONSUMER_REGISTERS>();
-        run_consumer(args, base, work_tiles, tiles, warpgroup - 1, warp);
+        run_consumer<64>(args, base, work_tiles, tiles, warpgroup - 1, warp);
     }
 }
