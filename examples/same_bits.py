@@ -300,6 +300,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--length", type=int, default=200 if on_gpu else 45, help="tokens of a sequence")
     parser.add_argument("--steps", type=int, default=100 if on_gpu else 2, help="steps of training")
     parser.add_argument("--requests", type=int, default=8 if on_gpu else 2, help="sequences that are served")
+    parser.add_argument("--layers", type=int, default=2, help="layers of the model")
     given = parser.parse_args(argv)
     device = torch.device("cuda" if on_gpu else "cpu")
     torch.use_deterministic_algorithms(True, warn_only=True)
@@ -309,7 +310,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     models, losses = [], []
     for _ in range(2):
         torch.manual_seed(0)
-        models.append(Model(2, 4, 2, given.length).to(device))
+        models.append(Model(given.layers, 4, 2, given.length).to(device))
         losses.append(train(models[-1], data, given.steps))
     weights = [torch.cat([x.detach().flatten() for x in model.parameters()]) for model in models]
     repeats = losses[0] == losses[1] and torch.equal(*weights)

@@ -1,4 +1,6 @@
-"""Cases of which some run by day, and all of them by night."""
+"""Cases of which some run by day, and all by night: `@pytest.mark.one_in(n)` above a parametrised test, or a
+list of parameters made here, where cases need marks or names of their own.
+"""
 
 from __future__ import annotations
 
@@ -37,6 +39,18 @@ def some_by_day(*factors: Iterable[Any], of: int) -> list[ParameterSet]:
         case = pytest.param(*together, id="-".join(map(str, together)), marks=marks)
         found.append(_left_to_the_night(case) if sum(at) % of else case)
     return found
+
+
+def is_left_to_the_night(item: pytest.Item) -> bool:
+    """Returns whether a case of a test marked `one_in(n)` is none of those that run by day: one in n, along
+    diagonals where a test has several lists of parameters.
+    """
+    mark, spec = item.get_closest_marker("one_in"), getattr(item, "callspec", None)
+    if mark is None or spec is None:
+        return False
+    names = [parameters.args[0] for parameters in item.iter_markers("parametrize")]
+    firsts = [name.split(",")[0].strip() if isinstance(name, str) else name[0] for name in names]
+    return sum(spec.indices[name] for name in firsts) % int(mark.args[0]) != 0
 
 
 def _left_to_the_night(case: ParameterSet) -> ParameterSet:

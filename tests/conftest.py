@@ -15,6 +15,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, Verbosity, settings
 from hypothesis.internal.conjecture import providers
 
+from tests.by_day import is_left_to_the_night
 from tests.golden_files import golden, pytest_addoption
 from tests.profiles import is_night
 
@@ -36,7 +37,13 @@ os.environ.setdefault("ATTNC_SIMT_FLAGS", "-O0")
 _SLOW = (HealthCheck.too_slow,)
 
 settings.register_profile(
-    "pr", derandomize=True, database=None, deadline=None, print_blob=True, suppress_health_check=_SLOW
+    "pr",
+    max_examples=60,
+    derandomize=True,
+    database=None,
+    deadline=None,
+    print_blob=True,
+    suppress_health_check=_SLOW,
 )
 settings.register_profile(
     "nightly",
@@ -87,6 +94,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     Marks quick ones.
     """
     for item in items:
+        if is_left_to_the_night(item):
+            item.add_marker("nightly")
         place = item.path.relative_to(Path(__file__).parent).parts[0]
         if place in _QUICK and item.get_closest_marker("slow") is None:
             item.add_marker("quick")

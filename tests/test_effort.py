@@ -103,7 +103,9 @@ def test_a_file_of_too_many_variants_is_refused_before_any_is_planned() -> None:
         plan_program(resolved(one + more))
 
 
-def test_the_command_line_lifts_limits(capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_command_line_lifts_limits(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     spec = ROOT / "tests" / "golden" / "diagnostics" / "E0510_too_much_work.attn"
     assert main(["check", str(spec)]) == 1
     refused = capfd.readouterr().err
@@ -112,7 +114,9 @@ def test_the_command_line_lifts_limits(capfd: pytest.CaptureFixture[str]) -> Non
     before = dict(os.environ)
     assert main(["check", "--no-limits", str(spec)]) == 0
     assert dict(os.environ) == before
+    monkeypatch.setattr("attnc.syntax.parser.MAX_CHARACTERS", 9)  # which is looked at first
     assert main(["check", str(spec)]) == 1
+    assert "E0501" in capfd.readouterr().err
 
 
 def test_pieces_are_announced_and_finished() -> None:

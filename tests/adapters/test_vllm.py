@@ -205,6 +205,7 @@ SCALES: list[dict[str, torch.Tensor | None]] = [
 ]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("cache", LARGEST, ids=str)
 @pytest.mark.parametrize("scales", SCALES, ids=["none", "of all", "of heads", "of sequences"])
 @pytest.mark.parametrize("queries", [[1, 1, 1], [7, 1, 12]], ids=["decode", "mixed"])

@@ -41,6 +41,7 @@ def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiling, "_FAMILIES", {})
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.usefixtures("hopper")
 @pytest.mark.parametrize(
     ("text", "target"),
@@ -103,6 +104,7 @@ def backward_of(text: str, *, deterministic: bool = True) -> str:
     return "; ".join(line.strip() for line in block.partition("\n  }")[0].splitlines())
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("changes", "same_bits", "fastest"),
     [

@@ -176,6 +176,7 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(("door", "argument"), CALLS)
 def test_what_nothing_takes_is_refused_by_name(door: Door, argument: str) -> None:
     door.call(**door.make())  # what is kept of a right call with such sizes takes nothing else
@@ -208,6 +209,7 @@ def test_layouts_are_taken_for_what_they_are_or_named(door: Door, argument: str)
         assert not said
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("door", "argument"), [(door, name) for door in DOORS.values() for name in door.written if name in _OUT]
 )
@@ -288,6 +290,7 @@ def test_tracing_of_torch_jit_is_refused_of_several_variants() -> None:
         torch.jit.trace(family.function, tensors)  # type: ignore[no-untyped-call]  # torch's
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", DOORS)
 def test_gradients_are_given_or_refused(name: str) -> None:
     """A tensor that requires a gradient gets one, or an error says that there is none."""

@@ -157,6 +157,7 @@ def test_what_cannot_be_launched_is_left_out_and_named(machine: Callable[..., No
     assert [(found.state, found.detail) for found in _targets(None)] == [("missing", "none runs")]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("arch", "near", "old"),
     [
@@ -174,6 +175,7 @@ def test_a_gpu_that_is_not_here_takes_the_first_too(project: Path, arch: str, ne
     assert found[f"targets {arch}"].endswith(f"measured on it: there are those of {H200}")
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("capability", [(8, 0), (8, 6), (9, 0), (10, 0), (12, 0), (13, 7)])
 def test_what_is_said_of_an_absent_gpu_is_what_calls_take_on_one(
     machine: Callable[..., None], project: Path, capability: tuple[int, int]

@@ -46,6 +46,7 @@ def test_hostile_files(seed: int, tmp_path: Path) -> None:
     assert check_file(hostile_file(seed), tmp_path).findings == []
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "name",
     [
@@ -110,6 +111,7 @@ EXPENSIVE = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", EXPENSIVE)
 def test_no_work_is_done_uncounted(name: str) -> None:
     """Calls of Python functions for each step: whatever a step is, time is in proportion to steps."""

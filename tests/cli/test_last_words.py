@@ -6,11 +6,13 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import chdir
 from pathlib import Path
 
 import pytest
 
 from tests.by_day import each_by_day
+from tests.processes import run_program
 
 ROOT = Path(__file__).parents[2]
 #: `attnc verify`, whose third case is ended by a signal.
@@ -41,9 +43,9 @@ sys.exit(attnc.cli.main())
 
 
 def ended(name: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", PROGRAM.replace("{name}", name)]
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", **environment}
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    with chdir(ROOT):
+        return run_program(PROGRAM.replace("{name}", name), environment=environment)
 
 
 @pytest.mark.parametrize("name", each_by_day(["SIGSEGV", "SIGKILL"], of=2))

@@ -11,6 +11,7 @@ from attnc.syntax.parser import load, parse
 from tests.cli.conftest import Run
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("like", starters())
 def test_a_new_spec_compiles_and_is_formatted(run: Run, folder: Path, like: str) -> None:
     done = run("new", "mine", "--like", like)

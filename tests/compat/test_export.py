@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +19,7 @@ from attnc.compat import export
 from attnc.compat.exported import module_name
 from attnc.compat.flash_attn import flash_attn_func
 from attnc.compat.form import Form
+from tests.processes import run_program
 
 CAUSAL = Form(dtype="float16", size=16, size_v=16, causal=True, splits=0)
 WINDOW = replace(CAUSAL, left=True)
@@ -77,8 +76,7 @@ except ValueError as failure:
     print(str(failure).splitlines()[0])
 """
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    done = run_program(program, environment=environment, check=True)
     total, refusal = done.stdout.splitlines()
     assert float(total) == pytest.approx(
         flash_attn_func(*inputs(), causal=True).double().sum().item(), abs=0.05
@@ -107,8 +105,7 @@ for fast in (False, True):
         found = load_form(replace(form, fast=fast, targets=targets))
         print("sm_90a" in found.__name__, "fast" in found.__name__, type(found.CALL).__name__)
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    done = run_program(program, check=True)
     triton = "False False TritonAttention"
     assert done.stdout.splitlines() == [
         *(triton, triton, "True False HopperAttention"),

@@ -95,6 +95,7 @@ def test_results_and_gradients_are_those_of_one_gpu(name: str) -> None:
     assert verdict.ok, verdict.message
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("name", "strategy", "ranks"),
     [
@@ -128,6 +129,7 @@ def test_sizes_that_nothing_divides(dims: Mapping[str, int]) -> None:
 SLOW_LINKS = Rates(link=1e6, latency=0.0, launch=0.0, part=0.0)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("name", "groups"), [("window", 1), ("window", 2), ("documents", 1), ("packed", 1)])
 def test_rows_that_wait_for_nothing_are_computed_before_others(name: str, groups: int) -> None:
     """A rank has both kinds, and sums of both in the gradients of its keys."""
@@ -301,6 +303,7 @@ def test_a_rank_that_fails_in_a_later_call_does_not_wait_for_the_others() -> Non
     assert "as the plan says" in on_ranks(2, work)[1]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("inputs", "score", "mask"),
     [

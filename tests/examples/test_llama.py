@@ -73,6 +73,7 @@ def test_a_prompt_that_does_not_fit_leaves_no_trace(llama: Llama) -> None:
         assert paged.cache.statistics().free == 2
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("least", [0.0, 0.05])
 @torch.no_grad()

@@ -8,10 +8,11 @@ import torch
 from examples import same_bits
 
 
+@pytest.mark.parametrize("layers", ["1", pytest.param("2", marks=pytest.mark.nightly)])
 def test_log_probabilities_of_server_and_trainer_have_the_same_bits(
-    capsys: pytest.CaptureFixture[str],
+    layers: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert same_bits.main(["--length", "36", "--steps", "1"]) == 0
+    assert same_bits.main(["--length", "36", "--steps", "1", "--layers", layers]) == 0
     assert "trained again: the same bits" in capsys.readouterr().out
 
 

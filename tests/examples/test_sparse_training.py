@@ -9,6 +9,7 @@ from examples import sparse_training
 from examples.sparse_training import BLOCK, choose_by_means, take_best
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("run", ["nsa", "moba"])
 def test_training_equals_dense_attention_with_the_same_blocks(
     run: str, capsys: pytest.CaptureFixture[str]

@@ -74,6 +74,7 @@ def test_triton_has_every_function_that_the_target_calls_by_its_name(name: str) 
     assert spelled.startswith("_") or hasattr(tl, spelled.removeprefix("tl."))
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("target", ["triton", pytest.param("cuda.sm_80", marks=pytest.mark.nightly)])
 def test_a_function_that_triton_lacks_takes_the_files_that_are_named(target: str, tmp_path: Path) -> None:
     for folder in ("attnc", "templates", "grammar"):

@@ -71,6 +71,7 @@ def test_random_masks(mask: Expr, drawn: Case) -> None:
     check(mask, drawn)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("text", some_by_day(CORNERS, of=3))
 def test_corners(text: str) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 import warnings
 from typing import Any
 
@@ -16,6 +14,7 @@ from attnc.api.compile import SpecWarning, compile_family
 from attnc.flex import family_of, flex_attention, programs, tape, to_spec
 from tests.flex.mods import Setting, causal
 from tests.flex.oracle import dense_flex, gradients, torch_flex
+from tests.processes import run_program
 
 
 @pytest.fixture
@@ -296,7 +295,7 @@ def test_torchs_block_masks_may_come_first() -> None:
         from attnc.flex import flex_attention
         print(float(flex_attention(q, q, q, block_mask=mask).sum()))
     """
-    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    done = run_program(program, check=True)
     assert done.stdout == "288.0\n"
 
 

@@ -152,12 +152,14 @@ TEXTS: Mapping[str, bool] = {
 }
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("text", TEXTS)
 def test_an_operation_means_what_torch_computes(text: str) -> None:
     mod = _mod(text, is_mask=TEXTS[text])
     check_meaning(None if TEXTS[text] else mod, mod if TEXTS[text] else None, PRODUCT)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("text", [text for text, is_mask in TEXTS.items() if not is_mask])
 def test_the_derivative_of_an_operation_is_torchs(text: str) -> None:
     """At 0 too, where many have a kink: scores of padding are 0."""
@@ -166,12 +168,14 @@ def test_the_derivative_of_an_operation_is_torchs(text: str) -> None:
     torch.testing.assert_close(found, expected.double(), rtol=1e-4, atol=1e-4, equal_nan=True)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("case", [case for case in CASES if not case.refused], ids=lambda case: case.name)
 def test_a_mod_of_the_table_means_what_torch_computes(case: Case) -> None:
     setting = Setting(S=24)
     check_meaning(*case.make(setting), products(setting.B, setting.H, setting.S, setting.S))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("first", range(0, 2000 if NIGHTLY else 48, 8))
 def test_random_mods_mean_what_torch_computes(first: int) -> None:
     for seed in range(1000 + first, 1008 + first):

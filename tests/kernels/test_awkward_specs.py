@@ -95,6 +95,7 @@ AWKWARD = {
 }  # fmt: skip
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", each_by_day(AWKWARD, of=2))
 def test_awkward_specs(name: str) -> None:
     lines, (heads, kv_heads), schedule = AWKWARD[name]
@@ -180,6 +181,7 @@ MENDED = {
 }  # fmt: skip
 
 
+@pytest.mark.one_in(2)
 @needs_gxx
 @pytest.mark.parametrize("wanted", ["q", "k", "v", "q, k", "k, v"])
 def test_some_gradients_on_cuda(wanted: str) -> None:
@@ -188,6 +190,7 @@ def test_some_gradients_on_cuda(wanted: str) -> None:
     assert_within_bound(made, Case(dims={"B": 1, "M": 21, "N": 37, "H": 1}, seed=5))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("loads", ["x[h, M - q_idx]", "y[M - q_idx, q_pos - kv_idx]", "y[q_idx, N - kv_idx]"])
 def test_subscripts_that_end_with_an_index(loads: str, target: str) -> None:
@@ -198,6 +201,7 @@ def test_subscripts_that_end_with_an_index(loads: str, target: str) -> None:
     assert_within_bound(made, Case(dims={"B": 2, "M": 21, "N": 37, "H": 2}, seed=5))
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", MENDED)
 def test_specs_that_were_once_wrong(name: str) -> None:
     lines, schedule, lengths = MENDED[name]
@@ -241,6 +245,7 @@ _PAST = (
 )
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("score", "target"), [*((score, "triton") for score in _PAST), *((s, "cuda.sm_80") for s in _PAST[:3])]
 )

@@ -130,6 +130,7 @@ def agree(module: ir.Module, dims: Mapping[str, int], *, lse: bool = True, **giv
         )
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("name", "dims", "given"),
     [
@@ -162,6 +163,7 @@ PAIRED = (
 )
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("dims", [LENGTHS, TALL], ids=["wide", "tall"])
 @pytest.mark.parametrize(
     "module",

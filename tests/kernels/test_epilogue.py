@@ -58,6 +58,7 @@ PACKED = (
 KINDS = {"gate": GATE, "all": ALL}
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("kind", "target"), some_by_day(KINDS, EACH, of=2))
 def test_epilogue(kind: str, target: str) -> None:
     skip_without_compiler(target)
@@ -91,6 +92,7 @@ def test_the_attention_of_rows_past_a_length_is_kept_as_zeros(target: str) -> No
     assert_within_bound(made, Case(dims={"B": 2, "M": 45, "N": 3, "H": 1}, seed=3))
 
 
+@pytest.mark.one_in(3)
 @needs_gxx
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", each_by_day(["all", "gate", "packed"], of=2))

@@ -21,6 +21,7 @@ from tests.verify.judging import modules_of
 CASE = Case(dims={"B": 1, "M": 21, "N": 37, "H": 1}, seed=4)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", MASKS)
 def test_rows(name: str) -> None:
     made = subject(name, "loops = [q, kv]", "triton")
@@ -62,6 +63,7 @@ def test_pages_shared_out(name: str) -> None:
         right_at(made, values, case)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "kind"),

@@ -57,6 +57,7 @@ def inputs(subject: Subject, step: float) -> list[torch.Tensor]:
 KINDS = {"plain": FORGETTING, "capped": CAPPED}
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("kind", "target"), some_by_day(KINDS, EACH, of=2))
 def test_forgetting_is_right(kind: str, target: str) -> None:
     skip_without_compiler(target)

@@ -121,6 +121,7 @@ FEATURES = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("feature", each_by_day(FEATURES, of=2))
 def test_every_feature(feature: str) -> None:

@@ -109,6 +109,7 @@ KINDS = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", some_by_day(KINDS, of=3))
 def test_masks_and_scores_are_right(kind: str) -> None:

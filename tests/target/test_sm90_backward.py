@@ -43,6 +43,7 @@ def compiled(kernel: str, mask: str, *, parts: bool = False, **options: Any) -> 
     return compile_cubin(program.source(KERNEL + kernel), program.options(config, True, "sm_90"))
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("d", range(8, 129, 8))
 def test_rows_of_rounded_dq_lie_in_different_banks(d: int) -> None:
     """A warp stores pairs of 8 rows and 8 columns at once, 4 bytes each; chunks of 16 bytes leave."""
@@ -185,6 +186,7 @@ def test_gradients_are_right_whatever_warps_are_first(
             assert torch.linalg.vector_norm(found.double() - wanted) < 6e-3 * torch.linalg.vector_norm(wanted)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.skipif(not available(), reason="g++ compiles the kernels for the CPU")
 @pytest.mark.parametrize(
     ("kernel", "right", "wrong", "said"),

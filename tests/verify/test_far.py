@@ -78,6 +78,7 @@ def test_coverage_has_them() -> None:
         assert (boundaries[axes], 2**31) in coverage.points
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("anchor", "axes"),
     [

@@ -75,6 +75,7 @@ def operands() -> Iterator[tuple[Any, Any]]:
         yield tensor(left, one), number
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", BINARY)
 def test_operators(name: str) -> None:
     short, long_way = dict(LANGUAGE.methods())[name], getattr(tl.core.tensor, name)

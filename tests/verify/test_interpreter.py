@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -14,6 +12,7 @@ import torch
 from attnc.reference import philox
 from attnc.verify.interpreter import PrecisionFault, ensure_interpreter, is_interpreting, lanes
 from attnc.verify.memory import MemoryFault, guarding
+from tests.processes import run_program
 from tests.verify import kernels
 
 
@@ -238,7 +237,7 @@ def test_a_machine_without_triton_is_told_what_to_install() -> None:
         "except ModuleNotFoundError as error:\n"
         "    print(error.name, error)\n"
     )
-    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    ran = run_program(program, check=True)
     assert ran.stdout.startswith("triton")
     assert "kernels for Triton run in its interpreter" in ran.stdout
     assert "pip install triton" in ran.stdout

@@ -56,6 +56,7 @@ def judged(subject: Subject, case: Case) -> None:
         assert excluded_keys_have_no_gradient(GradientRun.of(subject, case)) is None
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("mask", "inputs"), MASKS)
 def test_triton(mask: str, inputs: tuple[str, ...]) -> None:
     judged(subject_of_text(spec(lines(mask, inputs), TILES)), CASE)

@@ -118,6 +118,7 @@ def test_a_missing_wait_shows() -> None:
     )
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("body", "said"),
     [

@@ -61,6 +61,7 @@ RACES = [
 ]
 
 
+@pytest.mark.one_in(3)
 @needs_gxx
 @pytest.mark.parametrize("name", some_by_day(RACES, of=14))
 def test_missing_waits_show_in_the_simulator(name: str) -> None:

@@ -89,6 +89,7 @@ def test_states_that_do_not_fit(changed: Any, said: str) -> None:
         fi.merge_state_in_place(a, s_a, b, s_b, torch.ones(4).bool())
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("form", ["NHD-apart", "HND-together"])
 @pytest.mark.parametrize("rows", [[1, 1, 1], [2, 0, 5]], ids=str)
 @pytest.mark.parametrize("levels", [1, 2, 3])
