@@ -407,6 +407,15 @@ def _saturate(attention: Attention, tensor: Tensor, drawn: Array, rng: Rng) -> A
     return np.where(rng.random(drawn.shape) < 0.4, far, drawn)
 
 
+def _divide(attention: Attention, tensor: Tensor, drawn: Array, rng: Rng) -> Array:
+    """Here and there what integers are divided by is 0, -1 or the least number of 32 bits."""
+    if tensor.name not in find_divisors(attention):
+        return drawn
+    least, most = (0, 255) if tensor.dtype is DType.U8 else (-(2**31), 2**31 - 1)
+    ends = np.array([0, 1, most, *((-1, -2, least) if least else ())])
+    return np.where(rng.random(drawn.shape) < 0.75, rng.choice(ends, drawn.shape), drawn)
+
+
 EXTRAS: Mapping[str, Callable[[Attention, Tensor, Array, Rng], Array]] = {
     "drawn": _draw,
     "zero": _zero,
@@ -415,6 +424,7 @@ EXTRAS: Mapping[str, Callable[[Attention, Tensor, Array, Rng], Array]] = {
     "masked": _mask,
     "many": _many,
     "far": _saturate,
+    "divisors": _divide,
 }
 
 
@@ -439,6 +449,8 @@ def styles_for(attention: Attention) -> tuple[str, ...]:
         found.append("many")
     if any(tensor.name in find_saturated(attention) for tensor in free):
         found.append("far")
+    if any(tensor.name in find_divisors(attention) for tensor in free):
+        found.append("divisors")
     return tuple(found)
 
 
@@ -505,6 +517,15 @@ def find_saturated(attention: Attention) -> set[str]:
     )
     read = {name for node in bounded for name in _loads(node)}
     return {name for name in read if DType(attention.tensor(name).dtype).is_float}
+
+
+def find_divisors(attention: Attention) -> set[str]:
+    """Returns integer inputs that divide others."""
+    exprs = [attention.mask, attention.score, *attention.softmax.expressions]
+    exprs += [] if attention.epilogue is None else [attention.epilogue]
+    nodes = (node for expr in exprs for node in walk(expr))
+    divided = (node.right for node in nodes if isinstance(node, Binary) and node.op in ("//", "%"))
+    return {name for expr in divided for name in _loads(expr)}
 
 
 def find_compared(attention: Attention) -> set[str]:

@@ -18,7 +18,7 @@ from attnc.verify.case import Case
 from attnc.verify.check import check
 from attnc.verify.cover import Coverage, Space, by_tiles
 from attnc.verify.covering import covering_cases, thin_cases
-from attnc.verify.data import EXTRAS
+from attnc.verify.data import EXTRAS, styles_for
 from attnc.verify.problem import build
 from attnc.verify.storage import LENGTHS
 from attnc.verify.strategies import fit_of
@@ -288,12 +288,44 @@ def test_styles_of_other_inputs() -> None:
         assert isinstance(value, torch.Tensor)
         return np.asarray(value.float())
 
-    assert set(EXTRAS) == {"drawn", "zero", "one", "negative", "masked", "many", "far"}
+    assert set(EXTRAS) == {"drawn", "zero", "one", "negative", "masked", "many", "far", "divisors"}
     assert not bias("zero").any()
     assert (bias("one") == 1).all()
     assert (bias("negative") <= 0).all()
     assert np.isneginf(bias("masked")).all(axis=-1).any()
     assert not (np.abs(bias("far")) > 20).any()
+
+
+DIVIDED = """
+attention divided {
+  input q: f32[B, H, M, 16]
+  input k, v: f32[B, H, N, 16]
+  input step: i32[B, N]
+  input other: i32[H]
+  score = dot(q, k) + 0.01 * ((other[h] - kv_idx) % step[b, kv_idx])
+  mask = (other[h] + q_pos - kv_idx) // step[b, kv_idx] <= 2
+  normalize = softmax
+  output o: f32[B, H, M, 16]
+}
+schedule divided for triton { loops = [q, kv], tile.q = 16, tile.kv = 16 }
+"""
+
+
+def test_what_divides_integers_is_0_and_negative_too() -> None:
+    subject = subject_of_text(DIVIDED)
+    attention = subject.plan.variant.attention
+    assert styles_for(attention)[-1] == "divisors"
+    assert "divisors" not in styles_for(module_of("bias").variant.attention)
+    case = Case(dims={"B": 2, "H": 4, "M": 20, "N": 40}, extras="divisors", seed=3)
+    inputs = build(attention, case).inputs
+    step, other = inputs["step"], inputs["other"]
+    assert isinstance(step, torch.Tensor)
+    assert {0, -1, -(2**31), 2**31 - 1} <= {*step.flatten().tolist()}
+    assert torch.equal(
+        torch.as_tensor(other),
+        torch.as_tensor(build(attention, replace(case, extras="drawn")).inputs["other"]),
+    )
+    assert_within_bound(subject, case)
 
 
 def test_gates_are_so_far_from_0_that_exponentials_overflow() -> None:
