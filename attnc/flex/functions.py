@@ -88,6 +88,28 @@ def softplus(tape: Tape, x: Any, beta: Any = 1, threshold: Any = 20) -> Scalar:
     return found if beta == 1 else div(tape, found, beta)
 
 
+@operation("logaddexp")
+def logaddexp(tape: Tape, x: Any, y: Any) -> Scalar:
+    return _log_of_sum(tape, x, y, "exp", "log")
+
+
+@operation("logaddexp2")
+def logaddexp2(tape: Tape, x: Any, y: Any) -> Scalar:
+    return _log_of_sum(tape, x, y, "exp2", "log2")
+
+
+def _log_of_sum(tape: Tape, x: Any, y: Any, power: str, logarithm: str) -> Scalar:
+    """Computes log(exp(x) + exp(y)) from the larger one; of equal numbers, infinite ones too, from the mean,
+    whose derivatives are torch's.
+    """
+    a, b = real(tape, x), real(tape, y)
+    are_equal = compare(tape, "==", a, b)
+    larger, smaller = maximum(tape, a, b), minimum(tape, a, b)
+    below = where(tape, are_equal, 0.0, sub(tape, smaller, larger))
+    more = function(tape, logarithm, add(tape, 1.0, function(tape, power, below)))
+    return add(tape, where(tape, are_equal, mul(tape, 0.5, add(tape, a, b)), larger), more)
+
+
 @operation("silu")
 def silu(tape: Tape, x: Any, inplace: bool = False) -> Scalar:
     return mul(tape, x, function(tape, "sigmoid", x))

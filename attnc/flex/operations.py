@@ -43,7 +43,7 @@ def number(tape: Tape, value: Any) -> Scalar:
     return Scalar(tape, tape.add("int", "call", "where", found.at, one, zero), 0, 1)
 
 
-def _are_conditions(*values: Scalar) -> bool:
+def are_conditions(*values: Scalar) -> bool:
     return all(value.kind == "bool" for value in values)
 
 
@@ -125,7 +125,7 @@ def _wrap(tape: Tape, x: Scalar, dtype: torch.dtype) -> Scalar:
     return Scalar(tape, at, low, high, narrow=dtype)
 
 
-def _like(tape: Tape, result: Scalar, *operands: Scalar) -> Scalar:
+def like(tape: Tape, result: Scalar, *operands: Scalar) -> Scalar:
     """Returns the result of an operation on these as torch has it: of the narrow type of all that are
     integers, but for numbers of Python's, whose type does not matter; unchanged where there is none.
     """
@@ -211,7 +211,7 @@ def _binary(tape: Tape, symbol: str, x: Any, y: Any) -> Scalar:
     a, b = (number(tape, operand) for operand in operands)
     kind: Type = "float" if symbol == "/" or "float" in (a.kind, b.kind) else "int"
     low, high = _between(symbol, a, b)
-    return _like(tape, Scalar(tape, tape.add(kind, symbol, a.at, b.at), low, high), *operands)
+    return like(tape, Scalar(tape, tape.add(kind, symbol, a.at, b.at), low, high), *operands)
 
 
 def _between(symbol: str, a: Scalar, b: Scalar) -> tuple[float, float]:
@@ -236,7 +236,7 @@ def _between(symbol: str, a: Scalar, b: Scalar) -> tuple[float, float]:
 def add(tape: Tape, x: Any, y: Any, *, alpha: Any = 1) -> Scalar:
     """Adds; of two conditions, as in torch, whether one of them holds."""
     x, y = scalar(tape, x), scalar(tape, y)
-    if alpha == 1 and _are_conditions(x, y):
+    if alpha == 1 and are_conditions(x, y):
         return logical_or(tape, x, y)
     return _binary(tape, "+", x, y if alpha == 1 else mul(tape, y, alpha))
 
@@ -255,7 +255,7 @@ def rsub(tape: Tape, x: Any, y: Any) -> Scalar:
 def mul(tape: Tape, x: Any, y: Any) -> Scalar:
     """Multiplies; of two conditions, as in torch, whether both hold."""
     x, y = scalar(tape, x), scalar(tape, y)
-    return logical_and(tape, x, y) if _are_conditions(x, y) else _binary(tape, "*", x, y)
+    return logical_and(tape, x, y) if are_conditions(x, y) else _binary(tape, "*", x, y)
 
 
 @operation("div", "divide", "true_divide", "truediv")
@@ -315,47 +315,49 @@ def remainder(tape: Tape, x: Any, y: Any) -> Scalar:
 
 @operation("fmod")
 def fmod(tape: Tape, x: Any, y: Any) -> Scalar:
+    """Computes the remainder of a quotient that is truncated: its sign is that of the first operand."""
     a, b = number(tape, x), number(tape, y)
-    if a.low < 0 or b.low < 0:
-        raise refuse("E0901", "'fmod' of what may be negative", "specs have '%', whose sign is the divisor's")
+    if a.kind == b.kind == "int" and (a.low < 0 or b.low < 0):
+        found = remainder(tape, absolute(tape, a), absolute(tape, b))
+        return where(tape, compare(tape, "<", a, integer(tape, 0)), neg(tape, found), found)
     return remainder(tape, a, b)
 
 
 @operation("neg", "negative")
 def neg(tape: Tape, x: Any) -> Scalar:
     found = number(tape, x)
-    return _like(tape, Scalar(tape, tape.add(found.kind, "neg", found.at), -found.high, -found.low), found)
+    return like(tape, Scalar(tape, tape.add(found.kind, "neg", found.at), -found.high, -found.low), found)
 
 
 @operation("abs", "absolute")
 def absolute(tape: Tape, x: Any) -> Scalar:
     found = number(tape, x)
     low, high = max(found.low, -found.high, 0), max(-found.low, found.high)
-    return _like(tape, Scalar(tape, tape.add(found.kind, "call", "abs", found.at), low, high), found)
+    return like(tape, Scalar(tape, tape.add(found.kind, "call", "abs", found.at), low, high), found)
 
 
 @operation("minimum", "fmin")
 def minimum(tape: Tape, x: Any, y: Any) -> Scalar:
     """Takes the smaller number; of two conditions, as in torch, whether both hold."""
     operands = scalar(tape, x), scalar(tape, y)
-    if _are_conditions(*operands):
+    if are_conditions(*operands):
         return logical_and(tape, *operands)
     a, b = (number(tape, operand) for operand in operands)
     kind = "float" if "float" in (a.kind, b.kind) else a.kind
     low, high = min(a.low, b.low), min(a.high, b.high)
-    return _like(tape, Scalar(tape, tape.add(kind, "call", "min", a.at, b.at), low, high), *operands)
+    return like(tape, Scalar(tape, tape.add(kind, "call", "min", a.at, b.at), low, high), *operands)
 
 
 @operation("maximum", "fmax")
 def maximum(tape: Tape, x: Any, y: Any) -> Scalar:
     """Takes the larger number; of two conditions, as in torch, whether one of them holds."""
     operands = scalar(tape, x), scalar(tape, y)
-    if _are_conditions(*operands):
+    if are_conditions(*operands):
         return logical_or(tape, *operands)
     a, b = (number(tape, operand) for operand in operands)
     kind = "float" if "float" in (a.kind, b.kind) else a.kind
     low, high = max(a.low, b.low), max(a.high, b.high)
-    return _like(tape, Scalar(tape, tape.add(kind, "call", "max", a.at, b.at), low, high), *operands)
+    return like(tape, Scalar(tape, tape.add(kind, "call", "max", a.at, b.at), low, high), *operands)
 
 
 @operation("clamp", "clip")
@@ -413,35 +415,6 @@ for _name, _symbol in {
     OPERATIONS[_name] = lambda tape, x, y, _symbol=_symbol: compare(tape, _symbol, x, y)
 
 
-def _conditions(tape: Tape, name: str, *values: Any) -> list[Scalar]:
-    found = [scalar(tape, value) for value in values]
-    if any(value.kind != "bool" for value in found):
-        hint = "compare first; whole powers of 2 divide by '//' and leave remainders by '%'"
-        raise refuse("E0901", f"'{name}' of integers cannot be written in a spec", "specs have no bits", hint)
-    return found
-
-
-@operation("bitwise_and", "and")
-def bitwise_and(tape: Tape, x: Any, y: Any) -> Scalar:
-    return logical_and(tape, *_conditions(tape, "&", x, y))
-
-
-@operation("bitwise_or", "or")
-def bitwise_or(tape: Tape, x: Any, y: Any) -> Scalar:
-    return logical_or(tape, *_conditions(tape, "|", x, y))
-
-
-@operation("bitwise_xor", "xor")
-def bitwise_xor(tape: Tape, x: Any, y: Any) -> Scalar:
-    return exclusive_or(tape, *_conditions(tape, "^", x, y))
-
-
-@operation("bitwise_not", "invert")
-def bitwise_not(tape: Tape, x: Any) -> Scalar:
-    found = scalar(tape, x)
-    return invert(tape, found) if found.kind == "bool" else sub(tape, integer(tape, -1), found)
-
-
 @operation("logical_and")
 def logical_and(tape: Tape, x: Any, y: Any) -> Scalar:
     return _join_conditions(tape, "and", x, y, decides=False)
@@ -476,22 +449,6 @@ def exclusive_or(tape: Tape, x: Any, y: Any) -> Scalar:
     return Scalar(tape, tape.add("bool", "!=", a.at, b.at))
 
 
-@operation("bitwise_left_shift", "lshift")
-def left_shift(tape: Tape, x: Any, y: Any) -> Scalar:
-    return mul(tape, x, _power_of_two(y))
-
-
-@operation("bitwise_right_shift", "rshift")
-def right_shift(tape: Tape, x: Any, y: Any) -> Scalar:
-    return floor_divide(tape, x, _power_of_two(y))
-
-
-def _power_of_two(bits: Any) -> int:
-    if not isinstance(bits, int) or not 0 <= bits < 31:
-        raise refuse("E0901", "a shift by a value of the mod", "specs have no bits", "shift by a number")
-    return 1 << int(bits)
-
-
 @operation("where")
 def where(tape: Tape, wanted: Any, x: Any, y: Any) -> Scalar:
     chosen = condition(tape, wanted)
@@ -502,7 +459,7 @@ def where(tape: Tape, wanted: Any, x: Any, y: Any) -> Scalar:
         a, b = number(tape, a), number(tape, b)
     kind = "float" if "float" in (a.kind, b.kind) else a.kind
     low, high = min(a.low, b.low), max(a.high, b.high)
-    return _like(tape, Scalar(tape, tape.add(kind, "call", "where", chosen.at, a.at, b.at), low, high), a, b)
+    return like(tape, Scalar(tape, tape.add(kind, "call", "where", chosen.at, a.at, b.at), low, high), a, b)
 
 
 @operation("masked_fill")

@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 
 import torch
 
+import attnc.flex.bits
 import attnc.flex.functions  # noqa: F401 - with it the functions that a mod looks up by name
 from attnc.api.tensors import to_float
 from attnc.diagnostics.shown import show_value

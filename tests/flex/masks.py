@@ -129,7 +129,7 @@ def tiled_neighbourhood(s: Setting) -> Mod:
     return mod
 
 
-@refused("'&' of integers")
+@refused("'|' of these integers")
 def morton_neighbourhood(s: Setting) -> Mod:
     """The same where the bits of row and column alternate."""
 

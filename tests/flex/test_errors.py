@@ -18,13 +18,15 @@ GOLDEN = Path(__file__).parents[1] / "golden" / "flex"
 FLOAT, TABLE = torch.ones(4), torch.ones(4, 8)
 Q = torch.ones(1, 4, 8, 16)
 
+WORDS = torch.arange(64, dtype=torch.int32)
+
 
 def arctangent(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
     return torch.atan(score) + 1
 
 
 def bits(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
-    return torch.where((q_idx & 3) == 0, score, 0.0)
+    return torch.where((WORDS[q_idx] & WORDS[kv_idx]) == 0, score, 0.0)
 
 
 def infinite_product(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:

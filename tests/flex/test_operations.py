@@ -67,6 +67,7 @@ OF_POSITIVE = _split(
 #: Of two floats.
 OF_TWO = _split(
     """
+    torch.logaddexp(x, y); torch.logaddexp2(x, y); torch.logaddexp(x, x);
     x + y; x - y; x * y; x / (y * y + 1); torch.add(x, y); torch.add(x, y, alpha=3); torch.sub(x, y);
     torch.sub(x, y, alpha=0.5); torch.subtract(x, y); torch.rsub(x, y); torch.mul(x, y);
     torch.multiply(x, y); torch.div(x, y * y + 1); torch.divide(x, y * y + 1);
@@ -87,7 +88,8 @@ OF_INTEGERS = _split(
     torch.ceil(i / j); torch.ceil(i / -3); torch.ceil(i); torch.trunc(i / 4); torch.trunc(i / -2);
     torch.fix(i / j);
     torch.floor(i / j); torch.floor(i); (i / j).int(); (i / j).long(); (i / 3).to(torch.int32); i / j;
-    torch.fmod(q, 3); torch.fmod(kv + 1, q + 1); torch.abs(i); torch.sign(i); i << 2; i >> 1; i >> 0;
+    torch.fmod(q, 3); torch.fmod(kv + 1, q + 1); torch.fmod(i, 3); torch.fmod(i, -4); torch.fmod(i, j);
+    torch.fmod(short[kv], bytes_[q] + 1); torch.abs(i); torch.sign(i); i << 2; i >> 1; i >> 0;
     torch.bitwise_left_shift(i, 1); torch.bitwise_right_shift(i, 2); -i; ~i; i.bitwise_not(); i.int();
     i.long(); i.short(); i.char(); i.byte(); i.half() + 0.0; i.bool(); i.to(torch.int8);
     i.type(torch.int32); torch.minimum(i, j); torch.maximum(i, j); torch.clamp(i, -2, 3);
@@ -97,7 +99,14 @@ OF_INTEGERS = _split(
     bytes_[kv] + 300 * i; short[kv] * 2; short[kv] - short[q]; short[kv] + bytes_[q]; torch.abs(short[kv]);
     bytes_[kv] // 2; bytes_[kv] % 7; torch.where(i > j, bytes_[kv], short[q]) * 2;
     torch.minimum(bytes_[kv], bytes_[q]) + 200; bytes_[kv].int() * 300; (i * 50).to(torch.uint8);
-    (i * 9000).to(torch.int16); (i * 50).to(torch.int8) // 2
+    (i * 9000).to(torch.int16); (i * 50).to(torch.int8) // 2;
+    i & 1; i & 6; i & 5; i & -4; i & ~5; 3 & i; i & 0; i | 3; i | -4; 8 | i; i ^ 1; i ^ -3; i ^ 21;
+    torch.bitwise_and(i, 2147483647); torch.bitwise_or(i, 12); torch.bitwise_xor(i, 12); i & -2147483648;
+    q & kv; q | kv; q ^ kv; q & i; kv & three; (i & 7) ^ (j & 3); (i & 15) | (kv & 3); i & (i > j);
+    bytes_[kv] & 15; bytes_[kv] & bytes_[q]; bytes_[kv] | bytes_[q]; bytes_[kv] ^ bytes_[q];
+    short[kv] & 255; short[kv] ^ 255; short[kv] & bytes_[q]; ints[kv, 0] & q; ints[kv, 0] | q;
+    ints[kv, 0] ^ q; i << kv; three << kv; i >> kv; short[kv].int() >> q; (ints[q, 1] >> kv) & 1;
+    torch.bitwise_left_shift(three, q); torch.bitwise_right_shift(i, q); (q & -q) * 2; ~i & 7; i & h
     """
 )
 #: Of two conditions.
