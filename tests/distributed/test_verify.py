@@ -49,6 +49,12 @@ def test_cases_have_every_size_and_strategy(name: str) -> None:
         assert (1, 1) in rows
         assert any(m < n for m, n in rows)
         assert any(m % 16 and m > 16 for m, _ in rows)
+        assert any(m == n and m % 16 == 0 for m, n in rows)  # whole blocks
+        assert any(m > 128 for m, _ in rows)  # more than a tile
+        assert max(m for m, _ in rows) * verify._GPU_SCALE > 4 * 128  # tiles for four ranks
+        counts = [(case.case.dims.get("Hkv"), case.case.dims.get("G")) for case in made]
+        if None not in counts[0]:
+            assert {(1, True), (2, True), (4, False)} <= {(heads, group > 1) for heads, group in counts}
         long = [case.case.dims for case in cases(attention, COUNT, 4)]
         assert [(dims["M"], dims["N"]) for dims in long] == [(4 * m, 4 * n) for m, n in rows]
         shared = {key for key in long[0] if key in ("B", "Hkv", "H", "G")}

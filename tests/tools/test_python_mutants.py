@@ -279,7 +279,7 @@ def test_mutants_of_modules_that_have_changed_are_left_out(
     assert "1 of 2 are of modules that have changed" in capsys.readouterr().err
 
 
-def survivor(**changes: str) -> dict[str, Any]:
+def survivor(**changes: str | int) -> dict[str, Any]:
     mutant = {**asdict(mutant_at(DEFINED)), "operator": "ReplaceOrWithAnd", **changes}
     return {"outcome": "survived", "message": "", "mutant": mutant}
 
@@ -297,11 +297,19 @@ def test_survivors_that_compute_the_same_are_listed_with_the_reason() -> None:
     }
     for other in (survivor(), survivor(operator="RemoveDecorator", old="@property\n")):
         assert python.explain_equal(other) == other
+    bounded = next(known for known in SETTINGS["equal"] if known.get("within") == "_SIZES = (")
+    file, lines = bounded["file"], (ROOT / bounded["file"]).read_text(encoding="utf-8").splitlines()
+    number = {"file": file, "function": "", "operator": "NumberReplacer"}
+    at = next(at for at, line in enumerate(lines, 1) if "_SIZES = (" in line)
+    assert python.explain_equal(survivor(**number, line=at))["outcome"] == "equal"
+    assert python.explain_equal(survivor(**number, line=at - 1))["outcome"] == "survived"
     killed = {**survivor(operator="RemoveDecorator", old="@memo\n"), "outcome": "killed"}
     assert python.explain_equal(killed) == killed
 
 
 @pytest.mark.parametrize("known", SETTINGS["equal"], ids=lambda known: " ".join(list(known.values())[:-1]))
 def test_what_is_said_to_compute_the_same_is_there(known: Mapping[str, str]) -> None:
-    assert known.get("old", "").strip() in (ROOT / known["file"]).read_text(encoding="utf-8")
+    text = (ROOT / known["file"]).read_text(encoding="utf-8")
+    assert known.get("old", "").strip() in text
+    assert known.get("within", "") in text
     assert len(known["why"]) > 20

@@ -121,7 +121,15 @@ def explain_equal(result: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _is_of(known: Mapping[str, str], mutant: Mapping[str, Any]) -> bool:
-    return all(mutant[name] == value for name, value in known.items() if name != "why")
+    fields = {name: value for name, value in known.items() if name not in ("why", "within")}
+    return all(mutant[name] == value for name, value in fields.items()) and (
+        known.get("within", "") in _line_of(mutant["file"], mutant["line"])
+    )
+
+
+def _line_of(file: str, number: int) -> str:
+    lines = (ROOT / file).read_text(encoding="utf-8").splitlines()
+    return lines[number - 1] if number <= len(lines) else ""
 
 
 def _write(path: Path, results: Sequence[Mapping[str, Any]]) -> None:
