@@ -19,7 +19,7 @@ from attnc.runtime.timing import Launch
 ListPeer: TypeAlias = Candidate[ListCell, ListInputs]
 Make: TypeAlias = Callable[[ListCell, ListInputs], Launch]
 
-OURS, TRITON, DENSE = "attnc", "triton", "dense"
+OURS, ADDED, TRITON, DENSE = "attnc", "added", "triton", "dense"
 
 
 def _make_launch(cell: ListCell, x: ListInputs, call: Callable[..., Any]) -> Launch:
@@ -38,9 +38,12 @@ def _make_launch(cell: ListCell, x: ListInputs, call: Callable[..., Any]) -> Lau
 
 
 def ours() -> tuple[ListPeer, ...]:
-    """Returns attnc, its kernels for Triton, and attnc over all keys."""
+    """Returns attnc, with gradients that are added in any order, its kernels for Triton, and attnc over all
+    keys.
+    """
     made: Mapping[str, tuple[str, Make]] = {
         OURS: ("attnc", _call_attnc),
+        ADDED: ("attnc, added in any order", _call_added),
         TRITON: ("attnc, Triton", partial(_call_attnc, target="triton")),
         DENSE: ("attnc over all keys", _call_dense),
     }
@@ -52,6 +55,13 @@ def ours() -> tuple[ListPeer, ...]:
 
 def _call_attnc(cell: ListCell, x: ListInputs, target: str | None = None) -> Launch:
     compiled = attnc.compile(cell.spec(), target=target)
+    return _make_launch(cell, x, lambda *given: compiled(*given, x.idx))
+
+
+def _call_added(cell: ListCell, x: ListInputs) -> Launch:
+    if cell.job == "forward":
+        raise Unavailable("gradients are added in an order, nothing else")
+    compiled = attnc.compile(cell.spec(), deterministic=False)
     return _make_launch(cell, x, lambda *given: compiled(*given, x.idx))
 
 

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import torch
 
 from attnc.bench.list_cells import ListCell, ListInputs, draw_inputs, list_cells
-from attnc.bench.list_peers import DENSE, OURS, PEERS, TRITON, ListPeer, ours
+from attnc.bench.list_peers import ADDED, DENSE, OURS, PEERS, TRITON, ListPeer, ours
 from attnc.bench.report import Page, document, figure, gaps, ran_on, table, to_the_best
 from attnc.bench.run import Benchmark, Contest, Job, Report, Result
 from attnc.runtime.timing import Launch, capture_calls, interleave
@@ -81,7 +81,7 @@ class ListBenchmark(Contest[ListCell, ListInputs], Benchmark[ListCell, Sequence[
 
     def _markdown(self, results: Sequence[Result[ListCell]], machine: Mapping[str, str]) -> str:
         peers = [PEERS[name] for name in self.peers]
-        head = ["bf16", "us", "attnc", "Triton", "of the dense rate", "of the dense time"]
+        head = ["bf16", "us", "attnc", "added in any order", "Triton", "of the dense rate", "of the dense time"]
         head += [*(peer.title for peer in peers), "to the best"]
         reasons = (f"{name}: {why}" for result in results for name, why in result.missing.items())
         return document(
@@ -104,6 +104,7 @@ class ListBenchmark(Contest[ListCell, ListInputs], Benchmark[ListCell, Sequence[
             cell.name,
             figure(mine.median * 1e3 if mine else None),
             figure(result.rate(cell.flops, OURS)),
+            figure(result.rate(cell.flops, ADDED)),
             figure(result.rate(cell.flops, TRITON)),
             figure(share, ".2f"),
             figure(of_time, ".2f"),
