@@ -247,6 +247,7 @@ KEYS: Mapping[str, Key] = {
         read=_bool, allowed="true or false", default=False, kind="bool", phases=_FORWARD, target=_HOPPER
     ),
     "convert": replace(_word("auto", "before", "tiles", phases=_FORWARD), target=_HOPPER),
+    "lists": replace(_word("each", "union", phases=_FORWARD), target=_HOPPER),
     "registers": _number(_share_of_registers, "a multiple of 8 from 64 to 240", 0, _FORWARD, _HOPPER),
     "dp": _word("early", "late", phases=("dkdv",)),
 }

@@ -249,7 +249,8 @@ class HopperConfig(ForwardConfig):
     consumers: warpgroups that multiply; registers: of a thread of theirs; overlap: q k^T of the next tile
     runs during the softmax of this one; cluster: blocks that share tiles of K and V; blocks: that share a
     multiprocessor; pingpong: warpgroups take turns at issuing their products; convert: when k and v of 8 bits
-    become 16, "before" the kernel, in its "tiles" or, "auto", as the planner chooses.
+    become 16, "before" the kernel, in its "tiles" or, "auto", as the planner chooses; lists: "union", queries
+    that share a tile have one list of keys, or "each" has a tile.
     """
 
     consumers: int
@@ -259,6 +260,7 @@ class HopperConfig(ForwardConfig):
     pingpong: bool
     registers: int
     convert: str
+    lists: str
 
     @property
     def rows_together(self) -> int:

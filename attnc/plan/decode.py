@@ -26,7 +26,7 @@ from attnc.plan.error_bound import error_bound
 from attnc.plan.ir import Decode, Grid, expressions_of
 from attnc.plan.ir.kernel import Pack, Split
 from attnc.plan.ir.module import ListedRows
-from attnc.plan.listed_rows import along_rows
+from attnc.plan.listed_rows import TILE_ROWS, along_rows
 from attnc.plan.lists import KV_HEAD, Listing, along_entries, along_lists
 from attnc.plan.loads import LoadNames
 from attnc.plan.regions import kept_by_some, regions, segments_of, with_fills, within
@@ -79,6 +79,8 @@ def plan_decode(
     folded = attention
     alone = listed_rows is not None or (listing is not None and listing.rows > 0)
     pack = pack_heads(attention, alone=alone) if default.pack == "gqa" else None
+    if pack is not None and listed_rows is not None and listed_rows.queries > 1:
+        pack = replace(pack, padded=TILE_ROWS // listed_rows.queries)
     if pack is not None:
         attention = vary_heads(attention)
     names = LoadNames.of(attention, "q" if outruns(attention, "kv") else None)

@@ -5,6 +5,9 @@ of its sequence, pages, the place of a packed sequence. All of it is the same fo
 so the kernel that brings a list into order drops keys that the query does not see, and writes where the
 others lie. The kernel behind it attends over all rows of a list: packed queries are queries of one sequence,
 and its text is that of a list alone.
+
+With `lists = union` the queries whose heads fill a tile have one list, of all keys that any of them names.
+Each key is read and multiplied once for all of them, and a bit for each query says whether it counts.
 """
 
 from __future__ import annotations
@@ -12,13 +15,13 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from attnc.expr.construct import ZERO, add, compare, conj, floordiv, mul, where
+from attnc.expr.construct import ZERO, add, compare, conj, floordiv, minimum, mul, where
 from attnc.expr.interval import I32, SIZE
 from attnc.expr.nodes import TRUE, Binary, Call, Const, Dim, Expr, Index, InList, Load, Ref, Search, walk
 from attnc.expr.simplify import substitute
 from attnc.model.attention import Attention, Variant
 from attnc.model.schedule import Schedule
-from attnc.model.tensors import Dense, Paged, Ragged, Role, Tensor
+from attnc.model.tensors import Dense, Paged, Ragged, Role, Tensor, group_size
 from attnc.plan.ir import Fetch, Let, Loop, Regions, Statement, fetch_expressions
 from attnc.plan.ir.lists import ListWalk
 from attnc.plan.ir.module import ListedRows
@@ -36,7 +39,27 @@ _SEQUENCE = Ref("sequence", "int", within=(-1, SIZE))
 #: Locals of the kernel, beside those of all kernels (`plan.names`).
 _LOCALS = frozenset(
     {"counts", "key", "keys", "keeps", "own", "own_lo", "own_words", "query", "query_row", "totals", "warp"}
+    | {"members", "place", "query_lo"}
 )
+#: Rows of a tile of queries that share a list, and the most of them: a key has a byte of bits.
+TILE_ROWS, _MOST_QUERIES = 64, 8
+
+
+def unites_lists(schedule: Schedule) -> bool:
+    """Returns whether the schedule wants one list for the queries of a tile."""
+    knob = schedule.forward.get("lists")
+    return knob is not None and "union" in knob.choices
+
+
+def queries_together(attention: Attention) -> int:
+    """Returns how many queries fill a tile with the heads of a group: 2 to 8, or 1 where heads are not known,
+    or too many.
+    """
+    match group_size(attention.q.size(Role.HEAD), attention.k.size(Role.HEAD)):
+        case Const(value=int() as heads) if heads <= TILE_ROWS // 2:
+            return min(TILE_ROWS >> (heads - 1).bit_length(), _MOST_QUERIES)
+        case _:
+            return 1
 
 
 def lists_rows(attention: Attention, schedule: Schedule, target: Target) -> bool:
@@ -48,7 +71,7 @@ def lists_rows(attention: Attention, schedule: Schedule, target: Target) -> bool
         return False
     if not target.lists_are_bits:  # these test a mask key by key, and look up pages
         return listing.keys == 1 and attention.q.storage.is_packed and attention.k.storage.is_packed
-    if listing.keys != 1:
+    if listing.keys != 1 or unites_lists(schedule):
         return True
     tensors = (attention.q, attention.k, attention.v)
     are_plain = all(tensor.storage.is_plain or tensor.storage.is_part for tensor in tensors)
@@ -122,9 +145,10 @@ def row_sizes(attention: Attention) -> tuple[Let, ...]:
     return tuple(found)
 
 
-def plan_listed_rows(variant: Variant) -> ListedRows:
+def plan_listed_rows(variant: Variant, schedule: Schedule) -> ListedRows:
     """Returns what the kernel finds out that makes lists of rows."""
-    return _RowsPlanner(normalise(name_sequences(variant.attention))).make()
+    queries = queries_together(variant.attention) if unites_lists(schedule) else 1
+    return _RowsPlanner(normalise(name_sequences(variant.attention)), queries).make()
 
 
 def along_rows(loops: Regions, made: ListedRows) -> tuple[Regions, tuple[Let, ...]]:
@@ -132,7 +156,8 @@ def along_rows(loops: Regions, made: ListedRows) -> tuple[Regions, tuple[Let, ..
     first: which list is its own, and N, how many rows that has.
     """
     number: Expr = ZERO
-    places: tuple[Expr, ...] = (Index("b"), *((KV_HEAD,) if made.by_head else ()), Index("q_lo"))
+    own = floordiv(Index("q_lo"), Const(made.queries))
+    places: tuple[Expr, ...] = (Index("b"), *((KV_HEAD,) if made.by_head else ()), own)
     for place, size in zip(places, made.lines, strict=True):
         number = add(mul(number, size), place)
     if made.by_head:  # a product of three sizes: as for other lists, a tile of no query has none
@@ -140,7 +165,7 @@ def along_rows(loops: Regions, made: ListedRows) -> tuple[Regions, tuple[Let, ..
     walked = ListWalk(
         memory="lists",
         line=Ref("list_line", "int", within=ends_of(number)),
-        stride=add(made.entries, Const(1)),
+        stride=made.stride,
         block=1,
         gathers=True,
     )
@@ -151,9 +176,10 @@ def along_rows(loops: Regions, made: ListedRows) -> tuple[Regions, tuple[Let, ..
 
 
 class _RowsPlanner:
-    def __init__(self, attention: Attention) -> None:
+    def __init__(self, attention: Attention, queries: int) -> None:
         listing = listing_of(attention)
         assert listing is not None
+        self._queries = queries
         self._packed = attention.q.storage.is_packed
         self._heads = kv_heads(attention)
         self._mapping: dict[Expr, Expr] = {GROUP: KV_HEAD, Index("h"): KV_HEAD, Index("q_idx"): _QUERY}
@@ -189,13 +215,15 @@ class _RowsPlanner:
         program = (*names.rows.values(), *of_sequence, *(fetch for fetch in loads if not fetch.axes))
         of_each = (*of_keys, *(() if page is None else (page,)))
         read = (*indices, exists, keep, first, Dim("N"), *(() if limit is None else (limit,)))
-        entries = mul(condition.extents[-1], Const(condition.keys))
+        together = Const(1) if self._queries == 1 else minimum(Dim("M"), Const(self._queries))
+        entries = mul(mul(condition.extents[-1], Const(condition.keys)), together)
         needed, dims = self._find_needed(program, of_each, (*read, entries), lines)
         return ListedRows(
             lines=lines,
             entries=entries,
             by_head=by_head,
             packed=self._packed,
+            queries=self._queries,
             marks=self._shows_empty_rows() and (self._packed or "M" in self._attention.lengths),
             program=needed,
             indices=indices,
@@ -280,7 +308,8 @@ class _RowsPlanner:
             1
         )
         heads = (self._heads,) if by_head else ()
-        return (Const(1) if self._packed else Dim("B"), *heads, rows), by_head
+        tiles = floordiv(add(rows, Const(self._queries - 1)), Const(self._queries))
+        return (Const(1) if self._packed else Dim("B"), *heads, tiles), by_head
 
     def _page(self) -> Fetch | None:
         storage = self._attention.k.storage

@@ -40,7 +40,7 @@ def plan(variant: Variant, schedule: Schedule) -> Module:
         variant = conversion.variant
     listed_rows, seen, made = None, declared, listing_of(normalise(variant.attention))
     if lists_rows(variant.attention, schedule, target_of(schedule.target)):
-        listed_rows = plan_listed_rows(variant)
+        listed_rows = plan_listed_rows(variant, schedule)
         seen = variant = as_rows(variant, listed_rows)
         made = listing_of(normalise(name_sequences(declared.attention)))
     attention = normalise(variant.attention)

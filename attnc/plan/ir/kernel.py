@@ -169,14 +169,18 @@ PARTIAL_TRIPS = 3
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pack:
     """The query heads of a KV head fill the rows of a tile: row = q_idx * group + h - h_kv * group. alone: a
-    tile has heads of one query, and rows behind them that are none.
+    tile has heads of one query, and rows behind them that are none; padded: or so many rows for each of
+    several queries.
     """
 
     group: Expr
     alone: bool = False
+    padded: int = 0
 
     @property
     def rows(self) -> Expr:
+        if self.padded:
+            return Const(self.padded)
         if not self.alone:
             return self.group
         tile = Dim("BLOCK_M")

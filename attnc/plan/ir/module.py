@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from attnc.expr.nodes import Expr
+from attnc.expr.construct import ONE, ZERO, add, floordiv
+from attnc.expr.nodes import Const, Expr
 from attnc.model.attention import Variant
 from attnc.model.tensors import Tensor
 from attnc.plan.ir.backward import Backward, BackwardKernel
@@ -13,6 +14,8 @@ from attnc.plan.ir.kernel import ColumnScale, Decode, Fetch, Forward, Let, Pack,
 from attnc.plan.ir.lists import ListMaking
 from attnc.plan.layout import KernelName, Which
 
+#: Keys of the largest tile of a kernel that takes lists of several queries.
+WIDEST_TILE = 256
 #: Any GPU function over tiles.
 Kernel: TypeAlias = Forward | Decode | BackwardKernel
 
@@ -96,8 +99,9 @@ class ListedRows:
     """Of each query the rows in memory of the keys that its list names, that its sequence has and that the
     rest of the mask keeps.
 
-    lines: sizes of what there is a list of: sequences, K/V heads where `by_head`, queries. entries: rows that
-    a list has at most. packed: sequences of queries follow each other, and there is one line for each row of
+    lines: sizes of what there is a list of: sequences, K/V heads where `by_head`, queries, or as many of them
+    together as `queries` says. Such a list has all keys that any of these lists, and behind its rows a byte
+    for each, with a bit for every query that lists it. entries: rows that a list has at most. packed: sequences of queries follow each other, and there is one line for each row of
     memory. marks: rows of memory that are no query of a sequence have lists of length -1, since a denominator
     without keys would show: a sink, or what softpick adds.
 
@@ -113,6 +117,7 @@ class ListedRows:
     by_head: bool
     packed: bool
     marks: bool
+    queries: int
     program: tuple[Statement, ...]
     indices: tuple[Expr, ...]
     is_query: Expr
@@ -124,6 +129,18 @@ class ListedRows:
     page: Fetch | None
     page_rows: Expr | None
     dims: tuple[str, ...]
+
+    @property
+    def members(self) -> Expr:
+        """Words of the bytes of a list, and of those that are none up to the end of a tile."""
+        if self.queries == 1:
+            return ZERO
+        return floordiv(add(self.entries, Const(WIDEST_TILE + 3)), Const(4))
+
+    @property
+    def stride(self) -> Expr:
+        """Words of a list: how many rows, which, and the bytes of each."""
+        return add(add(self.entries, ONE), self.members)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -98,6 +98,7 @@ def _module(module: Module) -> Iterator[str]:
 def _listed_rows(rows: ListedRows) -> Iterator[str]:
     yield f"lines = {_value(rows.lines)}"
     yield f"entries = {_value(rows.entries)}"
+    yield from (f"of {rows.queries} queries together",) if rows.queries > 1 else ()
     yield from _statements((*rows.program, *rows.fetches, *(() if rows.page is None else (rows.page,))))
     named = {"indices": rows.indices, "is_query": rows.is_query, "exists": rows.exists, "limit": rows.limit}
     named |= {"keep": rows.keep, "first": rows.first, "page_rows": rows.page_rows}
@@ -184,7 +185,8 @@ def _program(kernel: Kernel) -> Iterator[str]:
 
 def _splits(kernel: Decode) -> Iterator[str]:
     if kernel.pack is not None:
-        alone = ", each query alone" if kernel.pack.alone else ""
+        padded = f", {kernel.pack.padded} rows a query"
+        alone = padded if kernel.pack.padded else ", each query alone" if kernel.pack.alone else ""
         yield f"pack query heads, group = {show(kernel.pack.group)}{alone}"
     if kernel.split is not None:
         split = kernel.split

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from attnc.expr.construct import ONE, add
 from attnc.expr.nodes import Expr, Load, show
 from attnc.model.dtypes import DType
 from attnc.plan.ir import Module
@@ -18,6 +19,8 @@ from attnc.target.sm80.printer import STORED, scalar, stored_type
 
 #: Threads of a block, which reads a list; words of bits that each has of keys that are brought into order.
 LIST_THREADS, LIST_WORDS = 128, 8
+#: The same words where each has bytes of four keys, whose bits are queries.
+UNION_WORDS = 32
 
 
 class CudaListsText(Lists):
@@ -33,7 +36,7 @@ class CudaListsText(Lists):
         self.made, self.tensor = made, made.tensor
         self.name = f"{module.variant.attention.name}_{'backward_' if inverts else ''}lists"
         self.threads, self.inverts, self.by_entry = LIST_THREADS, inverts, made.by_entry
-        self.words = LIST_WORDS
+        self.words = UNION_WORDS if self.queries > 1 else LIST_WORDS
         self._dtypes, self._variant = dtypes, module.variant
         own = not module.variant.element_param
         self.element = STORED[module.variant.attention.element] if own else ""
@@ -46,6 +49,11 @@ class CudaListsText(Lists):
     def by_row(self) -> bool:
         """Whether these are lists of rows of memory, as `CudaRowListsText` has them."""
         return False
+
+    @property
+    def queries(self) -> int:
+        """Queries whose keys one list has."""
+        return 1
 
     @property
     def piece(self) -> int:
@@ -74,6 +82,11 @@ class CudaListsText(Lists):
     def most(self) -> Expr:
         """Keys that a list holds at most."""
         return self.made.extents[-1]
+
+    @property
+    def stride(self) -> Expr:
+        """Words from one list to the next."""
+        return add(self.most, ONE)
 
     @property
     def indices(self) -> Iterator[str]:
@@ -169,7 +182,7 @@ class CudaListsText(Lists):
     @property
     def memory(self) -> str:
         if self.by_entry:
-            return f"{self.lines} * ({show(self.most)} + 1)"
+            return f"{self.lines} * ({show(self.stride)})"
         return f"{self.lines} * cdiv(list_blocks, 32)"
 
     @property
@@ -177,11 +190,16 @@ class CudaListsText(Lists):
         return self._size(self.most)
 
     @property
+    def list_stride(self) -> str:
+        """Words from one list to the next, as kernels print them."""
+        return scalar(self.stride)
+
+    @property
     def launch(self) -> CallText:
         from attnc.target.sm80.declaration import cuda_kernel
 
         if self.by_entry:  # as many threads as the kernel that reads the lists
-            shared = f"config.WARPS * {128 * LIST_WORDS + 4}"
+            shared = f"config.WARPS * {128 * self.words + 4}"
             return cuda_kernel(self.name, self.lines, changes={"shared": shared})
         own = {"WARPS": str(LIST_THREADS // 32), "shared": "0"}
         return cuda_kernel(self.name, self.lines, changes=own)

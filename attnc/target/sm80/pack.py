@@ -11,12 +11,13 @@ from attnc.target.sm80.printer import local, scalar
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadPack:
     """The rows of a tile. group: query heads of a KV head, "" where rows are of one head; alone: the same
-    where a tile has rows of one query, so that some rows have no head; head, heads: the index of the KV head,
-    and their number.
+    where a tile has rows of one query, so that some rows have no head; padded: as many as a query has where
+    a tile has several such, 0 elsewhere; head, heads: the index of the KV head, and their number.
     """
 
     group: str
     alone: str
+    padded: int
     head: str
     heads: str
     h_kv: str
@@ -29,6 +30,14 @@ class HeadPack:
     @property
     def first_head(self) -> str:
         return f"{self.head} * {self.alone or self.group} + " if self.group and self.head else ""
+
+    @property
+    def rows_of_query(self) -> str:
+        """The statement that says how many rows a query has where some of them have no head."""
+        if self.padded:
+            return f"constexpr int query_rows = {self.padded};  // of a query: its heads, and rows that are none"
+        whole = f"({self.alone} + BLOCK_M - 1) / BLOCK_M * BLOCK_M"
+        return f"const int query_rows = {whole};  // of a query: its heads, and rows that are none"
 
     def all_rows(self, queries: str) -> str:
         return f"{queries} * {self.rows}" if self.rows else queries
@@ -62,8 +71,11 @@ class HeadPack:
 
 def pack_of(kernel: Forward | Decode) -> HeadPack:
     """Returns how the rows of a kernel's tiles stand for queries and heads."""
-    walk, alone = kernel.walk, ""
+    walk, alone, padded = kernel.walk, "", 0
     if isinstance(kernel, Decode) and kernel.pack is not None and kernel.pack.alone:
-        alone = scalar(kernel.pack.group)
+        alone, padded = scalar(kernel.pack.group), kernel.pack.padded
     group = "" if walk.group is None else scalar(walk.group)
-    return HeadPack(group=group, alone=alone, head=walk.head, heads=walk.heads, h_kv=scalar(kernel.kv_head))
+    h_kv = scalar(kernel.kv_head)
+    return HeadPack(
+        group=group, alone=alone, padded=padded, head=walk.head, heads=walk.heads, h_kv=h_kv
+    )

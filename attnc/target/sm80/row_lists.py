@@ -6,13 +6,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 
 from attnc.expr.nodes import TRUE, Expr
 from attnc.model.dtypes import DType
-from attnc.plan.ir import Let, Module, Statement
+from attnc.plan.ir import Let, Module, Statement, statement_expressions
 from attnc.plan.ir.lists import ListMaking
 from attnc.plan.ir.module import ListedRows
 from attnc.plan.lists import KV_HEAD
+from attnc.plan.steps import names_of
 from attnc.target.lists import RowLists
 from attnc.target.sm80.lists import CudaListsText
 from attnc.target.sm80.printer import local, scalar, sizes_of_call, statement
@@ -26,24 +28,32 @@ class CudaRowListsText(RowLists, CudaListsText):
     def __init__(
         self, module: Module, made: ListMaking, dtypes: Mapping[str, DType], rows: ListedRows
     ) -> None:
-        super().__init__(module, made, dtypes)
         self.rows = rows
+        super().__init__(module, made, dtypes)
 
     def _statement(self, item: Statement, sizes: tuple[str, ...]) -> str:
         return statement(item, dict(self._dtypes), sizes, scalar)
 
     @property
+    def queries(self) -> int:
+        """Queries whose keys one list has."""
+        return self.rows.queries
+
+    @property
     def indices(self) -> Iterator[str]:
-        """Statements from the number of a list to its query and sequence."""
-        program = self.rows.program
+        """Statements from the number of a list to its query and sequence; of several queries, to the first
+        one and what they have alike.
+        """
+        program = [item for item in self.rows.program if item.name not in self._of_query]
         shortened = {item.name for item in program if isinstance(item, Let)} & {*self.rows.dims}
         yield from sizes_of_call(name for name in self.rows.dims if name not in shortened)
         yield from sizes_of_call((name for name in self.rows.dims if name in shortened), "int")
         *_, queries = map(self._size, self.rows.lines)
-        rest, names = (
-            f"line / {queries}",
-            {"query_row" if self.rows.packed else "query": f"line % {queries}"},
-        )
+        own = f"line % {queries}"
+        names = {"query_row" if self.rows.packed else "query": own}
+        if self.queries > 1:
+            names = {"query_lo": f"{own} * {self.queries}"}
+        rest = f"line / {queries}"
         if self.rows.by_head:
             heads = self._size(self.rows.lines[1])
             names |= {KV_HEAD.name: f"{rest} % {heads}"}
@@ -56,6 +66,22 @@ class CudaRowListsText(RowLists, CudaListsText):
                 yield f"int {item.name} = {scalar(item.value)};"
             else:
                 yield self._statement(item, tuple(declared))
+
+    @cached_property
+    def _of_query(self) -> set[str]:
+        """What differs between the queries of a list."""
+        found: set[str] = set()
+        for item in self.rows.program if self.queries > 1 else ():
+            if {"query", *found} & set().union(*map(names_of, statement_expressions(item))):
+                found.add(item.name)
+        return found
+
+    @property
+    def of_query(self) -> Iterator[str]:
+        """Statements that find what differs between the queries of a list."""
+        for item in self.rows.program:
+            if item.name in self._of_query:
+                yield self._statement(item, ())
 
     @property
     def offset(self) -> str:
@@ -82,6 +108,10 @@ class CudaRowListsText(RowLists, CudaListsText):
     @property
     def most(self) -> Expr:
         return self.rows.entries
+
+    @property
+    def stride(self) -> Expr:
+        return self.rows.stride
 
     @property
     def found(self) -> str:
