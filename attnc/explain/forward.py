@@ -315,6 +315,8 @@ def _describe_rows(rows: ListedRows) -> str:
     parts = ["finds the sequence of a packed query"] if rows.packed else []
     parts += [] if rows.keep == TRUE else ["drops keys that the rest of the mask forbids"]
     parts += [] if rows.page is None else ["looks up pages"]
+    if rows.queries > 1:
+        parts.append(f"unites the lists of {rows.queries} queries, whose heads share a tile")
     return f"a kernel before it {', '.join((*parts, 'writes rows of memory'))}: all of a list are visited"
 
 

@@ -162,7 +162,8 @@ class TileShape:
     and keys of the blocks that the mask lists, if it does: tiles divide them. packed: whether sequences of
     queries follow each other. segment: keys that tiles divide under `order = absolute(...)`, of which all
     schedules have the same; 0: there are none. is_one_segment: of all variants. shares_sums: there are
-    gradients beside a forward that decodes (`Target.refuse_wide_gradients`).
+    gradients beside a forward that decodes (`Target.refuse_wide_gradients`). unites: neighbouring queries can
+    share tiles over the union of their lists.
     """
 
     dtype: str
@@ -178,6 +179,7 @@ class TileShape:
     is_one_segment: bool = True
     shares_sums: bool = False
     narrow_cache: bool = False
+    unites: bool = False
 
     def divide(self, tiles: Tiles) -> Tiles:
         if self.segment and tiles.tile_kv is not None:

@@ -14,8 +14,8 @@ from attnc.expr.simplify import substitute
 from attnc.model.attention import Attention, Variant
 from attnc.model.dtypes import DType
 from attnc.model.schedule import Knob, Phase, Schedule
-from attnc.plan.fitting import unsupported
-from attnc.plan.listed_rows import lists_rows
+from attnc.plan.fitting import several_values, unsupported
+from attnc.plan.listed_rows import lists_rows, queries_together, unites_lists
 from attnc.plan.lists import (
     GROUP,
     KV_HEAD,
@@ -37,9 +37,10 @@ from attnc.source import Span
 def refuse_lists(variant: Variant, schedule: Schedule, target: Target) -> Iterator[Diagnostic]:
     """Yields why no kernel of the target can walk over the lists of this mask."""
     found = [node for node in walk(variant.attention.mask) if isinstance(node, InList)]
+    listing = listing_of(variant.attention)
+    yield from _refuse_union(variant.attention, listing, schedule)
     if not found:
         return
-    listing = listing_of(variant.attention)
     if not target.walks_lists:
         instead = "write a schedule for the target 'triton'"
         message = f"lists are not lowered to {schedule.target}"
@@ -54,6 +55,31 @@ def refuse_lists(variant: Variant, schedule: Schedule, target: Target) -> Iterat
         label, hint = "beside 'or' or below 'not'", "write it beside other conditions with 'and'"
         message = "a list that not every key has to be in is not lowered"
         yield unsupported(message, found[0].span, label, hint)
+
+
+def _refuse_union(
+    attention: Attention, listing: Listing | None, schedule: Schedule
+) -> Iterator[Diagnostic]:
+    """Yields why queries cannot share a tile over the union of their lists, where the schedule wants it."""
+    if not unites_lists(schedule):
+        return
+    knob, instead = schedule.forward["lists"], "remove 'lists = union': each query has tiles of its own"
+    if len(knob.choices) > 1:
+        yield several_values(knob)
+        return
+    label = ""
+    if listing is None:
+        label = "the mask has no list"
+    elif not (schedule.is_decode and packs_heads(schedule)):
+        label, instead = "heads fill tiles together", "write 'loops = [kv], pack = gqa'"
+    elif (listing.rows, listing.keys) != (1, 1):
+        label = "of lists of single keys, one for each query"
+    elif attention.q.storage.is_packed or "M" in attention.lengths:
+        label = "of queries of one sequence, all of which count"
+    elif queries_together(attention) == 1:
+        label = f"{WARPGROUP // 2} heads at most share keys, and how many is a number"
+    if label:
+        yield unsupported("a union of lists is not lowered here", knob.span, label, instead)
 
 
 def _refuse_listing(

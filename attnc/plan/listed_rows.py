@@ -20,6 +20,7 @@ from attnc.expr.interval import I32, SIZE
 from attnc.expr.nodes import TRUE, Binary, Call, Const, Dim, Expr, Index, InList, Load, Ref, Search, walk
 from attnc.expr.simplify import substitute
 from attnc.model.attention import Attention, Variant
+from attnc.model.dtypes import DType
 from attnc.model.schedule import Schedule
 from attnc.model.tensors import Dense, Paged, Ragged, Role, Tensor, group_size
 from attnc.plan.ir import Fetch, Let, Loop, Regions, Statement, fetch_expressions
@@ -60,6 +61,15 @@ def queries_together(attention: Attention) -> int:
             return min(TILE_ROWS >> (heads - 1).bit_length(), _MOST_QUERIES)
         case _:
             return 1
+
+
+def can_unite(attention: Attention) -> bool:
+    """Returns whether neighbouring queries can share tiles over the union of their lists."""
+    listing = listing_of(attention)
+    is_short = attention.q.storage.is_packed or "M" in attention.lengths
+    if listing is None or (listing.rows, listing.keys) != (1, 1) or is_short:
+        return False
+    return queries_together(attention) > 1 and not DType(attention.k.dtype).is_narrow
 
 
 def lists_rows(attention: Attention, schedule: Schedule, target: Target) -> bool:

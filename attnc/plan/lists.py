@@ -24,7 +24,7 @@ from attnc.plan.ir import Axis, Let, Loop, Regions
 from attnc.plan.ir.lists import ListMaking, ListWalk, Memory
 from attnc.plan.loads import is_nonnegative
 from attnc.plan.regions import LENGTH, START, partial_test
-from attnc.plan.signature import feature, longest
+from attnc.plan.signature import feature, group_in_words, longest
 from attnc.plan.steps import Q_ROWS, names_of, needed_for
 from attnc.plan.width import ends_of
 
@@ -89,7 +89,8 @@ def listing_of(attention: Attention) -> Listing | None:
     """Returns what the mask lists, beside the rest of it; None where it lists nothing, or not so that a
     walk could follow (`refuse_lists`).
     """
-    conjuncts = attention.mask.operands if isinstance(attention.mask, And) else (attention.mask,)
+    mask = substitute(attention.mask, group_in_words(attention))
+    conjuncts = mask.operands if isinstance(mask, And) else (mask,)
     listed = [conjunct for conjunct in conjuncts if isinstance(conjunct, InList)]
     if len(listed) != 1:
         return None

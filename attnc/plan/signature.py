@@ -22,12 +22,12 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from attnc.effort import memo_by_object
-from attnc.expr.nodes import Binary, Const, Dim, Expr, Load, children, rebuild, walk
+from attnc.expr.nodes import Binary, Const, Dim, Expr, Index, InList, Load, children, rebuild, walk
 from attnc.expr.simplify import substitute
 from attnc.model.attention import Attention
 from attnc.model.dtypes import DType
 from attnc.model.names import DIMS
-from attnc.model.tensors import Paged, Prefix, Role, Tensor, same_size
+from attnc.model.tensors import Paged, Prefix, Role, Tensor, group_size, same_size
 from attnc.plan.ir import Arg, Bind, Let
 from attnc.plan.ir.kernel import DotPart
 from attnc.plan.names import own_sizes
@@ -48,6 +48,8 @@ def normalise(attention: Attention) -> Attention:
     kv_heads = H if same_size(heads, kv) else kv if kv == Const(1) else HKV
     # A number stays a number in expressions: it may stand for something else there.
     mapping: dict[Expr, Expr] = {} if isinstance(heads, Const) else {heads: H}
+    if any(isinstance(node, InList) for node in walk(attention.mask)):
+        mapping |= group_in_words(attention)
     chosen = {name: None for name in size_names(attention) if name not in DIMS}
     own = own_sizes(tuple(chosen), tuple(tensor.name for tensor in attention.inputs))
     mapping |= {Dim(name): Dim(other) for name, other in own.items()}
@@ -67,6 +69,18 @@ def normalise(attention: Attention) -> Attention:
 
     made = attention.rewrite(fix, fix_tensor)
     return replace(made, mask=replace(saturate_far(made.mask), span=made.mask.span))
+
+
+def group_in_words(attention: Attention) -> dict[Expr, Expr]:
+    """Returns how the K/V head of a query head is spelled where the heads of a group are a number: 'h // G',
+    which lists of K/V heads are known by.
+    """
+    kv = _heads(attention.k)
+    match group_size(_heads(attention.q), kv):
+        case Const(value=int() as group) if group > 1 and kv != Const(1):
+            return {Binary("//", Index("h"), Const(group)): Binary("//", Index("h"), Dim("G"))}
+        case _:
+            return {}
 
 
 def size_names(attention: Attention) -> Iterator[str]:

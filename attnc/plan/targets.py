@@ -13,6 +13,7 @@ from attnc.model.program import Program
 from attnc.model.schedule import Knob, Schedule
 from attnc.model.variants import variants
 from attnc.plan.fitting import Tiles, TileShape, shape_of
+from attnc.plan.listed_rows import can_unite
 from attnc.plan.lists import adds_to_keys, listing_of
 from attnc.plan.signature import normalise
 from attnc.plan.sm80 import SM80
@@ -50,7 +51,10 @@ def shape_in(program: Program, name: str) -> TileShape:
         found, narrow_cache=any(shape.narrow_cache for shape in shapes), is_one_segment=is_one_segment
     )
     listing = listing_of(next(iter(variants(program, attention))).attention)
-    return found if listing is None else replace(found, listed=(listing.rows, listing.keys))
+    if listing is None:
+        return found
+    unites = all(can_unite(variant.attention) for variant in variants(program, attention))
+    return replace(found, listed=(listing.rows, listing.keys), unites=unites)
 
 
 def schedule_for(

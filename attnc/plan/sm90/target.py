@@ -155,10 +155,11 @@ class Sm90a(Target):
 
     def default_schedule(self, shape: TileShape) -> Iterator[str]:
         if _lists_rows(shape) and not shape.gradients and not shape.latent:
-            yield "loops = [kv], pack = gqa, split.kv = auto"
+            yield "loops = [kv], pack = gqa, split.kv = auto" + (", lists = union" if shape.unites else "")
             return
         if shape.width > WIDEST and (shape.latent or not shape.gradients or shape.shares_sums):  # prompts too
-            yield "loops = [kv], pack = gqa" + ("" if shape.segment else ", split.kv = auto")
+            more = "" if shape.segment else ", split.kv = auto"
+            yield f"loops = [kv], pack = gqa{more}" + (", lists = union" if shape.unites else "")
             return
         # tiles that see alike are as long as each other: there is no order to wait for, and a tile can be
         # claimed while the one before is copied

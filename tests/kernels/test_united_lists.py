@@ -1,0 +1,108 @@
+"""Queries of few heads that share tiles over the union of their lists: every query sees its own keys alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+
+from attnc.verify.subject import Subject
+from tests.kernels.test_lists import wrong
+from tests.targets import skip_without_compiler
+from tests.verify.judging import examples, subject_of_text
+
+TEXT = """attention a {
+  input q: ELEMENT[B, M, HEADS, 64]
+  input k: ELEMENT[B, N, KV, 64] K_STORAGE
+  input v: ELEMENT[B, N, KV, WIDTH] V_STORAGE
+  input idx: i32[LISTS, S]
+  EXTRAS
+  score = dot(q, k) / 8
+  mask = MASK
+  normalize = SOFTMAX
+  output o: ELEMENT[B, M, HEADS, WIDTH]
+  output lse: f32[B, HEADS, M]
+}
+
+schedule a for cuda.sm_90a {
+  loops = [kv], pack = gqa, lists = union, SCHEDULE
+}
+"""
+USUAL = {
+    "ELEMENT": "bf16",
+    "HEADS": "16",
+    "KV": "1",
+    "WIDTH": "64",
+    "K_STORAGE": "",
+    "V_STORAGE": "",
+    "LISTS": "B, M",
+    "EXTRAS": "",
+    "MASK": "listed(idx, rows = 1, keys = 1)",
+    "SOFTMAX": "softmax",
+    "SCHEDULE": "stages = 2",
+}
+PAGES = "via paged(table, page = 16)"
+CASES: Mapping[str, Mapping[str, str]] = {
+    "four queries a tile": {},
+    "of three heads of several keys, in splits": {
+        "HEADS": "6",
+        "KV": "2",
+        "LISTS": "B, 2, M",
+        "SCHEDULE": "split.kv in {auto, 3}",
+    },
+    "two queries of twenty heads, beside a mask and a sink": {
+        "HEADS": "20",
+        "EXTRAS": "input sink: f32[20]\n  input doc: i32[B, N]",
+        "MASK": "listed(idx, rows = 1, keys = 1) and causal and doc[b, q_pos] == doc[b, kv_idx]",
+        "SOFTMAX": "softmax(sink = sink[h])",
+        "ELEMENT": "f16",
+    },
+    "over pages, by a count and an element of each query": {
+        "HEADS": "16",
+        "KV": "2",
+        "K_STORAGE": PAGES,
+        "V_STORAGE": PAGES,
+        "LISTS": "M",
+        "EXTRAS": "input table: i32[B, P]\n  input n: i32[B]\n  length N = n[b]\n  input cnt: i64[M]\n"
+        "  input see: bool[B, 2, M, N]",
+        "MASK": "listed(idx, rows = 1, keys = 1, count = cnt) and see[b, h // 8, q_idx, kv_idx]",
+        "SCHEDULE": "split.kv = auto",
+    },
+    "two warpgroups share the columns of values that are in the keys": {
+        "HEADS": "8",
+        "WIDTH": "64",
+        "V_STORAGE": "via prefix(k)",
+        "SCHEDULE": "tile.kv = 32",
+    },
+    "softpick of other queries' lists": {
+        "MASK": "listed(idx[b, (q_idx + 1) % 5], keys = 1) and kv_idx % 3 != 1",
+        "SOFTMAX": "softpick",
+    },
+}
+
+
+def subject(**changes: str) -> Subject:
+    text = TEXT
+    for word, value in {**USUAL, **changes}.items():
+        text = text.replace(word, value)
+    return subject_of_text(text)
+
+
+SIZES = {"B": 2, "M": 11, "N": 190, "R": 5, "S": 60, "P": 9}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(x, marks=[] if i < 4 else [pytest.mark.nightly]) for i, x in enumerate(CASES)],
+)
+def test_queries_see_the_keys_of_their_own_lists(name: str) -> None:
+    skip_without_compiler("cuda.sm_90a")
+    assert not list(wrong(subject(**CASES[name]), SIZES, range(1, 1 + examples(2))))
+
+
+@pytest.mark.parametrize("keys", [1700, 17_000])
+def test_keys_of_several_words_of_a_thread_and_of_several_passes(keys: int) -> None:
+    """A thread has words of four keys; with 128 threads a pass has 16,384."""
+    skip_without_compiler("cuda.sm_90a")
+    made = subject(HEADS="8")
+    assert not list(wrong(made, {"B": 1, "M": 9, "N": keys, "S": 150}, range(1, 3)))
