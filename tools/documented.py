@@ -61,6 +61,7 @@ PROBES: Mapping[str, Mapping[str, str]] = {
     "pingpong": {"true": "pingpong = true", "false": "pingpong = false"},
     "registers": {"224": "registers = 224"},
     "convert": {"before": "convert = before", "tiles": "convert = tiles"},
+    "lists": {"each": "loops = [kv], pack = gqa, lists = each", "union": "loops = [kv], pack = gqa, lists = union"},
     "persistent": {"true": "persistent = true"},
     "order": {"longest_first": "order = longest_first"},
     "maxnreg": {"168": "backward {\nmaxnreg = 168\n}"},
@@ -95,6 +96,14 @@ _LATENT = {
     "k": "input k: f16[B, N, 1, 576]",
     "v": "input v: f16[B, N, 1, 512] via prefix(k)",
     "o": "output o: f16[B, M, G, 512]",
+}
+#: Eight heads that select keys together, of which eight queries fill a tile.
+_OF_EIGHT_HEADS = {
+    "q": "input q: f16[B, M, 8, 64]",
+    "k": "input k: f16[B, N, 1, 64]",
+    "v": "input v: f16[B, N, 1, 64]",
+    "o": "output o: f16[B, M, 8, 64]",
+    "more": "input chosen: i32[B, M, S]",
 }
 #: Rows of the table of what is compiled: the statements that differ from the plain ones.
 FEATURES: Mapping[str, Mapping[str, str]] = {
@@ -157,8 +166,9 @@ def is_compiled(text: str) -> bool:
 
 
 def _compiles(target: str, changes: Mapping[str, str], setting: str = "tile.kv = 64") -> bool:
+    mask = "listed(chosen, rows = 1, keys = 1)" if "chosen" in changes.get("more", "") else "causal"
     statements = "\n".join(
-        [*({**_PLAIN, **changes}.values()), "score = dot(q, k) / sqrt(64)", "mask = causal"]
+        [*({**_PLAIN, **changes}.values()), "score = dot(q, k) / sqrt(64)", f"mask = {mask}"]
     )
     return is_compiled(
         f"attention probe {{\n{statements}\n}}\nschedule probe for {target} {{\n{setting}\n}}\n"
@@ -210,6 +220,8 @@ def _changes(setting: str) -> Mapping[str, str]:
     """Returns the statements that an attention has to have for a setting to mean something."""
     if "backward" in setting:
         return {"more": "grad q, k, v"}
+    if "lists" in setting:
+        return _OF_EIGHT_HEADS
     return _LATENT if "tile.d = 256" in setting else {}
 
 

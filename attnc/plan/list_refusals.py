@@ -71,13 +71,13 @@ def _refuse_union(
     if listing is None:
         label = "the mask has no list"
     elif not (schedule.is_decode and packs_heads(schedule)):
-        label, instead = "heads fill tiles together", "write 'loops = [kv], pack = gqa'"
+        label, instead = "tiles have one head", "write 'loops = [kv], pack = gqa'"
     elif (listing.rows, listing.keys) != (1, 1):
         label = "of lists of single keys, one for each query"
     elif attention.q.storage.is_packed or "M" in attention.lengths:
         label = "of queries of one sequence, all of which count"
     elif queries_together(attention) == 1:
-        label = f"{WARPGROUP // 2} heads at most share keys, and how many is a number"
+        label = f"of at most {WARPGROUP // 2} heads that share keys, as a number"
     if label:
         yield unsupported("a union of lists is not lowered here", knob.span, label, instead)
 

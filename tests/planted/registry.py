@@ -50,6 +50,7 @@ from tests.planted import (
     triton_softpick,
     triton_sticks,
     triton_weights,
+    united_lists,
 )
 from tests.planted.bug import Bug
 
@@ -102,6 +103,7 @@ PARTS: Mapping[str, tuple[Bug, ...]] = {
     **_by_target("precision", precision.BUGS),
     **_by_target("forms", cuda_forms.BUGS),
     **_by_target("rows of lists", row_lists.BUGS),
+    "united lists": united_lists.BUGS,
 }
 #: By `part: name`, which is how data and tests call them.
 BUGS: Mapping[str, Bug] = {f"{part}: {bug.name}": bug for part, bugs in PARTS.items() for bug in bugs}

@@ -22,7 +22,7 @@ class Sm90DecodeText(CudaDecodeText):
     """What `templates/sm90/decode.cu.jinja`, `decode_warps.cu.jinja` and their parts print; scores, masks and
     splits are as for `cuda.sm_80`.
 
-    unites: whether queries of a tile have one list of keys; starts_early: whether the first tile is known before any length is; splits_in_turn: whether splits take
+    starts_early: whether the first tile is known before any length is; splits_in_turn: whether splits take
     tiles in turn; unseen_values: whether rows of v in a partial tile have to be made zero; clears_values:
     whether consumers do so for all.
     """
@@ -41,7 +41,6 @@ class Sm90DecodeText(CudaDecodeText):
         self.lists = lists_text(module, self.dtypes)
         by_entry, pages = self.lists is not None, self.lists.page_rows if self.lists else ""
         self.rows = replace(self.rows, page=layout.page, by_entry=by_entry, listed_pages=pages)
-        self.unites = self.lists is not None and self.lists.queries > 1
         self.starts_early = knows_first_tile(kernel) and self.lists is None and not self.segment
         self.splits_in_turn = bool(kernel.split and kernel.split.in_turn and not self.segment)
         if self.split is not None:

@@ -1,0 +1,66 @@
+"""Bugs planted where queries share tiles over the union of their lists: what the list has, which query a bit
+is of, and who reads it.
+"""
+
+from __future__ import annotations
+
+from tests.planted.bug import HopperBug
+
+BUGS: tuple[HopperBug, ...] = (
+    HopperBug(
+        name="the bit of a neighbour",
+        attention="hopper_united_lists",
+        story="bits were counted from the other end",
+        anchor="(key - first) % 4 * 8 + place)",
+        patch="(key - first) % 4 * 8 + (place ^ 1))",
+    ),
+    HopperBug(
+        name="keys of the union for all its queries",
+        attention="hopper_united_lists",
+        story="a list was thought to be that of every query of a tile",
+        anchor="listed[j] & query_bit[r] << 8 * c ?",
+        patch="true ?",
+    ),
+    HopperBug(
+        name="the byte of the key before",
+        attention="hopper_united_lists",
+        story="a thread has two keys side by side, and tested one",
+        anchor="listed[j] & query_bit[r] << 8 * c ?",
+        patch="listed[j] & query_bit[r] ?",
+    ),
+    HopperBug(
+        name="both rows of a thread for one query",
+        attention="hopper_united_lists",
+        story="a query was thought to have sixteen rows",
+        anchor="1u << (16 * warp + g + 8) / query_rows",
+        patch="1u << (16 * warp + g) / query_rows",
+    ),
+    HopperBug(
+        name="the list of the first tile",
+        attention="hopper_united_lists",
+        story="lists were counted by queries, and are by tiles",
+        anchor="q_lo / 8;",
+        patch="q_lo / 64;",
+    ),
+    HopperBug(
+        name="the first of four keys",
+        attention="hopper_united_lists",
+        story="a word was taken for a key",
+        anchor="row[1 + at++] = first + 4 * word + byte;",
+        patch="row[1 + at++] = first + 4 * word;",
+    ),
+    HopperBug(
+        name="the causal mask of the first query",
+        attention="hopper_united_lists",
+        story="what a query sees was found once for all queries of a tile",
+        anchor="return kv_idx <= query + N - M;",
+        patch="return kv_idx <= query_lo + N - M;",
+    ),
+    HopperBug(
+        name="entries of lists of the first query",
+        attention="hopper_united_lists",
+        story="the queries of a tile were thought to have one list of the caller's",
+        anchor="(query) * args.stride_idx_1",
+        patch="(query_lo) * args.stride_idx_1",
+    ),
+)
