@@ -61,7 +61,10 @@ PROBES: Mapping[str, Mapping[str, str]] = {
     "pingpong": {"true": "pingpong = true", "false": "pingpong = false"},
     "registers": {"224": "registers = 224"},
     "convert": {"before": "convert = before", "tiles": "convert = tiles"},
-    "lists": {"each": "loops = [kv], pack = gqa, lists = each", "union": "loops = [kv], pack = gqa, lists = union"},
+    "lists": {
+        "each": "loops = [kv], pack = gqa, lists = each",
+        "union": "loops = [kv], pack = gqa, lists = union",
+    },
     "persistent": {"true": "persistent = true"},
     "order": {"longest_first": "order = longest_first"},
     "maxnreg": {"168": "backward {\nmaxnreg = 168\n}"},

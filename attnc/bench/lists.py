@@ -81,7 +81,15 @@ class ListBenchmark(Contest[ListCell, ListInputs], Benchmark[ListCell, Sequence[
 
     def _markdown(self, results: Sequence[Result[ListCell]], machine: Mapping[str, str]) -> str:
         peers = [PEERS[name] for name in self.peers]
-        head = ["bf16", "us", "attnc", "added in any order", "Triton", "of the dense rate", "of the dense time"]
+        head = [
+            "bf16",
+            "us",
+            "attnc",
+            "added in any order",
+            "Triton",
+            "of the dense rate",
+            "of the dense time",
+        ]
         head += [*(peer.title for peer in peers), "to the best"]
         reasons = (f"{name}: {why}" for result in results for name, why in result.missing.items())
         return document(

@@ -57,9 +57,7 @@ def refuse_lists(variant: Variant, schedule: Schedule, target: Target) -> Iterat
         yield unsupported(message, found[0].span, label, hint)
 
 
-def _refuse_union(
-    attention: Attention, listing: Listing | None, schedule: Schedule
-) -> Iterator[Diagnostic]:
+def _refuse_union(attention: Attention, listing: Listing | None, schedule: Schedule) -> Iterator[Diagnostic]:
     """Yields why queries cannot share a tile over the union of their lists, where the schedule wants it."""
     if not unites_lists(schedule):
         return

@@ -35,7 +35,9 @@ class HeadPack:
     def rows_of_query(self) -> str:
         """The statement that says how many rows a query has where some of them have no head."""
         if self.padded:
-            return f"constexpr int query_rows = {self.padded};  // of a query: its heads, and rows that are none"
+            return (
+                f"constexpr int query_rows = {self.padded};  // of a query: its heads, and rows that are none"
+            )
         whole = f"({self.alone} + BLOCK_M - 1) / BLOCK_M * BLOCK_M"
         return f"const int query_rows = {whole};  // of a query: its heads, and rows that are none"
 
@@ -76,6 +78,4 @@ def pack_of(kernel: Forward | Decode) -> HeadPack:
         alone, padded = scalar(kernel.pack.group), kernel.pack.padded
     group = "" if walk.group is None else scalar(walk.group)
     h_kv = scalar(kernel.kv_head)
-    return HeadPack(
-        group=group, alone=alone, padded=padded, head=walk.head, heads=walk.heads, h_kv=h_kv
-    )
+    return HeadPack(group=group, alone=alone, padded=padded, head=walk.head, heads=walk.heads, h_kv=h_kv)
