@@ -82,7 +82,10 @@ class ListCell:
 
     @property
     def form(self) -> ListCell:
-        return replace(self, model="", batch=1, queries=1, keys=1, entries=1, shared=0.0, heads=1, kv_heads=1)
+        heads = self.heads if self.latent else 1
+        return replace(
+            self, model="", batch=1, queries=1, keys=1, entries=1, shared=0.0, heads=heads, kv_heads=1
+        )
 
     @property
     def differentiated(self) -> tuple[str, ...]:
@@ -91,19 +94,21 @@ class ListCell:
 
     def spec(self, *, dense: bool = False) -> str:
         """Returns the spec of attnc, without a schedule. dense: over all keys."""
-        v = f"v: bf16[B, N, Hkv, {self.value}]"
-        kv = f"input k: bf16[B, N, Hkv, {self.width}]\n  input {v}{' via prefix(k)' if self.latent else ''}"
+        heads, kv_heads = (str(self.heads), "1") if self.latent else ("Hkv * G", "Hkv")
+        v = f"v: bf16[B, N, {kv_heads}, {self.value}]"
+        kv = f"input k: bf16[B, N, {kv_heads}, {self.width}]\n  input {v}"
+        kv += " via prefix(k)" if self.latent else ""
         listed = f"listed(idx, rows = {self.rows}, keys = {self.block})"
         conditions = ([] if dense else [listed]) + ["causal"] * self.causal
         mask = f"mask = {' and '.join(conditions)}" if conditions else ""
         return f"""attention lists {{
-  input q: bf16[B, M, Hkv * G, {self.width}]
+  input q: bf16[B, M, {heads}, {self.width}]
   {kv}
-  {"" if dense else f"input idx: i32[B, Hkv, {'M' if self.rows == 1 else 'R'}, S] is distinct"}
+  {"" if dense else f"input idx: i32[B, {kv_heads}, {'M' if self.rows == 1 else 'R'}, S] is distinct"}
   score = dot(q, k) / sqrt({self.width})
   {mask}
   normalize = softmax
-  output o: bf16[B, M, Hkv * G, {self.value}]
+  output o: bf16[B, M, {heads}, {self.value}]
   {f"grad {', '.join(self.differentiated)}" if self.job == "gradients" else ""}
 }}
 """

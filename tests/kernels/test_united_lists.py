@@ -1,4 +1,4 @@
-"""Queries of few heads that share tiles over the union of their lists: every query sees its own keys alone."""
+"""Queries of few heads that share tiles over the union of their lists: each sees its own keys alone."""
 
 from __future__ import annotations
 

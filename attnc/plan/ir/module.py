@@ -101,9 +101,10 @@ class ListedRows:
 
     lines: sizes of what there is a list of: sequences, K/V heads where `by_head`, queries, or as many of them
     together as `queries` says. Such a list has all keys that any of these lists, and behind its rows a byte
-    for each, with a bit for every query that lists it. entries: rows that a list has at most. packed: sequences of queries follow each other, and there is one line for each row of
-    memory. marks: rows of memory that are no query of a sequence have lists of length -1, since a denominator
-    without keys would show: a sink, or what softpick adds.
+    for each, with a bit for every query that lists it. entries: rows that a list has at most. packed:
+    sequences of queries follow each other, and there is one line for each row of memory. marks: rows of
+    memory that are no query of a sequence have lists of length -1, since a denominator without keys would
+    show: a sink, or what softpick adds.
 
     program: what is found of a list first, from `b`, `h_kv` and `query`, or the row of memory `query_row`;
     is_query: whether a query of a sequence has the list; indices: which list of the caller's it is made of;

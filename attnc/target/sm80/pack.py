@@ -17,10 +17,10 @@ class HeadPack:
 
     group: str
     alone: str
-    padded: int
     head: str
     heads: str
     h_kv: str
+    padded: int = 0
 
     @property
     def rows(self) -> str:
@@ -34,12 +34,10 @@ class HeadPack:
     @property
     def rows_of_query(self) -> str:
         """The statement that says how many rows a query has where some of them have no head."""
+        kind, rows = "const", f"({self.alone} + BLOCK_M - 1) / BLOCK_M * BLOCK_M"
         if self.padded:
-            return (
-                f"constexpr int query_rows = {self.padded};  // of a query: its heads, and rows that are none"
-            )
-        whole = f"({self.alone} + BLOCK_M - 1) / BLOCK_M * BLOCK_M"
-        return f"const int query_rows = {whole};  // of a query: its heads, and rows that are none"
+            kind, rows = "constexpr", str(self.padded)
+        return f"{kind} int query_rows = {rows};  // of a query: its heads, and rows that are none"
 
     def all_rows(self, queries: str) -> str:
         return f"{queries} * {self.rows}" if self.rows else queries
