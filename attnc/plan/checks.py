@@ -150,7 +150,8 @@ def _beside_lists(attention: Attention) -> tuple[str, ...]:
     if listing.keys == 1:
         rows = "lists of tokens become rows of memory"
         return (f"pack k and v, too, or write a schedule for 'cuda.sm_90a': {rows}",)
-    return ("give sequences an axis B, and lengths: 'length M = ...'",)
+    rows = "write a schedule for 'cuda.sm_90a' with 'loops = [kv], pack = gqa': blocks become rows of memory"
+    return ("give sequences an axis B, and lengths: 'length M = ...'", f"or {rows}")
 
 
 def refuse_cut_tiles(knobs: Mapping[str, Knob]) -> Iterator[Diagnostic]:

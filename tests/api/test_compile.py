@@ -223,3 +223,26 @@ def test_blocks_that_packed_queries_select_need_no_schedule_on_hopper(lists: str
         warnings.simplefilter("error")
         family = attnc.compile(PACKED_BLOCKS.replace("LISTS", lists).replace("MASK", mask), cache=False)
     assert family.target == "cuda.sm_90a"
+
+
+BLOCKS = """
+attention blocks {
+  input q: bf16[B, M, Hkv * G, 128]
+  input k, v: bf16[B, N, Hkv, 128]
+  input selected: i32[B, M, Hkv, S]
+  score = dot(q, k) / sqrt(128)
+  mask = listed(selected, rows = 1, keys = 64) and causal
+  normalize = softmax
+  output o: bf16[B, M, Hkv * G, 128]
+}
+"""
+
+
+@pytest.mark.usefixtures("hopper")
+def test_blocks_that_each_query_selects_run_on_hopper_where_a_caller_names_it() -> None:
+    """And on Triton, which is faster, where nobody does."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert attnc.compile(BLOCKS, cache=False).target == "triton"
+        named = attnc.compile(BLOCKS, target="cuda.sm_90a", cache=False)
+    assert "loops = [kv], pack = gqa" in named.spec

@@ -343,13 +343,13 @@ SM90A = Sm90a(name=TARGET, devices=(DEVICES["sm_90"],))
 
 
 def _lists_rows(shape: TileShape) -> bool:
-    """Returns whether lists become rows of memory: of single keys, and of blocks where Triton, which is
-    faster, takes no packed queries.
+    """Returns whether lists become rows of memory: of single keys, of blocks of each query, and of others
+    that no tile of whole warpgroups has, where Triton, which is faster, takes no packed queries.
     """
     if shape.listed is None:
         return False
     rows, keys = shape.listed
-    return keys == 1 or (shape.packed and (rows == 0 or rows % WGMMA_ROWS != 0))
+    return 1 in (rows, keys) or (shape.packed and (rows == 0 or rows % WGMMA_ROWS != 0))
 
 
 def layout_of(kernel: OutputKernel) -> Sm90Layout:
