@@ -1,5 +1,5 @@
-"""What values an expression can have: which integers, as plain numbers; between which scalars it lies over a
-tile; and where it may be no finite number.
+"""What values an expression can have: which integers, as plain numbers, and between which scalars it lies
+over a tile.
 
 `range_of` decides where 32 bits suffice. Sizes, and so positions, stay below 2^30; a loaded integer is
 anything that its type holds; a parameter is itself. Sums of positions are bounded together and not term
@@ -12,13 +12,13 @@ skip the tile; `must`: no mask code; else partial. Every integer comparison is a
 with 0 (`affine`), hence exact over the box when the atoms are indices; other atoms have intervals of
 their own. Sound by construction: each rule gives an interval that holds the value of every element, and
 what has no rule has no bounds. Float bounds use the operations of the float expression itself, which
-round monotonically; products fused with sums may differ from them in the last bit.
+round monotonically; products fused with sums may differ from them in the last bit. Where an element may be
+no number, so are they.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, reduce
 from typing import TypeAlias
@@ -33,7 +33,6 @@ from attnc.expr.construct import (
     conj,
     disj,
     floordiv,
-    in_float32,
     maximum,
     minimum,
     mod,
@@ -44,7 +43,7 @@ from attnc.expr.construct import (
     sub,
     where,
 )
-from attnc.expr.functions import REAL
+from attnc.expr.finite import is_finite
 from attnc.expr.nodes import (
     FALSE,
     TRUE,
@@ -68,7 +67,7 @@ from attnc.expr.nodes import (
     uses,
     walk,
 )
-from attnc.expr.simplify import nnf, substitute
+from attnc.expr.simplify import nnf
 
 # --- integers
 
@@ -100,8 +99,9 @@ I32 = Range(-(1 << 31), (1 << 31) - 1)
 I64 = Range(-(1 << 63), (1 << 63) - 1)
 BYTE = Range(0, 255)
 NEAR = Range(-POSITION, POSITION)
-#: What leaves room in 64 bits for what bounds add, and for a change of sign.
-_ROOM = Range(-(1 << 62), 1 << 62)
+#: What leaves room in 64 bits for what bounds add, and for a change of sign; a term beyond the second leaves
+#: none for others like it.
+_ROOM, _TERM = Range(-(1 << 62), 1 << 62), Range(-(1 << 60), 1 << 60)
 
 
 @lru_cache(maxsize=1 << 14)
@@ -196,7 +196,7 @@ def within_64_bits(total: Affine, besides: str = "") -> Affine:
     """
     if range_of_sum(total).is_within(_ROOM):
         return total
-    far = [(atom, c) for atom, c in total.terms if not range_of(atom).is_within(_ROOM)]
+    far = far_terms(total)
     if len(far) != 1:
         return total
     ((atom, c),) = far
@@ -207,6 +207,26 @@ def within_64_bits(total: Affine, besides: str = "") -> Affine:
         return total
     most = max(-rest.lo, rest.hi) // abs(c) + 1
     return total + (affine(maximum(minimum(atom, Const(most)), Const(-most))) - affine(atom)) * c
+
+
+def far_terms(total: Affine) -> list[tuple[Expr, int]]:
+    """Returns the terms of a sum beside which 64 bits have no room for others like them."""
+    return [(atom, c) for atom, c in total.terms if not range_of_sum(affine(atom) * c).is_within(_TERM)]
+
+
+def strays(left: Expr, right: Expr) -> bool:
+    """Returns whether terms may not change sides of a comparison: both sides are far integers of 64 bits, and
+    one is a sum, `kv_idx + a[b] // 2 <= c[b]`. Sums that may leave 64 bits as they stand are not defined, and
+    so are none.
+    """
+    sides = affine(left), affine(right)
+    return (
+        all(map(far_terms, sides))
+        and any(len(side.terms) > 1 or side.const for side in sides)
+        and range_of(left).is_within(I64)
+        and range_of(right).is_within(I64)
+        and not range_of_sum(sides[0] - sides[1]).is_within(_ROOM)
+    )
 
 
 def _ends(found: Range) -> tuple[int, ...]:
@@ -220,6 +240,8 @@ def _hull(values: Iterable[int]) -> Range:
 
 def _range_of_rounded(whole: Range, size: Range) -> Range:
     """Returns the range of x // size * size, which is x or up to size - 1 less; 0 if the size is 0."""
+    if size.lo == size.hi > 0:
+        return Range(whole.lo // size.lo * size.lo, whole.hi)
     if size.lo <= 0:
         return Range(min(whole.lo + size.lo - 1, whole.lo - size.hi, 0), max(whole.hi - size.lo, whole.hi, 0))
     return Range(max(whole.lo - size.hi + 1, 0) if whole.lo >= 0 else whole.lo - size.hi + 1, whole.hi)
@@ -273,6 +295,8 @@ def _classify(mask: Expr) -> tuple[Expr, Expr]:
             return _classify_not(operand)
         case Compare(op=op, left=left, right=right) if "float" in (left.type, right.type):
             return _classify_float(op, bounds(left), bounds(right))
+        case Compare(left=left, right=right) if strays(left, right):
+            return (mask, mask) if is_scalar(mask) else (TRUE, FALSE)
         case Compare(op="==", left=left, right=right):
             return _classify_equal(within_64_bits(affine(left) - affine(right)))
         case Compare(op=op, left=left, right=right):
@@ -377,10 +401,10 @@ def bounds_of_atom(expr: Expr) -> Interval:
             return Interval(a.hi and neg(a.hi), a.lo and neg(a.lo))
         case Binary(op="+", left=left, right=right):
             a, b = bounds(left), bounds(right)
-            return Interval(_both(add, a.lo, b.lo), _both(add, a.hi, b.hi))
+            return _or_nan(Interval(_both(add, a.lo, b.lo), _both(add, a.hi, b.hi)), _infinite_ends(a, b))
         case Binary(op="-", left=left, right=right):
             a, b = bounds(left), bounds(right)
-            return Interval(_both(sub, a.lo, b.hi), _both(sub, a.hi, b.lo))
+            return _or_nan(Interval(_both(sub, a.lo, b.hi), _both(sub, a.hi, b.lo)), _infinite_ends(a, b))
         case Binary(op="*", left=left, right=right):
             return _bounds_of_product(bounds(left), bounds(right))
         case Binary(op="//", left=left, right=right) if _is_positive(right):
@@ -443,7 +467,38 @@ def _bounds_of_product(a: Interval, b: Interval) -> Interval:
     if a.lo is None or a.hi is None or b.lo is None or b.hi is None:
         return UNKNOWN
     corners = [normalize(mul(x, y)) for x in dict.fromkeys((a.lo, a.hi)) for y in dict.fromkeys((b.lo, b.hi))]
-    return Interval(reduce(_smaller, corners), reduce(_larger, corners))
+    infinite = [*_infinite_beside(a, b), *_infinite_beside(b, a)] if corners[0].type == "float" else []
+    return _or_nan(Interval(reduce(_smaller, corners), reduce(_larger, corners)), infinite)
+
+
+def _infinite_beside(factor: Interval, other: Interval) -> list[Expr]:
+    """Returns the ends of a factor which, if infinite, make no number of a 0 between the ends of the other; a
+    0 at an end shows in the product of that end.
+    """
+    if factor.lo is None or other.lo is None or other.hi is None or other.lo == other.hi:
+        return []
+    if at_least(other.lo, ZERO) or at_least(ZERO, other.hi):
+        return []
+    return [end for end in dict.fromkeys((factor.lo, factor.hi)) if end is not None and not is_finite(end)]
+
+
+def _infinite_ends(a: Interval, b: Interval) -> list[Expr]:
+    """Returns the ends of two terms which, if infinite, may make no number of a sum between its bounds: those
+    of two that vary.
+    """
+    if a.lo == a.hi or b.lo == b.hi:
+        return []
+    return [end for end in (a.lo, a.hi) if end is not None and end.type == "float" and not is_finite(end)]
+
+
+def _or_nan(found: Interval, infinite: Sequence[Expr]) -> Interval:
+    """Returns bounds that are no numbers where one of these is infinite: an element may be none then, which
+    is below and above nothing.
+    """
+    for end in infinite:
+        nothing = Binary("*", Const(0.0), end)
+        found = Interval(_both(add, found.lo, nothing), _both(add, found.hi, nothing))
+    return found
 
 
 def _bounds_of_remainder(x: Interval, size: Expr) -> Interval:
@@ -488,102 +543,3 @@ def _any(join: Join, a: Expr | None, b: Expr | None, type_: Type) -> Expr | None
     if type_ == "float":
         return _both(join, a, b)
     return b if a is None else a if b is None else join(a, b)
-
-
-# --- where a value may be no finite number
-
-
-_ANY = frozenset({math.inf, -math.inf, math.nan})
-
-
-def is_finite(value: Expr) -> bool:
-    """Returns whether the value is a finite number wherever its indices are: it reads nothing and divides by
-    nothing.
-    """
-    return not any(
-        isinstance(node, Dot | Load)
-        or (isinstance(node, Ref) and node.type == "float")
-        or (isinstance(node, Binary) and node.op == "/")
-        or (isinstance(node, Call) and node.function in REAL and REAL[node.function].has_pole is not None)
-        or _is_infinite(node)
-        for node in walk(value)
-    )
-
-
-def has_pole(value: Expr) -> bool:
-    """Returns whether the value may be no finite number at zeros, which is what rows and keys past the end
-    are loaded as.
-    """
-    return any(map(_may_be_pole, walk(value)))
-
-
-def outgrows(score: Expr) -> bool:
-    """Returns whether the score may be +inf or no number at zeros, so that exp2(score - inf) is not 0. The
-    -inf of an excluded key does no harm.
-    """
-    return has_pole(score) or not _infinities(score) <= {-math.inf}
-
-
-def may_exclude(score: Expr) -> bool:
-    """Returns whether the score may be -inf, which excludes a key: by an input, a constant, or a logarithm of
-    0.
-    """
-    return any(
-        (isinstance(node, Load) and node.type == "float")
-        or _is_infinite(node)
-        or (isinstance(node, Call) and node.function in REAL and _may_be_minus_infinity(node.function))
-        for node in walk(score)
-    )
-
-
-def _may_be_pole(node: Expr) -> bool:
-    match node:
-        case Binary(op="/", right=right):
-            return not _at_zeros(right)  # unknown, or 0
-        case Call(function=function, args=(x,)) if function in REAL:
-            has_pole, at = REAL[function].has_pole, _at_zeros(x)
-            return has_pole is not None and (at is None or has_pole(at))
-        case _:
-            return False
-
-
-def _may_be_minus_infinity(function: str) -> bool:
-    return REAL[function].low == -math.inf and REAL[function].has_pole is not None
-
-
-def _at_zeros(value: Expr) -> float | None:
-    found = number(substitute(value, {Dot(): Const(0.0)}))
-    return None if found is None else float(found)
-
-
-def _is_infinite(node: Expr) -> bool:
-    """Returns whether it is a constant that kernels take for an infinite one, with a factor of log2(e)."""
-    value = number(node)
-    return isinstance(value, float) and math.isinf(in_float32(value * math.log2(math.e)))
-
-
-def _infinities(value: Expr) -> frozenset[float]:
-    """Returns what the value may be because of infinite constants in it: +inf, -inf, NaN."""
-    match value:
-        case Const(value=constant):
-            infinite = isinstance(constant, float) and _is_infinite(value)
-            return frozenset({math.copysign(math.inf, constant)} if infinite else ())
-        case Neg(operand=operand):
-            return frozenset(-end for end in _infinities(operand))
-        case Binary(op="+" | "-" as op, left=left, right=right):
-            ends = _infinities(left), _infinities(right if op == "+" else Neg(right))
-            opposed = any(-end in ends[1] for end in ends[0] if math.isinf(end))
-            return ends[0] | ends[1] | ({math.nan} if opposed else frozenset())
-        case (
-            Binary(op="*", left=Const(value=factor), right=rest)
-            | Binary(op="*" | "/", left=rest, right=Const(value=factor))
-        ) if factor and math.isfinite(factor):
-            return frozenset(end * math.copysign(1, factor) for end in _infinities(rest))
-        case Call(function="where", args=(_, first, second)):
-            return _infinities(first) | _infinities(second)
-        case Call(function="min" | "max" as function, args=(first, second)):
-            ends = _infinities(first), _infinities(second)
-            absorbing = -math.inf if function == "min" else math.inf
-            return (ends[0] & ends[1]) | {end for end in ends[0] | ends[1] if end != -absorbing}
-        case _:
-            return _ANY if any(map(_is_infinite, walk(value))) else frozenset()

@@ -31,16 +31,34 @@ from attnc.expr.affine import (
     shift,
     smaller,
 )
-from attnc.expr.construct import MIRRORED, ZERO, compare, conj, disj, floordiv, negate, number, sub, where
+from attnc.expr.construct import (
+    MIRRORED,
+    ZERO,
+    compare,
+    conj,
+    disj,
+    floordiv,
+    maximum,
+    minimum,
+    negate,
+    number,
+    sub,
+    where,
+)
+from attnc.expr.finite import is_finite
 from attnc.expr.interval import (
     I64,
+    NEAR,
     Interval,
+    Range,
     bounds,
     bounds_of_sum,
     classify,
-    is_finite,
+    far_terms,
     is_scalar,
     range_of,
+    range_of_sum,
+    strays,
     within_64_bits,
 )
 from attnc.expr.nodes import (
@@ -317,9 +335,15 @@ def _solve(mask: Expr, var: Var) -> Solution:
         case Compare(op=op, left=left, right=right) if "float" in (left.type, right.type):
             return _solve_float(op, left, right, var)
         case Compare(op=op, left=left, right=right):
-            return _solve_compare(op, affine(left) - affine(right), var)
+            return _solve_sides(op, left, right, var)
         case _:
             return leave_unsolved(mask)
+
+
+def _solve_sides(op: CompareOp, left: Expr, right: Expr, var: Var) -> Solution:
+    if strays(left, right):
+        return leave_unsolved(compare(op, left, right))
+    return _solve_compare(op, affine(left) - affine(right), var)
 
 
 def _solve_compare(op: CompareOp, d: Affine, var: Var) -> Solution:
@@ -345,7 +369,8 @@ def _at_most_zero(d: Affine, var: Var) -> Solution:
     d = within_64_bits(d, besides=var)
     found = [(atom, c) for atom, c in d.terms if var in uses(atom)]
     if not found:
-        may, must = classify(compare("<=", d.expr, ZERO))
+        is_next = d.const == 1 and len(far_terms(d)) > 1  # a < b, where b - 1 may leave 64 bits
+        may, must = classify(compare("<", (d - 1).expr, ZERO) if is_next else compare("<=", d.expr, ZERO))
         return Solution(Run(guard=may), Run(guard=must))
     if len(found) > 1:
         return leave_unsolved(compare("<=", d.expr, ZERO))
@@ -375,26 +400,19 @@ def _half_line(c: int, rest: Interval) -> Solution:
 
 
 def _solve_atom(op: Literal["<=", ">="], atom: Expr, x: Affine, var: Var) -> Solution:
-    def both(a: Affine, b: Affine) -> Solution:
-        return conjunction(_at_most_zero(a, var), _at_most_zero(b, var))
-
-    def either(a: Affine, b: Affine) -> Solution:
-        return disjunction(_at_most_zero(a, var), _at_most_zero(b, var), var)
-
     match atom:
         case Binary(op="//", left=left, right=Const(value=int(size))) if size > 0:
-            if op == "<=":
-                return _at_most_zero(affine(left) - x * size - (size - 1), var)
-            return _at_most_zero(x * size - affine(left), var)
+            return _solve_quotient(op, affine(left), size, range_of(atom), x, var)
         case Call(function="abs", args=(inner,)):
             y = affine(inner)
-            return both(y - x, -y - x) if op == "<=" else either(x - y, x + y)
+            if op == "<=":
+                return conjunction(_at_most_zero(y - x, var), _at_most_zero(-y - x, var))
+            return disjunction(_at_most_zero(x - y, var), _at_most_zero(x + y, var), var)
         case Call(function="min" | "max" as function, args=(left, right)):
-            join = either if (function == "min") == (op == "<=") else both
-            a, b = affine(left), affine(right)
-            return join(a - x, b - x) if op == "<=" else join(x - a, x - b)
+            a, b = (_solve_sides(op, operand, x.expr, var) for operand in (left, right))
+            return disjunction(a, b, var) if (function == "min") == (op == "<=") else conjunction(a, b)
         case Call(function="where", args=(condition, left, right)):
-            then, other = (_solve_compare(op, affine(branch) - x, var) for branch in (left, right))
+            then, other = (_solve_sides(op, branch, x.expr, var) for branch in (left, right))
             takes = _solve(nnf(condition), var), _solve(nnf(negate(condition)), var)
             return disjunction(conjunction(takes[0], then), conjunction(takes[1], other), var)
         case Load(is_sorted=True):
@@ -406,6 +424,38 @@ def _solve_atom(op: Literal["<=", ">="], atom: Expr, x: Affine, var: Var) -> Sol
             return solve_sorted(">", atom, (x - 1).expr, var)
         case _:
             return leave_unsolved(compare(op, atom, x.expr))
+
+
+def _solve_quotient(
+    op: Literal["<=", ">="], left: Affine, size: int, quotients: Range, x: Affine, var: Var
+) -> Solution:
+    """Solves left // size <op> x: left <= x * size + size - 1, or left >= x * size.
+
+    Where that product may leave 64 bits though x does not, x is first brought to where it decides alike. Of
+    `quotients`, all that left // size can be, the ends have products that left can be; beyond them x keeps
+    everything or nothing.
+    """
+
+    def below(limit: Affine) -> Affine:
+        return left - limit if op == "<=" else limit - left
+
+    bound = x * size + (size - 1 if op == "<=" else 0)
+    d = within_64_bits(below(bound), besides=var)
+    if range_of_sum(d).is_within(I64) or range_of_sum(bound).is_within(I64):
+        return _at_most_zero(d, var)
+    if quotients.is_within(NEAR):
+        near = _clamp(x, quotients.lo - 1, quotients.hi + 1)
+        return _at_most_zero(below(near * size + (size - 1 if op == "<=" else 0)), var)
+    first, last = (quotients.lo, quotients.hi) if op == "<=" else (quotients.hi, quotients.lo)
+    inside = below(
+        (_clamp(x, first, last - 1) + 1) * size - 1 if op == "<=" else _clamp(x, last + 1, first) * size
+    )
+    some, every = (_solve_sides(MIRRORED[op], x.expr, Const(end), var) for end in (first, last))
+    return conjunction(some, disjunction(every, _at_most_zero(inside, var), var))
+
+
+def _clamp(x: Affine, least: int, most: int) -> Affine:
+    return affine(maximum(minimum(x.expr, Const(most)), Const(least)))
 
 
 def _solve_float(op: CompareOp, left: Expr, right: Expr, var: Var) -> Solution:

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 
 from attnc.diagnostics import Diagnostic, error
 from attnc.expr.construct import MAX_FLOAT, add, maximum, mul
+from attnc.expr.finite import may_exclude
 from attnc.expr.functions import REAL
-from attnc.expr.interval import may_exclude
 from attnc.expr.nodes import Binary, Call, Const, Dim, Dot, Expr, Index, Neg, children, rebuild
 from attnc.expr.simplify import scale_by, simplify
 from attnc.model.attention import Attention, Variant

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from attnc.expr.interval import is_finite
+from attnc.expr.finite import is_finite
 from attnc.expr.nodes import Const, Dim, Dot, Index, show
 from attnc.expr.simplify import substitute
 from attnc.model.tensors import Role, Tensor

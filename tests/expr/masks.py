@@ -84,7 +84,8 @@ def floats(draw: st.DrawFn) -> Expr:
         case "bias":
             return spell("bias[h, q_idx, kv_idx]")
         case "scalar":
-            return draw(st.sampled_from((Const(1.5), spell("slope[h]"), spell("prefix[b] / 2"))))
+            choices = (Const(1.5), spell("slope[h]"), spell("prefix[b] / 2"), Const(float("inf")))
+            return draw(st.sampled_from(choices))
         case _:
             left, right = draw(floats()), draw(floats())
             function = draw(st.sampled_from(("+", "-", "min", "max", "abs")))
@@ -101,6 +102,7 @@ NEAR = tuple(
     for text in (
         "q_pos - kv_idx", "abs(q_pos - kv_idx)", "kv_idx // 3", "3 * kv_idx", "kv_idx % 4",
         "min(kv_idx, limit[b])", "doc[b, kv_idx]", "stamp[b, kv_idx]", "stamp[b, q_pos]",
+        "stamp[b, kv_idx] // 1000", "kv_idx + limit[b] // 2", "stamp[b, kv_idx] // 8 - q_pos",
     )
 )  # fmt: skip
 
@@ -109,7 +111,9 @@ NEAR = tuple(
 def far(draw: st.DrawFn, depth: int) -> Expr:
     """One of a few integers, some at the ends of 64 bits: nothing is made of them that has more."""
     kinds = ("limit", "limit", "stamp", "scalar", "position")
-    match draw(st.sampled_from((*kinds, "min", "max", "where") if depth > 0 else kinds)):
+    match draw(st.sampled_from((*kinds, "min", "max", "where", "//") if depth > 0 else kinds)):
+        case "//":
+            return Binary("//", draw(far(depth - 1)), draw(st.sampled_from((2, 3, 8, 1000)).map(Const)))
         case "limit":
             return spell("limit[b]")
         case "stamp":

@@ -55,6 +55,18 @@ CORNERS = (
     "not (max(bias[h, q_idx, kv_idx], 2) > 1)",
     "slope[h] != 1 and kv_idx <= q_pos",
     "where(slope[h] < 1, kv_idx <= q_pos, kv_idx > 3)",
+    "kv_idx // 4 <= limit[b] // 4",
+    "kv_idx // 4 > limit[b] // 3",
+    "kv_idx // 4 <= limit[b] // 8 + stamp[b, 0] // 8",
+    "kv_idx + limit[b] // 2 <= stamp[b, 0]",
+    "min(kv_idx + limit[b] // 2, 5) == stamp[b, 0]",
+    "stamp[b, kv_idx] // 1000 <= limit[b]",
+    "stamp[b, kv_idx] // 1000 > limit[b] // 7",
+    "stamp[b, kv_idx] // 1000 == stamp[b, q_pos] // 1000",
+    "stamp[b, kv_idx] // 1024 == stamp[b, q_pos] // 1024",
+    "slope[h] * (kv_idx - q_pos) <= inf",
+    "min(slope[h] * (kv_idx - 3), 5) < 6",
+    "abs(slope[h] * (kv_idx % 3)) >= 0",
 )
 
 

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-from attnc.expr.interval import has_pole, is_finite, outgrows
+from attnc.expr.finite import has_pole, is_finite, outgrows
 from attnc.expr.nodes import Dim, Dot, Expr, Index, Load, Ref, walk
 from attnc.expr.simplify import substitute
 from attnc.model.schedule import BackwardConfig, DkDvConfig
