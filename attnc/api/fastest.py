@@ -39,8 +39,12 @@ _STEP = 8
 #: the fastest.
 TILE_ROWS, NARROW_ROWS = 16, 64
 
-#: What the ranking depends on: elements of 16 bits; of f32; of f32 in few columns, without gradients.
-Kind: TypeAlias = Literal["16 bits", "f32", "narrow f32"]
+#: Columns of 16 bits up to which Triton's gradients are faster than those of sm_80: its sums of wider heads
+#: leave the registers, and take 4 to 23 times as long (heads of 264, 320 and 512, measured on an H200).
+_NARROW_GRADIENTS = 256
+#: What the ranking depends on: elements of 16 bits; gradients of wide heads of these; elements of f32; of f32
+#: in few columns, without gradients.
+Kind: TypeAlias = Literal["16 bits", "wide gradients", "f32", "narrow f32"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
 _CHOSEN = [""]
@@ -118,7 +122,7 @@ def index_of(x: torch.Tensor) -> int:
 def kind_of(is_f32: bool, width: int, gradients: bool) -> Kind:
     """Returns what ranks the targets of an attention. width: the larger of D and Dv."""
     if not is_f32:
-        return "16 bits"
+        return "wide gradients" if gradients and width > _NARROW_GRADIENTS else "16 bits"
     return "f32" if gradients or width > _NARROW else "narrow f32"
 
 
@@ -162,9 +166,8 @@ def _targets_on(function: str, index: int, kind: Kind, chosen: str) -> tuple[str
 
 def ranking(capability: int, kind: Kind) -> tuple[str, ...]:
     """Returns targets by their speed on a GPU of this compute capability (90 for 9.0), the fastest first."""
-    if kind == "16 bits":
-        return (HOPPER, TRITON, SM80) if capability == _CAPABILITY else (TRITON, SM80)
-    return (SM80, TRITON) if kind == "f32" else (TRITON, SM80)
+    others = (SM80, TRITON) if kind in ("f32", "wide gradients") else (TRITON, SM80)
+    return (HOPPER, *others) if capability == _CAPABILITY and "f32" not in kind else others
 
 
 def misfit(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor | None) -> str:

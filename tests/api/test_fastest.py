@@ -58,6 +58,16 @@ def test_f32_takes_what_is_faster_for_its_columns_and_gradients(
     assert targets(narrow, gradients=True) == (SM80, TRITON)
 
 
+@pytest.mark.parametrize(("capability", "first"), [(80, ()), (90, (HOPPER,))])
+def test_gradients_of_wide_heads_are_not_triton_s(
+    capability: int, first: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_gpu(monkeypatch, capability)
+    wide, narrow = tensor(2, 8, 4, 264), tensor(2, 8, 4, 256)
+    assert targets(wide, gradients=True) == (*first, SM80, TRITON)
+    assert targets(wide) == targets(narrow, gradients=True) == (*first, TRITON)
+
+
 def speeds(name: str) -> dict[str, dict[str, float]]:
     cells = json.loads((FIGURES / f"{name}.json").read_text(encoding="utf-8"))["cells"]
     return {cell["name"]: {who: found["tflops"] for who, found in cell["results"].items()} for cell in cells}

@@ -211,7 +211,7 @@ def test_training(name: str, is_compiled: bool, device: torch.device) -> None:
 @pytest.mark.parametrize("width", [264, 320, 512])
 @pytest.mark.parametrize("name", ["flex_attention", "flash_attn_func", "transformers"])
 def test_wide_heads(name: str, width: int, device: torch.device) -> None:
-    """Of more than 256 columns: gradients are by wgmma where these are a multiple of 64, else by Triton's."""
+    """Of more than 256 columns: gradients are by wgmma where these are a multiple of 64, else by mma.sync."""
     tensors = inputs(device, grad=True, width=width)
     with torch.no_grad():
         judge([TRAINED[name](*tensors)], exact(name, tensors))
