@@ -82,15 +82,16 @@ def refuse_narrow_types(variant: Variant, schedule: Schedule, target: Target) ->
 
 
 def refuse_epilogue(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
-    """Yields a refusal of an epilogue by kernels that o leaves in parts."""
+    """Yields a refusal of an epilogue by kernels that o leaves in parts, or whose rows are not its own."""
     epilogue, loops = variant.attention.epilogue, schedule.forward.get("loops")
     if epilogue is None:
         return
+    shares = "kv" in (split.choices if (split := schedule.forward.get("warp_split")) else ())
     if schedule.is_decode:
-        label = "a split of the keys has a part of o"
-        instead = "write a schedule with 'loops = [q, kv]', without split.kv and pack"
-        yield unsupported("the decode kernel has no epilogue", epilogue.span, label, instead)
-    elif "kv" in (split.choices if (split := schedule.forward.get("warp_split")) else ()):
+        if listing_of(variant.attention) is not None:
+            label, instead = "rows are those of queries with lists", "apply it to what the call returns"
+            yield unsupported("lists of a decode kernel have no epilogue", epilogue.span, label, instead)
+    elif shares:
         label, instead = "a thread has parts of rows of several warps", "write 'warp_split = q'"
         yield unsupported("warp_split = kv has no epilogue", epilogue.span, label, instead)
     elif loops and ("kv", "q") in loops.choices:

@@ -22,6 +22,7 @@ from attnc.model.attention import Attention, Variant
 from attnc.model.schedule import Choice, ForwardConfig, Schedule
 from attnc.plan.columns import plan_column_scales
 from attnc.plan.device import DEVICES
+from attnc.plan.epilogue import plan_epilogue
 from attnc.plan.error_bound import error_bound
 from attnc.plan.ir import Decode, Grid, expressions_of
 from attnc.plan.ir.kernel import Pack, Split
@@ -123,6 +124,9 @@ def plan_decode(
     else:
         softmax, score = plan_softmax(folded, default, names, _of_row)
     v_scale = plan_key_scale(attention, names)
+    of_tile = None if pack is None else plan_epilogue(attention, names.apart())
+    epilogue = plan_epilogue(folded, names)
+    finishing = () if epilogue is None else epilogue.expressions
     unified = unified_max(attention, default)
     step = make_step(
         attention,
@@ -142,7 +146,7 @@ def plan_decode(
     program = program_of(names, lines)
     kv_head = kv_head_of(attention)
     heads = (kv_heads(attention), *((pack.group,) if pack else ()))
-    used = (*expressions_of(program, outer, loops, step), *softmax.expressions, kv_head, *heads)
+    used = (*expressions_of(program, outer, loops, step), *softmax.expressions, *finishing, kv_head, *heads)
     return Decode(
         name=f"{attention.name}_forward",
         grid=Grid(over="q", persistent=False, longest_first=False),
@@ -166,6 +170,8 @@ def plan_decode(
         ),
         rows=places,
         stored=count_stored_rows(attention),
+        epilogue=epilogue,
+        of_tile=of_tile,
         pack=pack,
         split=split,
         parts=parts(attention),
@@ -218,6 +224,7 @@ def vary_heads(attention: Attention) -> Attention:
         attention,
         score=_of_row(attention.score),
         mask=_of_row(attention.mask),
+        epilogue=attention.epilogue and _of_row(attention.epilogue),
         softmax=replace(
             softmax,
             sink=softmax.sink and _of_row(softmax.sink),

@@ -8,10 +8,11 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from attnc.expr.derive import derive
+from attnc.expr.nodes import Index, Ref, walk
 from attnc.expr.simplify import simplify
 from attnc.model.attention import Attention
 from attnc.plan.gradients import WantedLoad, adjoint_of
-from attnc.plan.ir import Epilogue, Fetch
+from attnc.plan.ir import Decode, Epilogue, Fetch, Statement, statement_expressions
 from attnc.plan.ir.backward import Accumulate, EpilogueGradient
 from attnc.plan.loads import LoadNames
 from attnc.plan.steps import count_stored_rows, dims_of, lengths, sequences, sizes
@@ -63,6 +64,20 @@ def plan_epilogue_gradient(
         span=attention.epilogue.span,
     )
     return replace(made, dims=sizes(attention, dims_of((*made.expressions, made.stored))))
+
+
+def list_lengths(kernel: Decode) -> tuple[Statement, ...]:
+    """Returns the statements of a program that give M and N for a sequence, wherever a tile of it begins:
+    what the kernel that joins its splits has to know beside the epilogue.
+    """
+    read, found = {"M", "N"}, list[Statement]()
+    for item in reversed(kernel.program):
+        nodes = [node for expr in statement_expressions(item) for node in walk(expr)]
+        if item.name in read and Index("q_lo") not in nodes:
+            found.insert(0, item)
+            read |= {node.name for node in nodes if isinstance(node, Ref)}
+            read |= {item.row.name} if isinstance(item, Fetch) and item.row is not None else set()
+    return tuple(found)
 
 
 def _in_tile(names: LoadNames) -> tuple[Fetch, ...]:

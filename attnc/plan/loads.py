@@ -11,7 +11,7 @@ become the load's guard, since a load outside its tensor reads 0.
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import takewhile
 
 from attnc.expr.construct import compare, conj
@@ -141,6 +141,10 @@ class LoadNames:
         if attention.epilogue is not None:  # of the widest tile of o: that of keys, where these are values
             columns = block(feature(attention.k if attention.v.storage.is_part else attention.o))
         return cls(taken=others, unproved=() if past_end is None else (f"{past_end}_hi",), columns=columns)
+
+    def apart(self) -> LoadNames:
+        """Returns the same names, of which others are taken from now on: for text that stands elsewhere."""
+        return replace(self, fetches=list(self.fetches), rows=dict(self.rows), taken=set(self.taken))
 
     def replace(self, expr: Expr) -> Expr:
         """Returns the expression with every load replaced by a Ref; new fetches are appended in evaluation

@@ -94,11 +94,12 @@ def _verify_scopes(kernel: Kernel) -> None:
                 _verify_statement(kernel, let, known, scopes.step, sizes)
         case Forward() | Decode():
             _verify_names(kernel, kernel.softmax.expressions, known, scopes.outer, sizes)
-            if kernel.epilogue is not None:
-                columns, finishing = scopes.outer | {COLUMN}, set(known)
-                for item in kernel.epilogue.statements:
+            of_tile = kernel.of_tile if isinstance(kernel, Decode) else None
+            for epilogue in filter(None, (kernel.epilogue, of_tile)):
+                columns, finishing = scopes.outer | {COLUMN, "h"}, set(known)
+                for item in epilogue.statements:
                     _verify_statement(kernel, item, finishing, columns, sizes)
-                _verify_names(kernel, (kernel.epilogue.value,), finishing, columns, sizes)
+                _verify_names(kernel, (epilogue.value,), finishing, columns, sizes)
     for scale in kernel.step.scales:
         elements = known | {KEY_ROW.name, TILE_COLUMN.name}
         for fetch in scale.fetches:

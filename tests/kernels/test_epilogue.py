@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import pytest
 import torch
 
 from attnc.verify.case import Case
 from tests.by_day import each_by_day, some_by_day
-from tests.targets import EACH, needs_gxx, skip_without_compiler, small_tiles
+from tests.targets import EACH, needs_gxx, skip_without_compiler, small_decode_tiles, small_tiles
 from tests.verify.judging import assert_within_bound, right_by_day, spec, subject_of_text, transposed
 
 GATE = (
@@ -113,6 +115,78 @@ def test_rows_of_any_stride_are_copied_ahead(extras: str) -> None:
     dims = {"B": 2, "M": 70, "N": 33, "Hkv": 1, "G": 2}
     for layouts in ({}, transposed(made.variant.attention)):
         assert_within_bound(made, Case(dims=dims, layouts=layouts, extras=extras))
+
+
+#: Few queries of several heads, whose rows lie apart; of a cache in pages; positions, lengths, columns.
+DECODED_O = "sigmoid(gate[b, q_idx, h, d]) * attention + weight[d] * log(2 + N) + 0.01 * (q_pos % 3) + h"
+DECODED = (
+    "input q: bf16[B, M, Hkv * G, 16]",
+    "input k, v: bf16[B, N, Hkv, 16] via paged(table, page = 16)",
+    "input table: i32[B, P]",
+    "input keys, rows: i32[B]",
+    "input gate: bf16[B, M, Hkv * G, 16]",
+    "input weight: f32[16]",
+    "length N = keys[b]",
+    "length M = rows[b]",
+    "score = dot(q, k) / sqrt(D)",
+    "mask = causal",
+    "normalize = {}",
+    f"output o: bf16[B, M, Hkv * G, 16] = {DECODED_O}",
+)
+#: Splits, and one for all keys.
+SPLITS = "loops = [kv], pack = gqa, split.kv in {1, 3}"
+
+
+def assert_decodes(lines: Iterable[str], tiles: str, target: str) -> None:
+    made = subject_of_text(spec(lines, f"{SPLITS}{tiles}", target=target))
+    for number in range(len(made.configs)):
+        dims = {"B": 3, "Hkv": 2, "G": 3, "M": 5, "N": 70}
+        assert_within_bound(made, Case(dims=dims, seed=number, config=number))
+
+
+@pytest.mark.parametrize("form", ["softmax", "softpick", "none", "stick_breaking"])
+@pytest.mark.parametrize("target", EACH)
+def test_rows_of_several_heads_and_joined_splits(target: str, form: str) -> None:
+    skip_without_compiler(target)
+    tiles = small_decode_tiles(target)
+    if form == "stick_breaking":
+        tiles = tiles.replace("warp_split = kv", "tile.q = 32")
+    assert_decodes([line.replace("{}", form) for line in DECODED], f", {tiles}", target)
+
+
+@needs_gxx
+@pytest.mark.slow
+@pytest.mark.parametrize("form", each_by_day(["softmax", "softpick", "none", "stick_breaking"], of=2))
+@pytest.mark.parametrize("width", [40, 128])
+def test_decoding_on_hopper(width: int, form: str) -> None:
+    lines = [line.replace("{}", form).replace("16]", f"{width}]") for line in DECODED]
+    assert_decodes(lines, ", tile.kv = 32", "cuda.sm_90a")
+
+
+#: A gate, and a number for each row, of more columns than a warpgroup has.
+WIDE_O = "sigmoid(gate[b, q_idx, h, d]) * attention / (1 + row[b, q_idx, h] * row[b, q_idx, h])"
+WIDE = (
+    "input q: bf16[B, M, Hkv * G, 320]",
+    "input k, v: bf16[B, N, Hkv, 320]",
+    "input gate: bf16[B, M, Hkv * G, 320]",
+    "input row: f32[B, M, Hkv * G]",
+    "score = dot(q, k) / sqrt(D)",
+    "mask = causal",
+    "normalize = softmax",
+    f"output o: bf16[B, M, Hkv * G, 320] = {WIDE_O}",
+    "grad q, k, v, gate, row",
+)
+
+
+@needs_gxx
+@pytest.mark.slow
+def test_wide_heads_on_hopper() -> None:
+    """Two warpgroups share the columns of o, of which some are not stored; gradients of all."""
+    made = subject_of_text(spec(WIDE, SPLITS, target="cuda.sm_90a"))
+    for number, rows in enumerate((70, 3)):
+        dims = {"B": 1, "Hkv": 1, "G": 2, "M": rows, "N": 100}
+        layouts = transposed(made.variant.attention) if number else {}
+        assert_within_bound(made, Case(dims=dims, config=number, layouts=layouts))
 
 
 def test_the_attention_itself_is_written_if_it_is_wanted() -> None:

@@ -91,6 +91,23 @@ def test_wide_heads_are_right_with_any_number_of_tiles_of_rows(kind: str) -> Non
         assert found.ok, (dims, found.message)
 
 
+def test_one_gradient_and_no_lse_where_nobody_asks_for_them() -> None:
+    """The gradient of q alone has no walk over keys to cut; without gradients nothing is kept for them."""
+    lines = [
+        "input q: bf16[B, M, Hkv * G, 320]",
+        "input k, v: bf16[B, N, Hkv, 320]",
+        "score = dot(q, k) / 20",
+        "normalize = softmax",
+        "output o: bf16[B, M, Hkv * G, 320]",
+        "grad q",
+    ]
+    made = subject_with_changes(
+        spec(lines, "loops = [kv], pack = gqa, split.kv in {1, 3}", target="cuda.sm_90a")
+    )
+    found = check(made, Case(dims={"B": 1, "Hkv": 1, "G": 1, "M": 2, "N": 40}), fills=("nan",))
+    assert found.ok, found.message
+
+
 #: By name: what is changed in the text of the causal kernel, and what shows.
 BUGS: Mapping[str, tuple[tuple[tuple[str, str], ...], str]] = {
     "the_other_k_is_not_waited_for": (

@@ -562,16 +562,16 @@ class Decode(OutputKernel):
     """A kernel for few query rows against many keys.
 
     pack: query heads of a KV head fill the rows of a tile; split: programs divide the keys of a row among
-    them; parts: of the columns of q and k, at least one; unified: one maximum for all rows.
+    them; parts: of the columns of q and k, at least one; unified: one maximum for all rows; epilogue: of a
+    row of one head; of_tile: of a tile of several.
     """
 
     pack: Pack | None
     split: Split | None
     parts: tuple[DotPart, ...]
     unified: UnifiedMax | None
-
-    #: Rows come by pointers: they are few, or lie in pages.
-    tma: ClassVar[bool] = False
+    of_tile: Epilogue | None = None
+    tma: ClassVar[bool] = False  # rows come by pointers: they are few, or lie in pages
 
     @property
     def walk(self) -> TileWalk:

@@ -154,7 +154,7 @@ def _kernel(kernel: Kernel, takes: Iterable[str] = ()) -> Iterator[str]:
             own = (*_softmax(kernel.softmax), *_epilogue(kernel.epilogue), *_describe_output(kernel))
         case Decode():
             unified = [] if kernel.unified is None else [_list("unified maximum", _fields(kernel.unified))]
-            finish = _epilogue(kernel.epilogue)
+            finish = [*_epilogue(kernel.epilogue), *_epilogue(kernel.of_tile, "epilogue of a tile")]
             own = (*_softmax(kernel.softmax), *unified, *finish, *_describe_output(kernel))
     yield from _block(head, (*_program(kernel), *own))
 
@@ -376,10 +376,10 @@ def _softmax(softmax: Softmax) -> Iterator[str]:
     yield from _dropout(softmax)
 
 
-def _epilogue(epilogue: Epilogue | None) -> Iterator[str]:
+def _epilogue(epilogue: Epilogue | None, name: str = "epilogue") -> Iterator[str]:
     if epilogue is not None:
         lines = (*_statements(epilogue.statements), f"o = {show(epilogue.value)}")
-        yield from _block("epilogue", lines)
+        yield from _block(name, lines)
 
 
 def _probabilities(softmax: Probabilities) -> Iterator[str]:

@@ -112,6 +112,11 @@ class CudaLayout:
         return round_up_depth(self.dv)
 
     @property
+    def split_columns(self) -> int:
+        """Columns of o of a split of the keys, as they lie in memory."""
+        return self.dv
+
+    @property
     def is_padded(self) -> bool:
         return (self.d, self.dv) != (self.d_multiplied, self.dv_multiplied)
 

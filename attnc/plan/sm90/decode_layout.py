@@ -80,6 +80,10 @@ class Sm90DecodeLayout(CudaLayout):
         return self.v.width if self.splits_keys else round_up_depth(self.dv)
 
     @property
+    def split_columns(self) -> int:
+        return self.dv_multiplied
+
+    @property
     def stores_half(self) -> bool:
         return self.dv < self.dv_multiplied
 

@@ -8,13 +8,28 @@ which are free then. Other rows are loaded into registers, two columns at a time
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 
-from attnc.expr.nodes import COLUMN, Attended, Binary, Call, Const, Expr, Index, Ref, children, uses, walk
+from attnc.expr.construct import conj
+from attnc.expr.nodes import (
+    COLUMN,
+    And,
+    Attended,
+    Binary,
+    Call,
+    Const,
+    Expr,
+    Index,
+    Ref,
+    children,
+    uses,
+    walk,
+)
 from attnc.expr.simplify import substitute
 from attnc.model.dtypes import DType
-from attnc.plan.ir import Epilogue, Fetch, Forward
+from attnc.plan.ir import Decode, Epilogue, Fetch, Forward
+from attnc.plan.sm80.layout import CudaLayout
 from attnc.plan.sm90.layout import Sm90Layout
 
 
@@ -65,6 +80,23 @@ def plan_finishing(kernel: Forward, layout: Sm90Layout, dtypes: Mapping[str, DTy
     if any(layout.way_out(config) != "tile" for config in kernel.configs):
         return Finishing(paired=rows)
     return Finishing(staged=_stage(epilogue, rows[0]), paired=rows[1:])
+
+
+def pair_rows(kernel: Decode, dtypes: Mapping[str, DType]) -> Finishing:
+    """Returns how a decode kernel loads what its epilogue reads: rows of as many columns as o two columns at
+    a time, if the row is there. Which columns are of o is known where they are loaded.
+    """
+    fetches = () if kernel.epilogue is None else kernel.epilogue.fetches
+    assert isinstance(kernel.layout, CudaLayout)
+    columns = Const(kernel.layout.dv)
+    whole = (fetch for fetch in fetches if fetch.load.extents[-1] == columns)
+    rows = (replace(x, guard=conj(*_conditions_of_rows(x.guard))) for x in whole)
+    return Finishing(paired=tuple(fetch for fetch in rows if _is_row(fetch, dtypes)))
+
+
+def _conditions_of_rows(guard: Expr) -> Iterator[Expr]:
+    conditions = guard.operands if isinstance(guard, And) else (guard,)
+    return (condition for condition in conditions if COLUMN not in uses(condition))
 
 
 def _is_row(fetch: Fetch, dtypes: Mapping[str, DType]) -> bool:

@@ -121,6 +121,9 @@ def check_warps(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
                 "write 'warp_split = q', or remove it" if size > MOST_COLUMNS else "pad the last axis",
             )
             break
+    if attention.epilogue is not None:
+        label, instead = "a warp has columns of o of all rows", "write 'warp_split = q', or remove it"
+        yield unsupported("warp_split = kv has no epilogue", attention.epilogue.span, label, instead)
     split = knobs["warp_split"]
     if attention.softmax.form != "softmax":
         label, instead = (

@@ -26,9 +26,12 @@ class Finish:
 
     @property
     def value(self) -> str:
-        assert isinstance(self._kernel, Forward)
         assert self._kernel.epilogue is not None
         return scalar(self._kernel.epilogue.value)
 
     def statement(self, item: Statement) -> str:
+        return self.load(item)
+
+    def load(self, item: Statement) -> str:
+        """Returns a statement that loads one element."""
         return statement(item, self._dtypes, self._kernel.dims, scalar)

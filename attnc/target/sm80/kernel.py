@@ -10,6 +10,7 @@ from functools import cached_property
 
 from attnc.expr.nodes import Dim, walk
 from attnc.model.dtypes import DType
+from attnc.plan.epilogue import list_lengths
 from attnc.plan.ir import Arg, Decode, Forward, Let, Module, Statement, split_of, unified_of
 from attnc.plan.sm80.layout import CudaLayout
 from attnc.target.kernel_view import OutputView, sizes_of_kernel
@@ -176,7 +177,9 @@ class CudaDecodeText(CudaText):
     def __init__(self, module: Module, kernel: Decode, layout: CudaLayout) -> None:
         super().__init__(module, kernel, layout)
         if kernel.split is not None:
-            self.split = Split(module, kernel, columns=layout.dv, stored=self.rows.stored)
+            self.split = Split(
+                module, kernel, self._lengths, columns=layout.split_columns, stored=self.rows.stored
+            )
             self.loop = replace(self.loop, end="split_hi")
         self.thread = replace(
             self.thread,
@@ -193,6 +196,11 @@ class CudaDecodeText(CudaText):
     def arguments(self) -> OutputArguments:
         fallbacks = ["int* fallbacks_ptr;"] if self.unified and self.unified.fallback else []
         return self._pass_arguments(workspaces=[*self._split_results, *fallbacks], sizes=self._size_names)
+
+    @property
+    def _lengths(self) -> list[str]:
+        """Sizes, and what makes those of the sequence at hand of them, for the kernel that joins splits."""
+        return [*self.sizes, *self.declare(list_lengths(self.kernel))]
 
     @property
     def _split_results(self) -> list[str]:

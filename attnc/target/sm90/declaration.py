@@ -122,7 +122,7 @@ class HopperBackward(CudaBackward):
         plan = module.backward.layout
         assert isinstance(plan, Sm90Backward)
         self._plan, self._adds = plan, arguments.adds_dq
-        self._summed, self.cuts_walks = arguments.summed, plan.cuts_walks
+        self._summed, self.cuts_walks = arguments.summed, plan.cuts_walks and bool(self._over_keys)
         if self.cuts_walks and self._over_keys[0].sums_heads:
             self.head_parts = "HEAD_PARTS"
 

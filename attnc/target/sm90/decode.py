@@ -13,7 +13,7 @@ from attnc.plan.sm90.layout import list_key_tiles
 from attnc.target.sm80.kernel import CudaDecodeText
 from attnc.target.sm80.output_arguments import OutputArguments
 from attnc.target.sm80.row_lists import in_sequence_of, lists_text
-from attnc.target.sm80.split import Split
+from attnc.target.sm90.finish import Sm90Finish
 from attnc.target.sm90.narrow import NarrowTiles
 from attnc.target.sm90.tiles import FRAGMENT, Boxes, WgmmaTiles
 
@@ -44,12 +44,12 @@ class Sm90DecodeText(CudaDecodeText):
         self.starts_early = knows_first_tile(kernel) and self.lists is None and not self.segment
         self.splits_in_turn = bool(kernel.split and kernel.split.in_turn and not self.segment)
         if self.split is not None:
-            self.split = Split(module, kernel, columns=layout.dv_multiplied, stored=self.rows.stored)
             self.loop = replace(self.loop, step="split_step" if self.splits_in_turn else self.loop.step)
         self.loop = self.loop.descend() if self.segment else self.loop
         row = "8 * r + g" if layout.by_warps else "16 * warp + 8 * r + g"
         lane = "consumer == 0 && " if layout.shares_columns else ""
         self.thread = replace(self.thread, row=row, lane=lane, in_sequence=in_sequence_of(module))
+        self.finish = Sm90Finish(module, kernel, self.dtypes, "COLUMNS")
         parts = layout.list_products(kernel.configs)
         sums = list(dict.fromkeys(columns for part in parts for _, columns in part))
         key_tiles, self.boxes = list_key_tiles(kernel.configs), Boxes(self.view.row_zero)

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from attnc.expr.nodes import COLUMN, Const, Expr, Index, children
 from attnc.model.dtypes import DType
-from attnc.plan.ir import Fetch, Forward, Module, Statement
+from attnc.plan.ir import Decode, Fetch, Forward, Module, Statement
 from attnc.plan.sm90 import roles_of
-from attnc.plan.sm90.finishing import Finishing, Staged
+from attnc.plan.sm90.finishing import Finishing, Staged, pair_rows
 from attnc.target.sm80.finish import Finish
 from attnc.target.sm80.printer import address, local, scalar, stored_type
 
@@ -36,15 +36,15 @@ class Sm90Finish(Finish):
     paired: tuple[PairedRow, ...]
     staged: Staged | None
 
-    def __init__(
-        self, module: Module, kernel: Forward, dtypes: dict[str, DType], *, kept_columns: str
-    ) -> None:
+    def __init__(self, module: Module, kernel: Forward | Decode, dtypes: dict[str, DType], kept: str) -> None:
         super().__init__(module, kernel, dtypes)
-        self.kept_columns = kept_columns
-        planned = roles_of(kernel).finishing or Finishing()
-        self._variant, self._fetches = module.variant, planned.paired
-        self.paired = tuple(map(self._pair, self._fetches))
-        self.staged = planned.staged
+        self.kept_columns, self._variant = kept, module.variant
+        if isinstance(kernel, Decode):
+            planned = pair_rows(kernel, dtypes)
+        else:
+            planned = roles_of(kernel).finishing or Finishing()
+        self._pairs = {fetch.name for fetch in planned.paired}
+        self.paired, self.staged = tuple(map(self._pair, planned.paired)), planned.staged
         self.staged_row = None if self.staged is None else self._pair(self.staged.fetch)
 
     @property
@@ -63,7 +63,7 @@ class Sm90Finish(Finish):
         return f"to_float({self._kind(fetch.load.tensor)}{{(unsigned short)({words} >> 16 * c)}})"
 
     def statement(self, item: Statement) -> str:
-        if isinstance(item, Fetch) and item in self._fetches:
+        if isinstance(item, Fetch) and item.name in self._pairs:
             return local("const float", {item.name: self.half(item, f"{item.name}_pairs[r][j]")})
         return super().statement(item)
 

@@ -57,7 +57,7 @@ class Sm90Text(CudaText):
             warps=layout.narrow.warps,
             RS_BF16=key_tiles if self.roles.softmax.columns else (),
         )
-        self.finish = Sm90Finish(self.module, kernel, self.dtypes, kept_columns=self.wgmma.dv_stored)
+        self.finish = Sm90Finish(self.module, kernel, self.dtypes, self.wgmma.dv_stored)
         self.lists = None if module.lists is None else CudaListsText(module, module.lists, self.dtypes)
         self.conversion = None if module.conversion is None else ConversionText(module, self.dtypes)
         self.narrow = NarrowTiles(self, layout.narrow) if layout.narrow else None

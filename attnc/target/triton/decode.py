@@ -8,15 +8,18 @@ from dataclasses import dataclass, replace
 from itertools import takewhile
 
 from attnc.expr.construct import ZERO
+from attnc.expr.nodes import Dim, Expr, Index, walk
 from attnc.model.tensors import Role
 from attnc.plan.access import Rows
 from attnc.plan.decode import has_fixed_splits
-from attnc.plan.ir import Decode, Fetch, Loop, Module, Statement
+from attnc.plan.epilogue import list_lengths
+from attnc.plan.ir import Arg, Decode, Epilogue, Fetch, Loop, Module, Statement, statement_expressions
 from attnc.plan.ir.kernel import DotPart
 from attnc.plan.signature import block
 from attnc.target.kernel_view import OutputView
+from attnc.target.quote import quote
 from attnc.target.triton.kernel import MATRICES, KernelText
-from attnc.target.triton.printer import scalar
+from attnc.target.triton.printer import scalar, statement, tiled
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -324,6 +327,11 @@ class DecodeText(KernelText):
         return "split * split_size" if split.lo == ZERO else f"{scalar(split.lo)} + split * split_size"
 
     @property
+    def finishing(self) -> list[str]:
+        """Statements that make o of the rows of a tile what leaves."""
+        return finish_rows(self, self.kernel.of_tile or self.kernel.epilogue)
+
+    @property
     def row_number(self) -> str:
         return f"(b * H + h) * {scalar(self.kernel.stored)} + q_idx"
 
@@ -368,8 +376,22 @@ class DecodeText(KernelText):
         return ["SPLIT_SIZE"] if has_fixed_splits(self.kernel) else []
 
 
+def finish_rows(text: KernelText, epilogue: Epilogue | None) -> list[str]:
+    """Returns the statements of an epilogue of o, [rows, columns]; none where there is none."""
+    if epilogue is None:
+        return []
+    value = tiled(epilogue.value)
+    return [
+        f"# {quote(epilogue.span)}",
+        *map(statement, epilogue.statements),
+        f"o = tl.where((q_idx < M)[:, None], {value}, 0.0)" if text.view.clears else f"o = {value}",
+    ]
+
+
 class CombineText(KernelText):
     """Attribute by attribute what `templates/triton/combine.py.jinja` prints."""
+
+    kernel: Decode
 
     @property
     def name(self) -> str:
@@ -377,13 +399,47 @@ class CombineText(KernelText):
 
     @property
     def parameter_lines(self) -> list[list[str]]:
-        tensors = ["splits_ptr", "O", *(["lse_ptr"] if self.view.has_lse else [])]
-        strides = [self.view.strides(arg) for arg in self.module.outputs]
+        read = self._read
+        of = [*(f"{arg.tensor.name}_ptr" for arg in read), "splits_ptr", "O"]
+        tensors = [*of, *(["lse_ptr"] if self.view.has_lse else [])]
+        strides = [self.view.strides(arg) for arg in (*read, *self.module.outputs)]
         return [tensors, *strides, self.size_names, ["BLOCK_S", "PDL"]]
 
     @property
+    def lengths(self) -> tuple[Statement, ...]:
+        return () if self.kernel.epilogue is None else list_lengths(self.kernel)
+
+    @property
+    def finishing(self) -> list[str]:
+        """Statements that make o of a row what leaves."""
+        return finish_rows(self, self.kernel.epilogue)
+
+    @property
+    def _statements(self) -> tuple[Statement, ...]:
+        epilogue = self.kernel.epilogue
+        return () if epilogue is None else (*list_lengths(self.kernel), *epilogue.statements)
+
+    @property
+    def _expressions(self) -> list[Expr]:
+        epilogue = self.kernel.epilogue
+        found = [expr for item in self._statements for expr in statement_expressions(item)]
+        return [*found, *([] if epilogue is None else [epilogue.value])]
+
+    @property
+    def _read(self) -> list[Arg]:
+        names = {item.load.tensor for item in self._statements if isinstance(item, Fetch)}
+        return [arg for arg in self.module.taken if arg.tensor.name in names]
+
+    @property
     def size_names(self) -> list[str]:
-        return ["H", "M", "SPLITS", *([] if self.kernel.softmax.form == "none" else ["SPLIT_ROWS"])]
+        used = {node.name for x in self._expressions for node in walk(x) if isinstance(node, Dim)}
+        used |= {"N"} if self.reads_q_pos else set()
+        more = [name for name in self.kernel.dims if name in used - {"H", "M"}]
+        return ["H", "M", *more, "SPLITS", *([] if self.kernel.softmax.form == "none" else ["SPLIT_ROWS"])]
+
+    @property
+    def reads_q_pos(self) -> bool:
+        return any(Index("q_pos") in walk(x) for x in self._expressions)
 
     @property
     def split_mask(self) -> str:

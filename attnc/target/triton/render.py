@@ -324,7 +324,7 @@ def _launches(module: Module, kernel: Forward | Decode, text: KernelText) -> Ite
     )
     if isinstance(kernel, Decode) and kernel.split is not None:
         combine = CombineText(module, kernel)
-        names = [name.removesuffix("_ptr").replace("O", "o") for name in combine.parameter_lines[0]]
+        names = ["o" if name == "O" else name.removesuffix("_ptr") for name in combine.parameter_lines[0]]
         # So many warps that a thread holds a row of two splits at most; more only wait for each other.
         warps = min(max(text.block_dv // 64, 2), 8)
         yield triton_kernel(
