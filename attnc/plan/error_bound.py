@@ -39,9 +39,9 @@ from attnc.plan.softmax import shift_of
 
 #: Relative error of a product of f32 in three of tf32.
 TF32X3_PRODUCT_ERROR = 2.0**-20
-#: Relative error of a float as the sum of two bf16 numbers, and of three: the last is rounded, to within
-#: 2^-9, and the others are cut off, to within 2^-8.
-TWO_PARTS_ERROR, THREE_PARTS_ERROR = 2.0**-17, 2.0**-25
+#: Relative error of a float as the sum of two bf16 numbers, and of three: of what is left of a number in
+#: [1, 2), each part that is cut off takes the next 8 bits, and the last is rounded, to half of its last bit.
+TWO_PARTS_ERROR, THREE_PARTS_ERROR = 2.0**-16, 2.0**-24
 #: What a sum on tensor cores loses with each product, relative to the sum of the magnitudes.
 ADDITION_ERROR = 1.5 * 2.0**-24
 #: Relative and absolute errors of the functions of scores.

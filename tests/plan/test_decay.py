@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from attnc.expr.evaluate import Env, evaluate
+from attnc.expr.functions import REAL
 from attnc.expr.nodes import Expr
-from attnc.plan.decay import MARGIN, Decay, Why, decay_of, find_decay
+from attnc.plan.decay import _SLOPES, MARGIN, Decay, Why, decay_of, find_decay
 from attnc.plan.signature import normalise
 from tests.plan.planning import resolved
 
@@ -126,3 +127,11 @@ def test_heads_that_share_keys_walk_over_all_rows() -> None:
     variant, _ = resolved("causal", score=SCORE, inputs=(C,))
     attention = normalise(variant.attention)
     assert decay_of(attention, "q") is not None
+
+
+@pytest.mark.parametrize("name", _SLOPES)
+def test_no_function_is_steeper_than_is_said(name: str) -> None:
+    x = np.linspace(-4, 4, 4001)
+    value = abs if name == "abs" else REAL[name].value
+    steepest = np.abs(np.diff([value(each) for each in x.tolist()]) / np.diff(x)).max()
+    assert 0.99 * _SLOPES[name] < steepest < 1.000001 * _SLOPES[name]

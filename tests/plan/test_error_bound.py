@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import pytest
 
 from attnc.plan import ir
+from attnc.plan.error_bound import THREE_PARTS_ERROR, TWO_PARTS_ERROR
 from tests.plans import plans_of
 
 U = 2.0**-24
@@ -44,3 +45,17 @@ def test_the_bound_covers_what_tensor_cores_cut_off(module: ir.Module) -> None:
     lost = abs(sum_on_tensor_cores(products) - math.fsum(products))
     assert lost > (bound.head_dim + 3) * U + bound.product_error
     assert lost <= bound.dot_error(bound.head_dim) * math.fsum(map(abs, products))
+
+
+@pytest.mark.parametrize(("parts", "error"), [(2, TWO_PARTS_ERROR), (3, THREE_PARTS_ERROR)])
+def test_a_float_in_parts_is_as_close_as_is_said(parts: int, error: float) -> None:
+    """All but the last part are cut off behind eight bits, the last is rounded there."""
+    worst = 0.0
+    for mantissa in range(1 << 24, (1 << 25) - 1, 4099):
+        x, total = mantissa * 2.0**-24, 0.0
+        for part in range(parts):
+            left = x - total
+            unit = 2.0 ** (math.floor(math.log2(left)) - 7) if left > 0 else 1.0
+            total += unit * (round(left / unit) if part == parts - 1 else math.floor(left / unit))
+        worst = max(worst, abs(x - total) / x)
+    assert 0.9 * error < worst <= error

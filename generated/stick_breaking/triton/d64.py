@@ -135,7 +135,7 @@ def _cut_to_16_bits(x):
 def _sum_keys(x, KEYS: tl.constexpr, BEHIND: tl.constexpr):
     """For each key of a tile the sum of x over the keys behind it (BEHIND), or before it; KEYS: their axis.
 
-    Tensor cores multiply by ones: x as a sum of two bf16 numbers, within 2**-17. A running sum would take each tile
+    Tensor cores multiply by ones: x as a sum of two bf16 numbers, within 2**-16. A running sum would take each tile
     through shared memory, twice.
     """
     key = tl.arange(0, x.shape[KEYS])
