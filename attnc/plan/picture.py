@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from attnc.expr.nodes import Dim, Expr, Load, Ref, Search, walk
 from attnc.plan import ir
 from attnc.plan.decay import MARGIN
+from attnc.plan.ir.backward import BackwardKernel
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -53,14 +54,17 @@ class Picture:
 
 
 def picture(kernel: ir.Kernel, queries: int, keys: int, tile_q: int, tile_kv: int) -> Picture:
-    """Evaluates the kernel's bounds for every tile of its outer axis."""
+    """Evaluates the kernel's bounds for every tile of its outer axis. A program for the keys that one query
+    selects has its heads in the place of queries, which all see them: such a kernel visits every tile.
+    """
     import numpy as np
 
     scene = _Scene(queries=queries, keys=keys, tile_q=tile_q, tile_kv=tile_kv)
     scene.forget(kernel)
-    grid = np.full((_ceil(queries, tile_q), _ceil(keys, tile_kv)), SKIP)
+    of_query = isinstance(kernel, BackwardKernel) and kernel.selected is not None
+    grid = np.full((_ceil(queries, tile_q), _ceil(keys, tile_kv)), PARTIAL if of_query else SKIP)
     by_outer = grid.T if kernel.regions.axis == "q" else grid
-    for outer, inner, kinds in _visits(kernel, scene, len(by_outer)):
+    for outer, inner, kinds in () if of_query else _visits(kernel, scene, len(by_outer)):
         by_outer[outer, inner] = kinds
     return Picture(
         queries=queries,

@@ -1,6 +1,7 @@
 """The explanation: its sections, its figures, and that JSON says the same."""
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -171,6 +172,10 @@ def test_a_kernel_that_multiplies_what_another_keeps_evaluates_no_mask() -> None
     assert "which keep p and ds of each key for the next kernel" in dq
     assert "partial tiles, mask evaluated" in dq
     assert "p and ds that the kernel before it keeps, no mask code" in dk
+    for text in (dq, dk):  # here all keys are listed
+        visited = re.search(r", (\d+) of (\d+) tiles visited", text)
+        assert visited is not None
+        assert visited[1] == visited[2]
 
 
 @pytest.mark.parametrize("target", TARGETS)
