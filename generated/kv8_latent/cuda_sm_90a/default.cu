@@ -618,8 +618,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) kv8_latent_combine(cons
 {
     extern __shared__ __align__(1024) unsigned char shared[];
     float* const sums = (float*)shared;  // [GROUPS][DV]
-    // threads of the row of a split, four columns each; splits at once
-    constexpr int LANES = DV / 4, GROUPS = THREADS / LANES;
+    // threads of the row of a split, four columns each; splits at once, as many as beside 16 bits, whose sums these are
+    constexpr int LANES = DV / 4, GROUPS = 128 * (CONSUMERS + 1) / LANES;
     const int lane = threadIdx.x % 32, group = threadIdx.x / LANES, column = threadIdx.x % LANES * 4;
     const int q = blockIdx.x % args.M, head = blockIdx.x / args.M % args.H, b = blockIdx.x / args.M / args.H;
     const float* const lse = args.lse_splits_ptr + (long long)blockIdx.x * args.SPLITS;
