@@ -4,8 +4,7 @@ keys (`attend_packed`), as prompts of latent attention have them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -13,7 +12,6 @@ import torch
 
 from attnc.adapters.specs import (
     NARROW,
-    WIDE,
     Change,
     Changes,
     Kernel,
@@ -119,33 +117,6 @@ def attend(
     if found is not None:
         return
     dtype, cache = _check_tensors(given, tokens)
-    if order and not tokens and out.shape[-1] > WIDE and len(q):
-        groups = _Groups.of(cu_seqlens_q, seqused_k, *q.shape[:2])
-        rows = groups.arrange(q)
-        written = out.new_empty(len(rows), *out.shape[1:])
-        for part in groups.parts(block_table.shape[1]):
-            own = slice(part.start * groups.size, part.stop * groups.size)
-            of_groups = groups.sequence[part]
-            attend(
-                rows[own],
-                k,
-                v,
-                written[own],
-                cu_seqlens_q=cu_seqlens_q,
-                seqused_k=groups.keys[part],
-                block_table=block_table[of_groups],
-                scale=scale,
-                left=left,
-                softcap=softcap,
-                by_head=by_head,
-                tokens=groups.size,
-                causal=causal,
-                k_descale=_of_groups(k_descale, of_groups),
-                v_descale=_of_groups(v_descale, of_groups),
-                order=order,
-            )
-        out.copy_(written[groups.place])
-        return
     sequences, heads = len(seqused_k), k.shape[2]
     changes: Changes = {name: torch.Tensor.float for name in (*by_head, "qq_bias") if given[name] is not None}
     if cache is not None:
@@ -208,58 +179,6 @@ def _view(shape: tuple[int, ...]) -> Change:
     return lambda x: x.view(shape)
 
 
-@dataclass(frozen=True, slots=True)
-class _Groups:
-    """Packed tokens, as many at a time as fill a tile of rows, each group like drafts of a sequence of its
-    own. So wide heads, whose kernel for all rows takes ordinary tensors, have it for packed prompts, too.
-    Under an order no bit of a token depends on its group.
-
-    size: tokens of a group, its last ones where it has fewer; place: i64[T], of each token among those of all
-    groups; sequence: i64[groups], whose keys a group has, and keys: i32[groups], how many of them. The last
-    group is of tokens behind the last sequence.
-    """
-
-    size: int
-    place: torch.Tensor
-    sequence: torch.Tensor
-    keys: torch.Tensor
-
-    @staticmethod
-    def of(ends: torch.Tensor, keys: torch.Tensor, tokens: int, heads: int) -> _Groups:
-        """Groups tokens, without waiting for the device. ends: i32[B + 1]; keys: i32[B]; tokens: of all."""
-        size, sequences = max(_TILE_ROWS // heads, 1), len(keys)
-        counts = ends.diff().long()
-        groups = (counts + size - 1) // size
-        most = tokens // size + sequences  # as many as there may be
-        token = torch.arange(tokens, device=ends.device)
-        sequence = torch.searchsorted(ends[1:].long(), token, right=True).clamp(max=sequences - 1)
-        at, count = token - ends[sequence], counts[sequence]
-        exists = at < count
-        missing = (size - (count - at // size * size)).clamp(min=0)
-        group = torch.where(exists, (groups.cumsum(0) - groups)[sequence] + at // size, most)
-        place = torch.where(exists, group * size + at % size + missing, most * size)
-        last = torch.where(exists, keys[sequence] - count + at + 1, 0).int()
-        none = torch.zeros(most + 1, dtype=torch.int64, device=ends.device)
-        of_groups = none.int().scatter_reduce_(0, group, last, "amax")
-        return _Groups(size, place, none.scatter_(0, group, sequence), of_groups)
-
-    def arrange(self, x: torch.Tensor) -> torch.Tensor:
-        """Returns rows of tokens, [T, ...], as those of groups; zeros where there are none."""
-        return x.new_zeros(len(self.keys) * self.size, *x.shape[1:]).index_copy_(0, self.place, x)
-
-    def parts(self, columns: int) -> Iterator[slice]:
-        """Yields some groups at a time, whose rows of a block table of so many columns take little memory."""
-        step = max(_MOST_OF_TABLE // max(columns, 1), _FEWEST_GROUPS)
-        yield from (slice(at, min(at + step, len(self.keys))) for at in range(0, len(self.keys), step))
-
-
-def _of_groups(scales: torch.Tensor | float | None, sequence: torch.Tensor) -> torch.Tensor | float | None:
-    """Returns scales of sequences, [B, ...], as those of groups, and others as they are."""
-    if isinstance(scales, torch.Tensor) and scales.dim() == 2 and len(scales) > 1:
-        return scales[sequence]
-    return scales
-
-
 def uniform(tokens: int, most: int, sequences: int) -> int:
     """Returns how many new tokens each sequence has, for `attend`, where that follows from `tokens` in all
     and `most` of one, and is few enough to split the keys; else 0.
@@ -270,8 +189,6 @@ def uniform(tokens: int, most: int, sequences: int) -> int:
 #: Rows of a tile of Hopper's kernels, and tiles for each multiprocessor from which all segments of rows are
 #: faster in one block than in a block each: what blocks hand on, and how they begin, costs a quarter.
 _TILE_ROWS, _BUSY = 64, 0.75
-#: Entries of the block tables of groups that are made at once, and groups that are at least.
-_MOST_OF_TABLE, _FEWEST_GROUPS = 1 << 24, 256
 #: New tokens of a sequence up to which its keys are split among programs.
 _MOST_DRAFTS = 16
 

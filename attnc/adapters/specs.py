@@ -153,9 +153,7 @@ class Wanted:
             is_part = "prefix(" in self.value
             widest = most[1] if is_part else most[0]
             fits = columns % 128 == 0 and columns <= most[0] and self.head_dim <= widest
-            fits = (
-                fits and not self.head_dim % 8 and (is_part or self.cache is None) and "ragged(" not in self.q
-            )
+            fits = fits and not self.head_dim % 8 and (is_part or self.cache is None)
         return fits and self.dtype.itemsize == 2
 
     @property

@@ -50,7 +50,7 @@ def check_lowerable(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic
     yield from refuse_combine_keys(schedule)
     if schedule.is_decode:
         by_rows = lists_rows(variant.attention, schedule, target)
-        yield from refuse_decoding(variant, knobs, by_rows=by_rows)
+        yield from refuse_decoding(variant, knobs, target, by_rows=by_rows)
     yield from check_softmax(variant, schedule, target)
     yield from check_order(variant, schedule, target)
     yield from refuse_backward(variant, schedule, target)
@@ -114,7 +114,9 @@ def refuse_combine_keys(schedule: Schedule) -> Iterator[Diagnostic]:
         yield unsupported(message, knob.span, "one row per program", "remove it")
 
 
-def refuse_decoding(variant: Variant, knobs: Mapping[str, Knob], *, by_rows: bool) -> Iterator[Diagnostic]:
+def refuse_decoding(
+    variant: Variant, knobs: Mapping[str, Knob], target: Target, *, by_rows: bool
+) -> Iterator[Diagnostic]:
     """Yields what the decode kernel cannot do: it has one loop over the keys, and rows from one sequence.
     by_rows: packed sequences are one, since each query has a list of rows.
     """
@@ -133,7 +135,9 @@ def refuse_decoding(variant: Variant, knobs: Mapping[str, Knob], *, by_rows: boo
                 label = "few q tiles, all as long"
                 yield unsupported("the decode kernel has no order of q tiles", knob.span, label)
     yield from refuse_cut_tiles(knobs)
-    if attention.q.storage.is_packed and not by_rows:
+    if attention.q.storage.is_packed and not by_rows and target.packs_decoded_queries:
+        yield from _refuse_shared_keys(knobs)
+    elif attention.q.storage.is_packed and not by_rows:
         span = attention.q.storage.span
         message = "a kernel for decoding (split.kv, pack) needs q to be an ordinary tensor"
         yield unsupported(message, span, "q is packed here", *_beside_lists(attention))
@@ -141,6 +145,17 @@ def refuse_decoding(variant: Variant, knobs: Mapping[str, Knob], *, by_rows: boo
         yield unsupported(
             "the decode kernel has no dropout", attention.softmax.span, "a probability is drawn to be dropped"
         )
+
+
+def _refuse_shared_keys(knobs: Mapping[str, Knob]) -> Iterator[Diagnostic]:
+    """Yields a refusal of keys that several programs, or warps, share beside packed queries."""
+    split, warps = knobs.get("split.kv"), knobs.get("warp_split")
+    label = "sequences have other numbers of rows in each call"
+    if split is not None and split.choices != (1,):
+        yield unsupported("keys of packed queries are not split", split.span, label, "remove it")
+    if warps is not None and "kv" in warps.choices:
+        message = "keys of packed queries are not shared out among warps"
+        yield unsupported(message, warps.span, label, "remove it")
 
 
 def _beside_lists(attention: Attention) -> tuple[str, ...]:

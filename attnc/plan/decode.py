@@ -43,6 +43,7 @@ from attnc.plan.steps import (
     named_bounds,
     outruns,
     rows,
+    sequences,
     sizes,
 )
 from attnc.plan.steps import program as program_of
@@ -149,7 +150,7 @@ def plan_decode(
     used = (*expressions_of(program, outer, loops, step), *softmax.expressions, *finishing, kv_head, *heads)
     return Decode(
         name=f"{attention.name}_forward",
-        grid=Grid(over="q", persistent=False, longest_first=False),
+        grid=Grid(over="q", persistent=False, longest_first=False, sequences=sequences(attention)),
         kv_head=kv_head,
         dims=sizes(attention, dims_of(used)),
         program=program,

@@ -308,8 +308,8 @@ def tiles(module: Module, kernel: Decode) -> str:
     rows = show(walk.rows)
     if walk.group is not None:
         rows = show(Binary("*", walk.rows, walk.group))
-    each = f"cdiv({rows}, BLOCK_M)"
-    return f"{each} * B" + ("" if heads == "1" else f" * {heads}")
+    each = f"cdiv({rows}, BLOCK_M) * B" if walk.sequences is None else f"({rows} // BLOCK_M + B + 1)"
+    return each + ("" if heads == "1" else f" * {heads}")
 
 
 class BackwardDeclaration:

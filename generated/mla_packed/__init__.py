@@ -1,4 +1,4 @@
-"""mla_packed for triton, cuda.sm_80: calls what is fastest for the device, D, Dv and the sizes.
+"""mla_packed for cuda.sm_90a, triton, cuda.sm_80: calls what is fastest for the device, D, Dv and the sizes.
 
 Each target has a function of its own in its folder. Made from specs/mla_training.attn; `attnc compile specs/mla_training.attn` makes it again.
 """
@@ -9,13 +9,14 @@ from .._support.by_target import ByTarget
 
 #: What launches the kernels of a target, the compute capabilities that they are for, and whether the CPU runs them too.
 TARGETS = {
+    "cuda.sm_90a": ("cupy", 90, 90, False),
     "triton": ("triton", 80, None, True),
     "cuda.sm_80": ("cupy", 80, None, False),
 }
 PARAMS = ("D", "Dv")
 #: Targets by D, Dv: the first that runs on a device that was not measured.
 VARIANTS = {
-    (576, 512): ("triton", "cuda.sm_80"),
+    (576, 512): ("cuda.sm_90a", "triton", "cuda.sm_80"),
 }
 #: Measured: device and variant -> (largest M, N, batch times heads, and 0 for a call without gradients; target); the first row that admits them decides.
 TUNED = {}

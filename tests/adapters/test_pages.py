@@ -284,15 +284,8 @@ def test_under_an_order_a_token_has_the_same_bits_in_every_call() -> None:
     assert torch.equal(run(chunk, 16, 1, packed=True), expected)
 
 
-@pytest.mark.parametrize("at_once", [3, *(pytest.param(x, marks=pytest.mark.nightly) for x in (1, 1 << 20))])
-def test_under_an_order_packed_latents_have_the_bits_of_decoding(
-    at_once: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Prompts and chunks of several lengths, with tokens behind them that belong to none, some groups at a
-    time.
-    """
-    monkeypatch.setattr(pages_module, "_MOST_OF_TABLE", at_once)
-    monkeypatch.setattr(pages_module, "_FEWEST_GROUPS", 1)
+def test_under_an_order_packed_latents_have_the_bits_of_decoding() -> None:
+    """Prompts and chunks of several lengths, with tokens behind them that belong to none."""
     torch.manual_seed(0)
     lengths, heads, page, rank = (81, 20, 33), 16, 16, 264
     keys = [torch.randn(n, 1, rank + 8).bfloat16() for n in lengths]
@@ -338,16 +331,6 @@ def test_under_an_order_packed_latents_have_the_bits_of_decoding(
     other = run([(2, 0, 30), (0, 50, 79)])
     assert torch.equal(other[:30], whole[10:40])
     assert torch.equal(other[52:], whole[:7])
-
-
-def test_packed_tokens_are_grouped_at_the_ends_of_sequences() -> None:
-    """Of 16 heads, 4 at a time; two tokens are behind the last sequence."""
-    ends, keys = (torch.tensor(x, dtype=torch.int32) for x in ([0, 6, 6, 7], [10, 3, 1]))
-    groups = pages_module._Groups.of(ends, keys, tokens=9, heads=16)
-    assert groups.size == 4
-    assert groups.place.tolist() == [0, 1, 2, 3, 6, 7, 11, 20, 20]
-    assert groups.sequence[:3].tolist() == [0, 0, 2]
-    assert groups.keys.tolist() == [8, 10, 1, 0, 0, 0]
 
 
 @pytest.mark.parametrize(

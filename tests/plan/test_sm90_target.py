@@ -50,12 +50,14 @@ def test_latents_without_a_schedule_have_their_segments_in_one_block_and_in_seve
     assert SM90A.default_labels(replace(ordered, is_one_segment=False)) == {"": ()}
     assert SM90A.default_labels(replace(ordered, gradients=True)) == {"": ()}
     assert SM90A.default_labels(replace(ordered, width=128)) == {"": ()}
+    assert SM90A.default_labels(replace(ordered, packed=True)) == {"": ()}
 
 
 def test_latents_without_a_schedule_split_no_keys_under_an_order() -> None:
     shape = TileShape("bf16", 576, gradients=False, masked=True, latent=True)
     lines = [line for keys in (0, 2048) for line in SM90A.default_schedule(replace(shape, segment=keys))]
     assert lines == ["loops = [kv], pack = gqa, split.kv = auto", "loops = [kv], pack = gqa"]
+    assert [*SM90A.default_schedule(replace(shape, packed=True))] == ["loops = [kv], pack = gqa"]
 
 
 def test_what_blocks_share_is_explained() -> None:

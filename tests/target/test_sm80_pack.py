@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+
+from attnc.expr.nodes import Dim
+from attnc.plan.access import Sequences
 from attnc.target.sm80.pack import HeadPack
+from attnc.target.sm80.printer import settle
 
 GROUPED = HeadPack(group="G", alone="", head="h_kv", heads="Hkv", h_kv="h / G")
 
@@ -32,3 +41,59 @@ def test_one_kv_head_has_no_number() -> None:
     only = HeadPack(group="H", alone="", head="", heads="H", h_kv="0")
     assert only.head_of("row") == "row % H"
     assert only.place[0] == "const int b = tile / row_tiles;"
+
+
+#: Where packed sequences begin and end: one is empty, and rows follow the last.
+BEGINS, ROWS, TILE, HEADS = (0, 70, 70, 101), 110, 64, 2
+
+
+@pytest.mark.parametrize("group", [1, 3, 5, 64, 128, 200])
+@pytest.mark.parametrize("last_first", [False, True])
+def test_each_packed_row_of_a_head_has_one_tile(group: int, *, last_first: bool) -> None:
+    packed = replace(GROUPED, sequences=Sequences(cu_seqlens="cu", rows=Dim("T")), last_first=last_first)
+    tiles = ROWS * group // TILE + len(BEGINS)
+    found = [place for tile in range(HEADS * tiles) for place in _places_of(packed.place, tile, tiles, group)]
+    sequences = [*zip(BEGINS, (*BEGINS[1:], ROWS), strict=True)]
+    expected = {
+        (head, b, row)
+        for head in range(HEADS)
+        for b, (first, end) in enumerate(sequences)
+        for row in range((end - first) * group)
+    }
+    assert len(found) == len(expected)
+    assert set(found) == expected
+
+
+def _places_of(lines: Sequence[str], tile: int, tiles: int, group: int) -> list[tuple[int, int, int]]:
+    """Returns the head, the sequence and its row, of each row that a tile writes, by the printed text:
+    of rows behind the last sequence its number is that of a further one, which has no queries.
+    """
+    text = settle("{\n" + "\n".join([*lines, "use(h_kv, b, q_lo, M);"]) + "\n}").splitlines()[1:-2]
+    code = [
+        line.strip().removeprefix("const ").removeprefix("int ")
+        for line in text
+        if not line.strip().startswith("//")
+    ]
+    names = {
+        "T": ROWS, "B": len(BEGINS) - 1, "G": group, "BLOCK_M": TILE, "tile": tile, "row_tiles": tiles,
+        "args": SimpleNamespace(cu_ptr=BEGINS, stride_cu_0=1), "min": min,
+        "find_sequence_of_rows": lambda cu, stride, number, count, rows: max(
+            b for b in range(count + 1) if cu[b * stride] * rows // TILE + b <= number
+        ),
+    }  # fmt: skip
+    for line in code:
+        if line.startswith(("if ", "return")):
+            continue
+        made = line.split(";")[0].replace("/", "//")
+        for part in made.split(", ") if made.startswith(("q_rows", "h_kv = tile")) else [made]:
+            name, _, value = part.partition(" = ")
+            value = value.removeprefix("int ")
+            if " ? " in value:
+                condition, _, rest = value.partition(" ? ")
+                yes, _, no = rest.partition(" : ")
+                value = f"({yes}) if {condition} else ({no})"
+            names[name.removeprefix("const int ")] = eval(value, {}, names)
+    assert names["M"] == (names["q_rows"] if names["sequence"] < names["B"] else 0)
+    assert names["b"] == min(names["sequence"], names["B"] - 1)
+    end = min(names["row_lo"] + TILE, names["q_rows"] * group)
+    return [(names["h_kv"], names["sequence"], row) for row in range(names["row_lo"], end)]

@@ -145,8 +145,6 @@ def _too_wide(tensor: Tensor, attention: Attention) -> Diagnostic:
         why = f"two warpgroups share up to {2 * WIDEST} columns"
     elif attention.softmax.dropout is not None:
         why = f"{kernel} has no dropout"
-    elif attention.q.storage.is_packed:
-        why = f"{kernel} takes no packed queries"
     elif attention.grads and not attention.v.storage.is_part:
         why = refuse_wide_gradients(attention)
     return unsupported(

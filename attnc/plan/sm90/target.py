@@ -102,6 +102,7 @@ class Sm90a(Target):
     sections: ClassVar = SECTIONS
     splits_in_turn: ClassVar = True
     decodes_prompts: ClassVar = True
+    packs_decoded_queries: ClassVar = True
     walks_lists: ClassVar = True
     lists_are_bits: ClassVar = True
 
@@ -158,7 +159,8 @@ class Sm90a(Target):
             yield "loops = [kv], pack = gqa, split.kv = auto" + (", lists = union" if shape.unites else "")
             return
         if shape.width > WIDEST and (shape.latent or not shape.gradients or shape.shares_sums):  # prompts too
-            more = "" if shape.segment else ", split.kv = auto"
+            is_whole = shape.segment or (shape.packed and shape.listed is None)
+            more = "" if is_whole else ", split.kv = auto"
             yield f"loops = [kv], pack = gqa{more}" + (", lists = union" if shape.unites else "")
             return
         # tiles that see alike are as long as each other: there is no order to wait for, and a tile can be
@@ -178,6 +180,8 @@ class Sm90a(Target):
         absolute order beside wide rows, segments are shared out where tiles of rows are few.
         """
         if shape.segment and shape.is_one_segment and shape.width > WIDEST and not shape.gradients:
+            if shape.packed:
+                return Target.default_labels(self, shape)
             return {"whole": (), "segments": (f"split.kv = fixed({shape.segment})",)}
         if not shape.narrow_cache or shape.width > WIDEST or shape.latent or shape.listed is not None:
             return Target.default_labels(self, shape)

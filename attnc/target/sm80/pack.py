@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
+from attnc.plan.access import Sequences
 from attnc.plan.ir import Decode, Forward
 from attnc.target.sm80.printer import local, scalar
 
@@ -12,7 +14,8 @@ from attnc.target.sm80.printer import local, scalar
 class HeadPack:
     """The rows of a tile. group: query heads of a KV head, "" where rows are of one head; alone: the same
     where a tile has rows of one query, so that some rows have no head; padded: as many as a query has where
-    a tile has several such, 0 elsewhere; head, heads: the index of the KV head, and their number.
+    a tile has several such, 0 elsewhere; head, heads: the index of the KV head, and their number. sequences:
+    how packed queries are numbered; last_first: the last rows of each come first.
     """
 
     group: str
@@ -21,6 +24,8 @@ class HeadPack:
     heads: str
     h_kv: str
     padded: int = 0
+    sequences: Sequences | None = None
+    last_first: bool = False
 
     @property
     def rows(self) -> str:
@@ -56,12 +61,39 @@ class HeadPack:
     def place(self) -> list[str]:
         """What the number of a tile means: batch entry, head and first query."""
         q_lo = local("const int", q_lo=self.query_of("row_lo"))
+        if self.sequences is not None:
+            return [*self._place_of_packed(self.sequences), *([q_lo] if self.rows else [])]
         if not self.head:
             return ["const int b = tile / row_tiles;", q_lo]
         place = {"b": f"tile / row_tiles / {self.heads}", self.head: f"tile / row_tiles % {self.heads}"}
         if self.rows:
             return [f"const int {', '.join(f'{name} = {value}' for name, value in place.items())};", q_lo]
         return [local("const int", place, q_lo="row_lo"), local("const int", h_kv=self.h_kv)]
+
+    def _place_of_packed(self, sequences: Sequences) -> Iterator[str]:
+        """Yields the way from `number` among the tiles of packed rows to b, the rows and the queries of its
+        sequence.
+        """
+        cu, group = sequences.cu_seqlens, self.rows or "1"
+        begins, all_rows = f"args.{cu}_ptr[{{}} * args.stride_{cu}_0]", scalar(sequences.rows)
+        if self.head:
+            yield local("const int", {self.head: "tile / row_tiles"})
+        yield f"const int number = tile{' % row_tiles' if self.head else ''};"
+        found = f"args.{cu}_ptr, args.stride_{cu}_0, number, B, {group}"
+        yield f"const int sequence = find_sequence_of_rows({found});"
+        yield f"const int q_first = {begins.format('sequence')};"
+        yield f"const int q_end = sequence < B ? {begins.format('(sequence + 1)')} : {all_rows};"
+        place = f"number - {self.all_rows('q_first')} / BLOCK_M - sequence"
+        if self.last_first:
+            place = f"{self.all_rows('q_end')} / BLOCK_M + sequence - number"
+        yield f"const int q_rows = q_end - q_first, row_lo = ({place}) * BLOCK_M;"
+        yield f"if (row_lo >= {self.all_rows('q_rows')})"
+        yield "    return;  // a sequence that ends with a full tile has one more, without rows"
+        yield "// what follows the last sequence has rows to write, but no queries"
+        yield "int M = sequence < B ? q_rows : 0;"
+        yield local("const int", b="min(sequence, B - 1)")
+        if not self.rows:
+            yield local("const int", q_lo="row_lo", h_kv=self.h_kv)
 
     @property
     def last_query(self) -> str:
@@ -75,5 +107,12 @@ def pack_of(kernel: Forward | Decode) -> HeadPack:
     if isinstance(kernel, Decode) and kernel.pack is not None and kernel.pack.alone:
         alone, padded = scalar(kernel.pack.group), kernel.pack.padded
     group = "" if walk.group is None else scalar(walk.group)
-    h_kv = scalar(kernel.kv_head)
-    return HeadPack(group=group, alone=alone, padded=padded, head=walk.head, heads=walk.heads, h_kv=h_kv)
+    return HeadPack(
+        group=group,
+        alone=alone,
+        padded=padded,
+        head=walk.head,
+        heads=walk.heads,
+        h_kv=scalar(kernel.kv_head),
+        sequences=walk.sequences,
+    )

@@ -100,16 +100,22 @@ class GlobalRows:
         is_one = self.view.row_zero(name).tensor.axis(Role.BATCH) is None
         return "" if is_one else f" + b * args.stride_{name}b"
 
+    def _in_tensor(self, query: str) -> str:
+        """Returns the row of q, o and lse that a query of the sequence at hand has."""
+        first = self.view.rows("q").first
+        return f"({query})" if first is None else f"({first} + {query})"
+
     @property
     def lse_at(self) -> str:
-        terms = "head * args.stride_lseh + q * args.stride_lsem"
+        query = "q" if self.view.rows("q").first is None else self._in_tensor("q")
+        terms = f"head * args.stride_lseh + {query} * args.stride_lsem"
         return f"{self.sequence('lse').removeprefix(' + ')} + {terms}".removeprefix(" + ")
 
     def row_at(self, name: str) -> str:
         """Returns where row `row` of q or o begins, where a tile may have rows of several heads."""
         first = f"args.{name}_ptr{self.sequence(name)}"
         query, head = self.pack.query_of("row"), self.pack.head_of("row")
-        return f"{first} + ({query}) * args.stride_{name}m + ({head}) * args.stride_{name}h"
+        return f"{first} + {self._in_tensor(query)} * args.stride_{name}m + ({head}) * args.stride_{name}h"
 
     # -- rows that do not exist ----------------------------------------------------------------------------
 

@@ -38,6 +38,7 @@ class Sm90DecodeText(CudaDecodeText):
         super().__init__(module, kernel, layout)
         self.body = "decode_warps" if layout.by_warps else "decode"
         self.frame = "warps_module" if layout.by_warps else "decode_module"
+        self.pack = replace(self.pack, last_first=layout.splits_keys)
         self.lists = lists_text(module, self.dtypes)
         by_entry, pages = self.lists is not None, self.lists.page_rows if self.lists else ""
         self.rows = replace(self.rows, page=layout.page, by_entry=by_entry, listed_pages=pages)
