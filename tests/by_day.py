@@ -4,7 +4,8 @@ list of parameters made here, where cases need marks or names of their own.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import product
 from typing import Any
 
@@ -41,16 +42,30 @@ def some_by_day(*factors: Iterable[Any], of: int) -> list[ParameterSet]:
     return found
 
 
-def is_left_to_the_night(item: pytest.Item) -> bool:
-    """Returns whether a case of a test marked `one_in(n)` is none of those that run by day: one in n, along
-    diagonals where a test has several lists of parameters.
+def left_to_the_night(items: Iterable[pytest.Item]) -> Iterator[pytest.Item]:
+    """Yields the cases of tests marked `one_in(n)` that do not run by day: one in n of the others does,
+    along diagonals where a test has several lists of parameters.
     """
-    mark, spec = item.get_closest_marker("one_in"), getattr(item, "callspec", None)
-    if mark is None or spec is None:
-        return False
-    names = [parameters.args[0] for parameters in item.iter_markers("parametrize")]
-    firsts = [name.split(",")[0].strip() if isinstance(name, str) else name[0] for name in names]
-    return sum(spec.indices[name] for name in firsts) % int(mark.args[0]) != 0
+    seen: Counter[str] = Counter()
+    for item in items:
+        mark, spec = item.get_closest_marker("one_in"), getattr(item, "callspec", None)
+        if mark is None or spec is None or item.get_closest_marker("nightly") is not None:
+            continue
+        lists = [len([*made.args[1]]) for made in item.iter_markers("parametrize")]
+        if len(lists) > 1:
+            rest, number = (
+                next(iter(spec.indices.values())),
+                0,
+            )  # the place among all cases, which pytest counts
+            for length in reversed(lists):
+                rest, place = divmod(rest, length)
+                number += place
+        else:
+            test = item.nodeid.partition("[")[0]
+            number = seen[test]
+            seen[test] += 1
+        if number % int(mark.args[0]):
+            yield item
 
 
 def _left_to_the_night(case: ParameterSet) -> ParameterSet:

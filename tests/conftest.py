@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, Verbosity, settings
 from hypothesis.internal.conjecture import providers
 
-from tests.by_day import is_left_to_the_night
+from tests.by_day import left_to_the_night
 from tests.golden_files import golden, pytest_addoption
 from tests.profiles import is_night
 
@@ -93,9 +93,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Leaves out the tests of the night by day, and moves slow ones to the end, keeping the order of each.
     Marks quick ones.
     """
+    for item in [*left_to_the_night(items)]:
+        item.add_marker("nightly")
     for item in items:
-        if is_left_to_the_night(item):
-            item.add_marker("nightly")
         place = item.path.relative_to(Path(__file__).parent).parts[0]
         if place in _QUICK and item.get_closest_marker("slow") is None:
             item.add_marker("quick")

@@ -147,6 +147,7 @@ def test_selected_rows_of_several_types_are_those_of_16_bits(tokens: int, size: 
         assert torch.equal(mine, theirs)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("counted", [False, True])
 def test_a_second_cache_adds_its_keys(counted: bool, size: int) -> None:

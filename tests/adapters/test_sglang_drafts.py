@@ -41,6 +41,7 @@ def test_drafts_are_verified(backend: ModuleType, page: int, window: int, graph:
     runner.step(scheduled, "TARGET_VERIFY", graph=graph, drafts=found, tree=both)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("graph", [False, True])
 @pytest.mark.parametrize("tokens", [2, 9, 17, 32])
 @pytest.mark.parametrize("form", ["QLEN_ONLY", "QLEN_ONLY_BITPACKING"])

@@ -236,6 +236,7 @@ def test_what_follows_itself_is_not_looked_at(name: str, monkeypatch: pytest.Mon
         assert torch.equal(got, right)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "name", each_by_day(["flash_attn_func", "flash_attn_varlen_func", "transformers"], of=2)
 )

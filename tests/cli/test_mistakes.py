@@ -353,6 +353,7 @@ def heed_interrupts() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("send", [os.kill, os.killpg])  # somebody's kill; a terminal, to all of a group
 def test_an_interrupt_is_a_word_and_130(folder: Path, send: Callable[[int, int], None]) -> None:
@@ -373,6 +374,7 @@ def test_an_interrupt_is_a_word_and_130(folder: Path, send: Callable[[int, int],
     assert (process.returncode, err) == (130, "error: interrupted\n")
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("closed", ["1", "2"])
 def test_streams_that_the_caller_closed(folder: Path, closed: str) -> None:
     command = f'exec "{sys.executable}" -m attnc check {closed}>&-'

@@ -62,6 +62,7 @@ def test_the_usual_scale_is_known_however_it_was_rounded(size: int) -> None:
     assert len(vars(call.FUNCTIONS)) == before
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("size", "more", "need"),
     [

@@ -523,6 +523,7 @@ _SCHEDULES = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.slow
 @pytest.mark.skipif(not available(), reason="needs a C++ compiler")
 @pytest.mark.parametrize("target", _SCHEDULES)

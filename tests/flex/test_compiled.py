@@ -29,6 +29,7 @@ def compiled(function: Any, backend: str = "eager", **options: Any) -> tuple[Any
     return torch.compile(function, backend=counter, fullgraph=True, **options), counter
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_mods_compute_what_they_do_outside_of_a_graph(case: Case) -> None:
     setting = Setting()

@@ -233,6 +233,7 @@ def test_wide_heads_have_a_kernel_for_each_gradient() -> None:
     agree(module, {"B": 1, "Hkv": 1, "G": 2, "M": 20, "N": 40})
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("tiles", [(16, 64), (64, 16), (128, 32)], ids=str)
 @pytest.mark.parametrize("early", [True, False])
 def test_kernels_differ_in_their_tiles(tiles: tuple[int, int], early: bool) -> None:

@@ -71,6 +71,7 @@ CASES: dict[str, tuple[str, int, int, dict[str, str]]] = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.slow
 @pytest.mark.skipif(not available(), reason="g++ compiles the kernels for the CPU")
 @pytest.mark.parametrize("name", some_by_day(CASES, of=6))

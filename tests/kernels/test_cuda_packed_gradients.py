@@ -57,6 +57,7 @@ def test_every_feature(feature: str, seed: int) -> None:
     assert_within_bound(made, case(made, seed, R=15), fills=("nan",))
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("lengths", "dq", "seed"), some_by_day(LENGTHS, ("apart", "atomic", "sequential"), (0, 3), of=5)
 )

@@ -134,6 +134,7 @@ def test_the_sink_counts_once(splits: str) -> None:
         assert_within_bound(made, Case(dims=DIMS, seed=seed), fills=("nan", "large"))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("heads", ["H", "1"])
 def test_one_head_for_each_and_one_for_all(heads: str) -> None:
     queries = "H" if heads == "H" else "G"
@@ -149,6 +150,7 @@ def test_one_head_for_each_and_one_for_all(heads: str) -> None:
     )
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("splits", ["1", "3"])
 def test_values_that_are_part_of_the_keys(splits: str) -> None:
     """Their tile is the first part of k's: it is loaded once."""

@@ -64,6 +64,7 @@ def test_forgetting_is_right(kind: str, target: str) -> None:
     right_by_day(subject_of_text(spec(KINDS[kind], small_tiles(target), target=target)), count=2)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("target", EACH)
 def test_forgotten_tiles_are_not_visited(target: str) -> None:

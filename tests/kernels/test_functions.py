@@ -90,6 +90,7 @@ def test_sorted_integers_beside_a_number(target: str) -> None:
         assert_within_bound(made, Case(dims={"B": 3, "M": 21, "N": 97, "H": 1}, seed=seed))
 
 
+@pytest.mark.one_in(2)
 @needs_gxx
 @pytest.mark.parametrize("name", TOGETHER)
 def test_scores_on_cuda(name: str) -> None:

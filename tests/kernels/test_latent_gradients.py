@@ -62,6 +62,7 @@ TILES = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("kind", "tiles"), some_by_day(SPECS, TILES, of=4))
 def test_latent_gradients(kind: str, tiles: str) -> None:
     lines = SPECS[kind]

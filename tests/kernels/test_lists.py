@@ -178,6 +178,7 @@ def by_day(names: Iterable[str]) -> list[Any]:
     return [pytest.param(name, marks=[] if name in BY_DAY else [pytest.mark.nightly]) for name in names]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", by_day(MASKS))
 def test_masks_beside_lists(name: str) -> None:
     assert not list(wrong(subject(**MASKS[name]), SIZES, range(examples(1))))
@@ -188,6 +189,7 @@ def test_lists_of_all_shapes(name: str) -> None:
     assert not list(wrong(subject(**LISTS[name]), SIZES, range(examples(1))))
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", by_day(BESIDE))
 def test_what_else_stands_beside_lists(name: str) -> None:
     assert not list(wrong(subject(**BESIDE[name]), SIZES, range(examples(1))))
@@ -245,6 +247,7 @@ def subject_of_queries(name: str) -> Subject:
     return subject_of_text(text)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", QUERIES)
 def test_lists_of_few_queries(name: str) -> None:
     sizes = {"B": 2, "M": 5, "N": 75, "Hkv": 2, "G": 3, "R": 2, "S": 4, "P": 5}
@@ -449,6 +452,7 @@ def subject_of_tokens(**changes: str) -> Subject:
     return subject_of_text(text)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "name",
     [pytest.param(x, marks=[] if i < 2 else [pytest.mark.nightly]) for i, x in enumerate(TOKENS_ON_HOPPER)],
@@ -460,6 +464,7 @@ def test_keys_of_lists_on_hopper(name: str) -> None:
     assert not list(wrong(made, sizes, range(1, 1 + examples(2))))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("keys", [2100, 98_500])
 def test_keys_of_a_list_are_in_words_of_several_warps_and_passes(keys: int) -> None:
     """A thread has a word of 32 keys, or several; a pass over the bits has 98,304 keys."""
@@ -474,6 +479,7 @@ def test_heads_of_a_query_fill_two_tiles_on_hopper() -> None:
     assert not list(wrong(made, {"B": 2, "M": 2, "N": 70, "G": 67, "S": 90}, range(1, 3)))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "name",
     [
@@ -544,6 +550,7 @@ SHORTENED: Mapping[str, Mapping[str, str]] = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", each_by_day(SHORTENED, of=2))
 def test_lists_are_of_all_queries_though_a_length_cuts_some_off(name: str) -> None:
     """Lists lie M apart, the size of the tensor, which kernels call the queries of a sequence."""

@@ -132,6 +132,7 @@ def test_the_bits_are_those_of_the_same_numbers_in_16_bits(kind: str, pair: tupl
             assert same_bits(output, outputs[name]), (name, number)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("kind", "pair"), some_by_day(KINDS, PAIRS, of=8))
 def test_outputs_are_within_the_bound(kind: str, pair: tuple[str, str]) -> None:
     made = subject(kind, *types_of(kind, pair))
@@ -204,6 +205,7 @@ def test_numbers_that_are_stored_are_those_of_the_type(dtype: DType) -> None:
     assert torch.equal(alter(kept, lambda x: x).view(torch.uint8), kept.view(torch.uint8))
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("kind", "scale"),
     some_by_day(
@@ -227,6 +229,7 @@ def scaled_by_key(kind: str, scale: str) -> Subject:
     return subject_of_text(text.replace("normalize = softmax\n", f"normalize = softmax(v_scale = {scale})\n"))
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("kind", "scale"),
     some_by_day(
@@ -244,6 +247,7 @@ def test_a_scale_of_v_may_depend_on_the_key(kind: str, scale: str) -> None:
         assert_within_bound(made, case(made, dims=dims, seed=seed, values=values), fills=every_fill())
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("kind", ["forward", "two passes", "every step", "decode"])
 def test_scales_of_keys_that_are_not_seen_count_for_nothing(kind: str) -> None:
     made = scaled_by_key(kind, "vs[b, kv_idx]")
@@ -258,6 +262,7 @@ def test_scales_of_keys_that_are_not_seen_count_for_nothing(kind: str) -> None:
         assert same_bits(found["lse"], run.outputs["lse"])
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("scale", [0.0, -1.0, -0.0, 2.0**-140])
 def test_scales_of_keys_of_every_kind_have_a_meaning(scale: float) -> None:
     made = scaled_by_key("forward", "vs[b, kv_idx]")
@@ -284,6 +289,7 @@ def in_blocks(kind: str, k: str, v: str, *, byte: bool = False) -> str:
     )
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("kind", "byte"), some_by_day(BLOCKS, (False, True), of=4))
 def test_blocks_of_columns_have_scales(kind: str, byte: bool) -> None:
     made = subject_of_text(in_blocks(kind, *types_of(kind, PAIRS[0]), byte=byte))
@@ -305,6 +311,7 @@ def test_blocks_of_columns_have_scales(kind: str, byte: bool) -> None:
             assert (near | same | wanted.open).all()
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("kind", ["forward", "decode pages", "prefix"])
 def test_scales_of_columns_give_the_bits_of_rows_that_were_converted(kind: str) -> None:
     """Of the same numbers in 16 bits, each a product in float32 that is rounded once."""
@@ -327,6 +334,7 @@ def test_scales_of_columns_give_the_bits_of_rows_that_were_converted(kind: str) 
         assert same_bits(output, same[name]), name
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("kind", some_by_day(KINDS, of=2))
 def test_the_lse_is_without_the_scale_of_v(kind: str) -> None:
     scaled = FinishedRun.of(subject(kind, "e4m3", "e4m3"), case(subject(kind, "e4m3", "e4m3")))

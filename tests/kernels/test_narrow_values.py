@@ -25,6 +25,7 @@ PACKED = (
 SMALL = "tile.q = 16, tile.kv = 16"
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("lines", "schedule"),
     [

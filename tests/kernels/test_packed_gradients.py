@@ -72,6 +72,7 @@ def case(made: Subject, seed: int, **changes: int) -> Case:
     return Case(dims={name: sizes[name] for name in free_dims(made.variant.attention)}, seed=seed)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("storage", [PACKED, SELF, QUERIES, KEYS], ids=["two", "self", "queries", "keys"])
 @pytest.mark.parametrize("seed", range(2))
 def test_every_storage(storage: tuple[str, str, str], seed: int) -> None:
@@ -79,6 +80,7 @@ def test_every_storage(storage: tuple[str, str, str], seed: int) -> None:
     assert_within_bound(made, case(made, seed), fills=every_fill())
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("storage", [PACKED, SELF, QUERIES, KEYS], ids=["two", "self", "queries", "keys"])
 def test_properties(storage: tuple[str, str, str]) -> None:
     made = subject(storage)
@@ -141,6 +143,7 @@ LENGTHS = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("lengths", LENGTHS)
 def test_lengths_of_ordinary_tensors(lengths: str) -> None:
     made = subject(PLAIN, **LENGTHS[lengths])

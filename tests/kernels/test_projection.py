@@ -36,6 +36,7 @@ def subject(name: str, variant: str) -> ProjectionSubject:
     return projection_subject(next(found))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("name", "variant"),
     [

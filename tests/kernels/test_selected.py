@@ -158,6 +158,7 @@ def wrong(made: Subject, sizes: Mapping[str, int], seeds: range) -> list[str]:
     return [f"{case.to_json()}: {verdict.message}" for case, verdict in verdicts if not verdict.ok]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "name",
     [pytest.param(name, marks=[] if name in BY_DAY else [pytest.mark.nightly]) for name in CASES],
@@ -171,12 +172,14 @@ def test_lists_without_entries(name: str) -> None:
     assert not wrong(subject(**CASES[name]), {**SIZES, "S": 0}, range(1))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("way", ["", ATOMIC["WAY"]])
 def test_heads_of_a_query_fill_several_tiles(way: str) -> None:
     made = subject(MASK="listed(idx, rows = 1, keys = 4)", WAY=way)
     assert not wrong(made, {**SIZES, "M": 3, "G": 35}, range(1))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("tiles", [1, 12])
 def test_queries_share_sums(monkeypatch: pytest.MonkeyPatch, tiles: int) -> None:
     """Lists of six have a tile, in two sequences with two K/V heads each: one copy, or three."""
@@ -185,6 +188,7 @@ def test_queries_share_sums(monkeypatch: pytest.MonkeyPatch, tiles: int) -> None
     assert not wrong(made, {**SIZES, "M": 7}, range(2))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("queries", [1, 2, 3])
 def test_weights_of_some_queries_are_kept_at_a_time(monkeypatch: pytest.MonkeyPatch, queries: int) -> None:
     """A launch has queries of two copies, of four, or of six; of seven, the last one has fewer."""

@@ -211,6 +211,7 @@ def test_a_warp_that_copies_pages_and_falls_behind_shows() -> None:
     assert any("a deadlock" in verdict.message for verdict in found)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("d", "dv", "more", "mask"),
@@ -240,6 +241,7 @@ def test_values_of_a_prompt_are_columns_of_its_keys(d: int, dv: int, more: str, 
 MEET = "            __syncwarp();\n            mbarrier_arrive_if(barrier_of(base, "
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "wrong", "instead"),
@@ -308,6 +310,7 @@ def test_columns_are_bf16_whatever_k_is() -> None:
     assert found.ok, found.message
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["bf16", "f16"])
 @pytest.mark.parametrize("logits", JUMPS)
@@ -392,6 +395,7 @@ SLOPES = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("slope", "way", "mask"),

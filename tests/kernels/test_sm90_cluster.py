@@ -77,6 +77,7 @@ KINDS = {
 SIZES = ((300, 200), (130, 300), (1, 1), (513, 40))
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("kind", some_by_day(KINDS, of=3))
 def test_blocks_that_share_tiles_are_right(kind: str) -> None:
     made = subject_with_changes(KINDS[kind])
@@ -200,6 +201,7 @@ BUGS: Mapping[str, tuple[str, tuple[tuple[str, str], ...], str]] = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("bug", BUGS)
 def test_what_is_wrong_between_blocks_shows(bug: str) -> None:
     kind, changes, told = BUGS[bug]

@@ -91,6 +91,7 @@ def subject(kind: str) -> Subject:
     return subject_of(module)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("kind", "sizes"), some_by_day(KINDS, [(1, 5, 3, 170), (2, 3, 40, 65)], of=6))
 def test_masks_and_scores_are_right(kind: str, sizes: tuple[int, int, int, int]) -> None:
     b, m, g, n = sizes

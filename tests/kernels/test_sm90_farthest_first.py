@@ -30,6 +30,7 @@ SIZES = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("sizes", "mask"), some_by_day(SIZES, ["causal", "true"], of=3))
 def test_every_tile_is_taken(sizes: str, mask: str) -> None:
     made = subject_of_text(spec((*LINES, f"mask = {mask}"), SCHEDULE, target="cuda.sm_90a"))

@@ -92,6 +92,7 @@ def case(made: Subject, sizes: tuple[int, int, int, int], **changes: Any) -> Cas
     return Case(**{"dims": dims, "logits": "rising", "lengths": "drawn", **changes})
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("kind", "sizes"), some_by_day(KINDS, SIZES, of=9))
 def test_outputs_are_within_the_bound_and_have_the_bits_of_joined_keys(
     kind: str, sizes: tuple[int, int, int, int]
@@ -116,6 +117,7 @@ LYING = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("lies", list(LYING.values()), ids=list(LYING))
 @pytest.mark.parametrize("kind", ["lists", pytest.param("small pages", marks=pytest.mark.nightly)])
 def test_columns_behind_may_lie_anyhow(kind: str, lies: TensorLayout) -> None:

@@ -348,6 +348,7 @@ SIZES_OF_PROMPTS = (
 )
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("kind", some_by_day(PROMPTS, of=6))
 def test_prompts_are_within_the_bound_and_have_the_bits_of_16(kind: str) -> None:
     made = subject(kind)
@@ -358,6 +359,7 @@ def test_prompts_are_within_the_bound_and_have_the_bits_of_16(kind: str) -> None
         assert list(violations(made, given, only="8 bits equal 16")) == []
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "kind", [x if n % 6 == 2 else pytest.param(x, marks=pytest.mark.nightly) for n, x in enumerate(BEFORE)]
 )
@@ -379,6 +381,7 @@ def case(made: Subject, sizes: tuple[int, int, int, int], **changes: Any) -> Cas
     return Case(**{"dims": {"B": b, "M": m, "G": g, "N": n, "R": 64, **heads}, "logits": "rising", **changes})
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("kind", "sizes"), some_by_day(KINDS, SIZES, of=18))
 def test_outputs_are_within_the_bound(kind: str, sizes: tuple[int, int, int, int]) -> None:
     made = subject(kind)
@@ -387,6 +390,7 @@ def test_outputs_are_within_the_bound(kind: str, sizes: tuple[int, int, int, int
         assert found.ok, found.message
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("kind", some_by_day(KINDS, of=14))
 def test_the_bits_are_those_of_16_bits(kind: str) -> None:
     made = subject(kind)
@@ -434,6 +438,7 @@ LYING = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("kind", "lies"),
     some_by_day(["warps, blocks in pages", "warps, blocks of powers of two", "blocks in pages"], LYING, of=3),

@@ -105,6 +105,7 @@ def subject(kind: str) -> Subject:
 SIZES = ((1, 5, 3, 170), (2, 130, 1, 70))
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("kind", "number"), some_by_day(KINDS, range(len(SIZES)), of=4))
 def test_rows_are_those_of_their_pages(kind: str, number: int) -> None:
     made, (b, m, g, n) = subject(kind), SIZES[number]

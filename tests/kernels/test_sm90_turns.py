@@ -100,6 +100,7 @@ def made(kind: str) -> Subject:
     return subject_of(module)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("kind", some_by_day(KINDS, of=3))
 @settings(max_examples=settings().max_examples // 25)
 @given(data=st.data())

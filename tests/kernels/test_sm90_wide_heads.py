@@ -82,6 +82,7 @@ KINDS = {
 SIZES = ((1, 1, 2, 1, 200), (3, 1, 3, 21, 70), (1, 2, 1, 100, 150), (1, 1, 5, 30, 130), (1, 1, 2, 128, 100))
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("kind", some_by_day(KINDS, of=3))
 def test_wide_heads_are_right_with_any_number_of_tiles_of_rows(kind: str) -> None:
     made = subject_with_changes(KINDS[kind])
@@ -129,6 +130,7 @@ BUGS: Mapping[str, tuple[tuple[tuple[str, str], ...], str]] = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("bug", BUGS)
 def test_what_is_wrong_between_warpgroups_shows(bug: str) -> None:
     changes, told = BUGS[bug]

@@ -109,6 +109,7 @@ def is_right(
 PROMPT = {"B": 1, "H": 2, "M": 130, "N": 200}
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "widths",
     some_by_day(
@@ -124,6 +125,7 @@ def test_every_width(widths: tuple[int, int]) -> None:
     is_right(subject_of_text(dense(d, dv)), PROMPT)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("d", "dv", "tiles", "way"),
     [
@@ -163,11 +165,13 @@ KINDS = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("kind", some_by_day(KINDS, of=2))
 def test_every_kind_of_prompt(kind: str) -> None:
     is_right(subject_of_text(KINDS[kind]), PROMPT)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("widths", "page"), some_by_day([(8, 24), (72, 72), (64, 72), (136, 40), (248, 200)], [16, 1, 20], of=3)
 )
@@ -177,6 +181,7 @@ def test_prompts_over_pages(widths: tuple[int, int], page: int) -> None:
     is_right(subject_of_text(grouped(d, dv, SMALL, page=page)), dims)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("widths", "page"),
     some_by_day([(8, 8), (40, 24), (72, 72), (72, 64), (64, 72), (248, 136)], [0, 16, 4], of=6),
@@ -187,6 +192,7 @@ def test_decoding(widths: tuple[int, int], page: int) -> None:
     is_right(subject_of_text(grouped(d, dv, DECODE, page=page)), dims)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("widths", "page"),
     some_by_day([(72, 40), (200, 72), (136, 128), (144, 128), (328, 256)], [0, 16, 1], of=3),
@@ -199,6 +205,7 @@ def test_values_that_are_columns_of_decoded_keys(widths: tuple[int, int], page: 
     is_right(made, {"B": 2, "M": 3, "G": 3, "N": 110}, apart=("q", "k", "o"))
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "widths",
     some_by_day(

@@ -160,6 +160,7 @@ def gradients(
     return list(found), list(torch.autograd.grad(p @ exact[2], exact, do.double()))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.skipif(not available(), reason="g++ compiles the kernels for the CPU")
 @pytest.mark.parametrize(
     ("d", "accumulate"),

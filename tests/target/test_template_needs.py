@@ -113,6 +113,7 @@ def _within(branch: nodes.Node) -> Iterator[nodes.Node]:
         yield from _within(child)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("path", ASKING)
 def test_what_a_template_asks_is_there(path: str) -> None:
     made = needed(path)

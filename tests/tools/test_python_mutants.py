@@ -181,6 +181,7 @@ def test_what_fails_of_the_mutant_alone_has_seen_it() -> None:
     assert (judged["outcome"], judged["message"]) == ("killed", f"{OTHER}::other")
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.nightly
 @pytest.mark.parametrize(
     ("text", "outcome", "place"),

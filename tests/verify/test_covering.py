@@ -77,6 +77,7 @@ def test_the_last_query_of_a_tile_is_the_first_to_see_a_tile_of_keys() -> None:
     assert last + case.dims["N"] - case.dims["M"] == shape.BLOCK_N
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("name", "variant", "old", "new"),
     [

@@ -201,6 +201,7 @@ SCALED_BY_KEY: Mapping[str, Any] = {
                 extra="input doc: i32[B, N] is sorted",
             ),
             id="documents",
+            marks=pytest.mark.nightly,
         ),
         pytest.param(spec("true", storage="lengths"), id="all keys", marks=pytest.mark.nightly),
         pytest.param(spec(**SCALED), id="a scale of v"),
@@ -265,6 +266,7 @@ def test_moved_bits_are_found(name: str) -> None:
 FAR = "dot(q, k) * 40"
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "text",
     [
@@ -447,6 +449,7 @@ BUGS_OF_HOPPER: Mapping[str, tuple[str, str, str]] = {
 _BY_DAY = ("a maximum of all tiles so far", "rows that are computed again as before")
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "name",
     [pytest.param(x, marks=() if x in _BY_DAY else pytest.mark.nightly) for x in BUGS_OF_HOPPER],

@@ -84,6 +84,7 @@ def test_registers_that_nothing_has_set_show_in_the_simulator() -> None:
     assert [failure.case.dims["N"] for failure in report.failures] == [0]
 
 
+@pytest.mark.one_in(2)
 @needs_gxx
 @pytest.mark.parametrize(
     ("spec", "target", "wait", "message"),

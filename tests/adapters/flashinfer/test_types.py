@@ -36,6 +36,7 @@ def read_as(x: torch.Tensor, cache: torch.dtype | None) -> torch.Tensor:
     return x.bfloat16() if cache is None else meant(coded(x, cache, STEP), torch.tensor(SCALE))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("cache", CACHES, ids=str)
 def test_packed_and_single(cache: torch.dtype | None) -> None:
     torch.manual_seed(0)
