@@ -214,6 +214,7 @@ def test_torch_compile_follows_other_targets(ran: list[str]) -> None:
     assert not any("." in name for name in vars(specs.FUNCTIONS))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("grad", [False, True])
 def test_torch_compile_follows_the_attention_of_transformers(grad: bool) -> None:
     from attnc.adapters.transformers import attention

@@ -40,6 +40,7 @@ def test_both_products_count_where_values_are_narrower() -> None:
     assert cell.flops == 2 * 2 * 3 * 100 * 100 * (192 + 128)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("mask", ["window512", "documents", "prefix", "causal", "full"])
 def test_flops_count_what_the_mask_keeps(mask: Mask) -> None:
     n = 3000

@@ -200,6 +200,7 @@ def test_operations_are_the_same_in_a_graph() -> None:
     assert torch.equal(compiled(call)[0](q), call(q))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.filterwarnings("ignore:While compiling, we found certain side effects")  # of strict export
 @pytest.mark.parametrize("strict", [False, True])
 def test_an_exported_program_holds_its_mods(strict: bool, tmp_path: Path) -> None:

@@ -44,6 +44,7 @@ def test_every_storage(storage: str, seed: int) -> None:
     assert_within_bound(made, case(made, seed), fills=every_fill())
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("storage", each_by_day(STORAGES, of=2))
 def test_properties(storage: str) -> None:
     made = subject(STORAGES[storage])

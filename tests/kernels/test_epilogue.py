@@ -67,6 +67,7 @@ def test_epilogue(kind: str, target: str) -> None:
     right_by_day(subject_of_text(spec(KINDS[kind], small_tiles(target), target=target)), count=2)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("target", EACH)
 def test_gate_of_packed_rows(target: str) -> None:
     skip_without_compiler(target)

@@ -74,6 +74,7 @@ def test_stick_breaking(lines: tuple[str, ...]) -> None:
 ON_CUDA = {"cuda.sm_80": small_tiles("cuda.sm_80"), "cuda.sm_90a": "consumers = 2, tile.kv = 32, stages = 2"}
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("target", ON_CUDA)
 @pytest.mark.parametrize("lines", [PLAIN, LENGTHS, PAGED], ids=["table", "lengths", "pages"])
@@ -115,6 +116,7 @@ SHORTENED = tuple(
 STORED = {"table": PLAIN, "pages": PAGED, "lengths": SHORTENED}
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("split", "stored", "target"), some_by_day(["1", "20", "fixed(32)"], STORED, EACH, of=2)
 )
@@ -148,6 +150,7 @@ def test_formula() -> None:
 BACKWARD = f"{TILES}, backward {{ {TILES} }}".replace(", backward", "\n  backward").replace(" }", "\n  }")
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("lines", "grads"),
     [(PLAIN, "q, k, v, table"), (LENGTHS, "q, k, v, gate")],
@@ -165,6 +168,7 @@ def test_gradients_of_packed_rows(lines: tuple[str, ...]) -> None:
     assert_within_bound(made, Case(dims={"B": 3, "M": 21, "N": 21, "H": 2}))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("wanted", ["q", "k", "v", "table", "v, table", "q, v"])
 def test_gradients_one_by_one(wanted: str) -> None:
     made = subject_of_text(spec((*PLAIN, f"grad {wanted}"), BACKWARD))
@@ -229,6 +233,7 @@ ON_ONE = (
 )
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("lines", "grads", "target"),

@@ -278,6 +278,7 @@ def test_expressions_mean_what_the_table_says() -> None:
         np.testing.assert_allclose(scores[0, 0], np.asarray(expected, float), atol=1e-12, err_msg=text)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("target", TARGETS)
 def test_expressions_of_kernels(target: str) -> None:
     skip_without_compiler(target)

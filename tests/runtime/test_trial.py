@@ -13,6 +13,7 @@ from tests.plans import SPECS, module_of, plans_of
 ensure_interpreter()
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", ["alibi", "fa1"])
 def test_a_backward_can_be_tried_with_every_config(name: str) -> None:
     module = plans_of(name).modules[0]

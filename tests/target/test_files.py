@@ -24,6 +24,7 @@ SCHEDULES = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("target", SCHEDULES)
 @pytest.mark.parametrize("grads", ["x", "q, x", "k, x", "k", "v", "q, k, v"])
 def test_every_kernel_of_a_backward_has_its_file(target: str, grads: str) -> None:

@@ -44,6 +44,7 @@ def imported(text: str, path: Path) -> ModuleType:
     return module
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("target", ["triton", "cuda.sm_80"])
 def test_a_standalone_module_computes_the_same_with_nothing_beside_it(target: str, tmp_path: Path) -> None:
     if target != "triton" and not available():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -216,12 +216,20 @@ def test_rows_keep_their_bits(text: str) -> None:
     assert found.calls > 6
 
 
-def test_other_sizes_of_pages_and_other_storage_give_the_same_bits() -> None:
-    text = spec() + spec(storage="plain", name="train") + spec(name="other").replace("page = 8", "page = 32")
-    assert len(subjects_of(text)) == 6
+@pytest.mark.parametrize(
+    "others", [["storage"], pytest.param(["storage", "pages"], marks=pytest.mark.nightly)], ids=len
+)
+def test_other_sizes_of_pages_and_other_storage_give_the_same_bits(others: Sequence[str]) -> None:
+    """By day of other storage alone."""
+    texts = {
+        "storage": spec(storage="plain", name="train"),
+        "pages": spec(name="other").replace("page = 8", "page = 32"),
+    }
+    text = spec() + "".join(texts[other] for other in others)
+    assert len(subjects_of(text)) == 2 + 2 * len(others)
     found = kept(text)
     assert found.broken == []
-    assert found.calls > 18
+    assert found.calls > 6 + 6 * len(others)
 
 
 #: Of the text of a label: what is changed, and to what; each result stays within the error bound.
