@@ -28,6 +28,8 @@ _SELECTED = "listed(indices[b, q_idx], keys = 1, count = topk_length[b, q_idx])"
 _TILES = (16, 32, 64)
 #: Queries whose keys are gathered together for their largest scores.
 _QUERIES_AT_ONCE = 64
+#: Heads of neighbouring queries that share tiles on Hopper, at most; keys whose bits are found in few passes.
+_FEW_HEADS, _MOST_TOGETHER = 32, 1 << 18
 
 
 @dataclass
@@ -325,15 +327,19 @@ def _attend(
     """Returns (o [B, M, H, width], lse [B, M, H]) over the keys in lists [B, M, topk], without a sink."""
     scale = number_of(f"{function}: sm_scale", scale)
     is_wide = lists.dtype == torch.int64
-    made = _selected_kernel(q.dtype, q.shape[-1], width, scale, is_wide, _tile_rows(q.shape[2]))
+    _, queries, heads, head_dim = q.shape
+    together = heads if queries > 1 and heads <= _FEW_HEADS and kv.shape[1] <= _MOST_TOGETHER else 0
+    made = _selected_kernel(q.dtype, head_dim, width, scale, is_wide, _tile_rows(heads), together)
     o, lse = made(q, kv, indices=lists, topk_length=counts)
     return o, lse
 
 
 @lru_cache(maxsize=64)
 def _selected_kernel(
-    dtype: torch.dtype, head_dim: int, width: int, scale: float, is_wide: bool, rows: int
+    dtype: torch.dtype, head_dim: int, width: int, scale: float, is_wide: bool, rows: int, together: int
 ) -> Kernel:
+    """together: heads of queries that share tiles over the union of their lists, 0 where each has its own."""
+    heads = str(together) if together else "G"
     return kernel(
         Wanted(
             name="sparse_latent_attention",
@@ -341,11 +347,11 @@ def _selected_kernel(
             head_dim=head_dim,
             value_dim=width,
             scale=scale,
-            q="[B, M, G, D]",
+            q=f"[B, M, {heads}, D]",
             kv="[B, N, 1, D]",
             value="[B, N, 1, Dv] via prefix(k)",
-            o="[B, M, G, Dv]",
-            lse="[B, M, G]",
+            o=f"[B, M, {heads}, Dv]",
+            lse=f"[B, M, {heads}]",
             inputs=(f"indices: {'i64' if is_wide else 'i32'}[B, M, S]", "topk_length: i32[B, M]"),
             length="",
             mask=_SELECTED,

@@ -66,10 +66,18 @@ def queries_together(attention: Attention) -> int:
 def can_unite(attention: Attention) -> bool:
     """Returns whether neighbouring queries can share tiles over the union of their lists."""
     listing = listing_of(attention)
-    is_short = attention.q.storage.is_packed or "M" in attention.lengths
-    if listing is None or (listing.rows, listing.keys) != (1, 1) or is_short:
+    if listing is None or (listing.rows, listing.keys) != (1, 1):
+        return False
+    if has_empty_rows(attention) or "M" in attention.lengths:
         return False
     return queries_together(attention) > 1 and not DType(attention.k.dtype).is_narrow
+
+
+def has_empty_rows(attention: Attention) -> bool:
+    """Returns whether rows of q that are no query show a denominator: a sink, or what softpick adds."""
+    softmax = attention.softmax
+    shows = softmax.sink is not None or (softmax.form == "softpick" and attention.lse is not None)
+    return shows and (attention.q.storage.is_packed or "M" in attention.lengths)
 
 
 def lists_rows(attention: Attention, schedule: Schedule, target: Target) -> bool:
@@ -225,7 +233,8 @@ class _RowsPlanner:
         program = (*names.rows.values(), *of_sequence, *(fetch for fetch in loads if not fetch.axes))
         of_each = (*of_keys, *(() if page is None else (page,)))
         read = (*indices, exists, keep, first, Dim("N"), *(() if limit is None else (limit,)))
-        together = Const(1) if self._queries == 1 else minimum(Dim("M"), Const(self._queries))
+        rows = self._attention.q.size(Role.QUERY) if self._packed else Dim("M")
+        together = Const(1) if self._queries == 1 else minimum(rows, Const(self._queries))
         entries = mul(mul(condition.extents[-1], Const(condition.keys)), together)
         needed, dims = self._find_needed(program, of_each, (*read, entries), lines)
         return ListedRows(
@@ -234,7 +243,7 @@ class _RowsPlanner:
             by_head=by_head,
             packed=self._packed,
             queries=self._queries,
-            marks=self._shows_empty_rows() and (self._packed or "M" in self._attention.lengths),
+            marks=has_empty_rows(self._attention),
             program=needed,
             indices=indices,
             is_query=is_query,
@@ -247,11 +256,6 @@ class _RowsPlanner:
             page_rows=self._page_rows(),
             dims=dims,
         )
-
-    def _shows_empty_rows(self) -> bool:
-        """Returns whether a row has a denominator without keys: a sink, or what softpick adds."""
-        softmax = self._attention.softmax
-        return softmax.sink is not None or (softmax.form == "softpick" and self._attention.lse is not None)
 
     def _find_needed(
         self,
@@ -312,8 +316,7 @@ class _RowsPlanner:
                 yield compare("<", index, size)
 
     def _lines(self, read: tuple[Expr | None, ...]) -> tuple[tuple[Expr, ...], bool]:
-        attention = self._attention
-        rows = attention.q.size(Role.QUERY) if self._packed else Dim("M")
+        rows = self._attention.q.size(Role.QUERY) if self._packed else Dim("M")
         by_head = any(Index("h") in walk(expr) for expr in read if expr is not None) and self._heads != Const(
             1
         )

@@ -24,6 +24,7 @@ CHOICE = ByTarget(__name__, "selected_rank", TARGETS, VARIANTS, TUNED)
 def selected_rank(
     q: torch.Tensor,
     k: torch.Tensor,
+    cu_q: torch.Tensor,
     block_table: torch.Tensor,
     kv_len: torch.Tensor,
     selected: torch.Tensor,
@@ -35,14 +36,16 @@ def selected_rank(
     """Attention of the spec's score, masked: o = softmax(score) v.
 
     Shapes and dtypes:
-        q: bf16[B, M, 16, 576]
+        q: bf16[T, 16, 576]
         k: bf16[B, N, 1, 576]
+        cu_q: i32[B + 1]
         block_table: i32[B, P]
         kv_len: i32[B]
-        selected: i32[B, M, S]
-        o: bf16[B, M, 16, 512]
-        lse: f32[B, M, 16]
+        selected: i32[T, S]
+        o: bf16[T, 16, 512]
+        lse: f32[T, 16]
     The last axis of q, k and v is contiguous; every other stride is free, and nothing is copied.
+    Sequence b has the rows cu_q[b] .. cu_q[b + 1] of q and of the results; cu_q[0] is 0.
     Key j of sequence b is row j % 64 of page block_table[b, j // 64].
     Entries of the table past the end of a sequence may hold anything.
     The values are the first columns of k.
@@ -54,23 +57,23 @@ def selected_rank(
     Raises ValueError or TypeError naming the argument, what was expected and what came.
     """
     # any target says which is no such tensor, and what it expected
-    if not (isinstance(q, torch.Tensor) and q.dim() == 4 and not q.is_nested and isinstance(
+    if not (isinstance(q, torch.Tensor) and q.dim() == 3 and not q.is_nested and isinstance(
         block_table, torch.Tensor,
     ) and block_table.dim() == 2 and not block_table.is_nested and torch._C._get_tracing_state() is None):
-        return CHOICE.any()(q, k, block_table, kv_len, selected, out=out, **options)
+        return CHOICE.any()(q, k, cu_q, block_table, kv_len, selected, out=out, **options)
     key = ()
     if key not in VARIANTS:
         raise _unknown(key)
     function = CHOICE.named(target, key) if target else CHOICE.only(q.device, key)
     if function is None:
         sizes = (
-            q.shape[1],
+            q.shape[0],
             block_table.shape[1] * 64,
-            q.shape[0] * q.shape[2],
+            q.shape[1],
             False,
         )
         function = CHOICE.fastest(q.device, key, sizes)
-    return function(q, k, block_table, kv_len, selected, out=out, **options)
+    return function(q, k, cu_q, block_table, kv_len, selected, out=out, **options)
 
 
 def _unknown(values):

@@ -12,16 +12,16 @@ from tests.targets import skip_without_compiler
 from tests.verify.judging import examples, subject_of_text
 
 TEXT = """attention a {
-  input q: ELEMENT[B, M, HEADS, 64]
-  input k: ELEMENT[B, N, KV, 64] K_STORAGE
-  input v: ELEMENT[B, N, KV, WIDTH] V_STORAGE
+  input q: ELEMENT[QUERIES, HEADS, 64] Q_STORAGE
+  input k: ELEMENT[KEYS, KV, 64] K_STORAGE
+  input v: ELEMENT[KEYS, KV, WIDTH] V_STORAGE
   input idx: i32[LISTS, S]
   EXTRAS
   score = dot(q, k) / 8
   mask = MASK
   normalize = SOFTMAX
-  output o: ELEMENT[B, M, HEADS, WIDTH]
-  output lse: f32[B, HEADS, M]
+  output o: ELEMENT[QUERIES, HEADS, WIDTH]
+  output lse: f32[LSE]
 }
 
 schedule a for cuda.sm_90a {
@@ -30,6 +30,10 @@ schedule a for cuda.sm_90a {
 """
 USUAL = {
     "ELEMENT": "bf16",
+    "QUERIES": "B, M",
+    "KEYS": "B, N",
+    "LSE": "B, HEADS, M",
+    "Q_STORAGE": "",
     "HEADS": "16",
     "KV": "1",
     "WIDTH": "64",
@@ -41,6 +45,7 @@ USUAL = {
     "SOFTMAX": "softmax",
     "SCHEDULE": "stages = 2",
 }
+PACKED = {"QUERIES": "T", "Q_STORAGE": "via ragged(cu)", "LISTS": "T", "LSE": "T, HEADS"}
 PAGES = "via paged(table, page = 16)"
 CASES: Mapping[str, Mapping[str, str]] = {
     "four queries a tile": {},
@@ -74,6 +79,31 @@ CASES: Mapping[str, Mapping[str, str]] = {
         "V_STORAGE": "via prefix(k)",
         "SCHEDULE": "tile.kv = 32",
     },
+    "packed queries over pages": {
+        **PACKED,
+        "HEADS": "8",
+        "K_STORAGE": PAGES,
+        "V_STORAGE": PAGES,
+        "EXTRAS": "input cu: i32[B + 1]\n  input table: i32[B, P]\n  input n: i32[B]\n  length N = n[b]\n"
+        "  input cnt: i32[T]",
+        "MASK": "listed(idx, rows = 1, keys = 1, count = cnt) and causal",
+        "SCHEDULE": "split.kv in {auto, 2}",
+    },
+    "packed sequences of several K/V heads": {
+        **PACKED,
+        "HEADS": "12",
+        "KV": "2",
+        "KEYS": "U",
+        "K_STORAGE": "via ragged(ck)",
+        "V_STORAGE": "via ragged(ck)",
+        "LISTS": "T, 2",
+        "EXTRAS": "input cu: i32[B + 1]\n  input ck: i32[B + 1]",
+        "MASK": "listed(idx, rows = 1, keys = 1) and window(60, 5)",
+    },
+    "packed queries over rows of a batch": {
+        **PACKED,
+        "EXTRAS": "input cu: i32[B + 1]\n  input n: i32[B]\n  length N = n[b]",
+    },
     "softpick of other queries' lists": {
         "MASK": "listed(idx[b, (q_idx + 1) % 5], keys = 1) and kv_idx % 3 != 1",
         "SOFTMAX": "softpick",
@@ -83,17 +113,18 @@ CASES: Mapping[str, Mapping[str, str]] = {
 
 def subject(**changes: str) -> Subject:
     text = TEXT
-    for word, value in {**USUAL, **changes}.items():
-        text = text.replace(word, value)
+    for _ in range(2):  # words of words
+        for word, value in {**USUAL, **changes}.items():
+            text = text.replace(word, value)
     return subject_of_text(text)
 
 
-SIZES = {"B": 2, "M": 11, "N": 190, "R": 5, "S": 60, "P": 9}
+SIZES = {"B": 2, "M": 11, "N": 190, "R": 5, "S": 60, "P": 9, "T": 21, "U": 300}
 
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(x, marks=[] if i < 4 else [pytest.mark.nightly]) for i, x in enumerate(CASES)],
+    [pytest.param(x, marks=[] if i < 6 else [pytest.mark.nightly]) for i, x in enumerate(CASES)],
 )
 def test_queries_see_the_keys_of_their_own_lists(name: str) -> None:
     skip_without_compiler("cuda.sm_90a")

@@ -5,7 +5,7 @@ prints of what a query sees besides.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from functools import cached_property
 
 from attnc.expr.nodes import TRUE, Expr
@@ -44,23 +44,56 @@ class CudaRowListsText(RowLists, CudaListsText):
         """Statements from the number of a list to its query and sequence; of several queries, to the first
         one and what they have alike.
         """
-        program = [item for item in self.rows.program if item.name not in self._of_query]
-        shortened = {item.name for item in program if isinstance(item, Let)} & {*self.rows.dims}
-        yield from sizes_of_call(name for name in self.rows.dims if name not in shortened)
-        yield from sizes_of_call((name for name in self.rows.dims if name in shortened), "int")
+        yield from sizes_of_call(name for name in self.rows.dims if name not in self._shortened)
         *_, queries = map(self._size, self.rows.lines)
-        own = f"line % {queries}"
-        names = {"query_row" if self.rows.packed else "query": own}
+        name, own = "query_row" if self.rows.packed else "query", f"line % {queries}"
         if self.queries > 1:
-            names = {"query_lo": f"{own} * {self.queries}"}
-        rest = f"line / {queries}"
+            name, own = "row_lo" if self.rows.packed else "query_lo", f"{own} * {self.queries}"
+        names, rest = {name: own}, f"line / {queries}"
         if self.rows.by_head:
             heads = self._size(self.rows.lines[1])
             names |= {KV_HEAD.name: f"{rest} % {heads}"}
             rest = f"{rest} / {heads}"
-        yield local("const int", names | ({} if self.rows.packed else {"b": rest}))
-        declared = shortened
-        for item in program:
+        of_line = local("const int", names | ({} if self.rows.packed else {"b": rest}))
+        if self._has_runs:
+            yield of_line
+            return
+        yield from self._lengths
+        yield of_line
+        yield from self._program(self._of_query)
+
+    @property
+    def of_sequence(self) -> Iterator[str]:
+        """Statements that find the sequence of the first of some packed queries of a list."""
+        yield from self._lengths
+        yield local("const int", query_row="row_lo + first_place")
+        yield from self._program(self._of_query)
+
+    @property
+    def of_query(self) -> Iterator[str]:
+        """Statements that find a query of several, and what differs between them."""
+        name, first = ("query_row", "row_lo") if self.rows.packed else ("query", "query_lo")
+        yield local("const int", {name: f"{first} + place"})
+        yield from self._program({item.name for item in self.rows.program} - self._of_query)
+
+    @property
+    def _has_runs(self) -> bool:
+        """Whether queries of a list can be of several sequences."""
+        return self.rows.packed and self.queries > 1
+
+    @property
+    def _shortened(self) -> set[str]:
+        return {item.name for item in self.rows.program if isinstance(item, Let)} & {*self.rows.dims}
+
+    @property
+    def _lengths(self) -> Iterator[str]:
+        yield from sizes_of_call((name for name in self.rows.dims if name in self._shortened), "int")
+
+    def _program(self, without: Collection[str]) -> Iterator[str]:
+        declared = self._shortened
+        for item in self.rows.program:
+            if item.name in without:
+                continue
             if isinstance(item, Let) and item.name in ("M", "N") and item.name not in declared:
                 declared |= {item.name}
                 yield f"int {item.name} = {scalar(item.value)};"
@@ -69,19 +102,13 @@ class CudaRowListsText(RowLists, CudaListsText):
 
     @cached_property
     def _of_query(self) -> set[str]:
-        """What differs between the queries of a list."""
-        found: set[str] = set()
+        """What differs between the queries of a list; their sequence does not."""
+        found = {"query", "query_row"} if self.queries > 1 else set()
         for item in self.rows.program if self.queries > 1 else ():
-            if {"query", *found} & set().union(*map(names_of, statement_expressions(item))):
+            is_sequence = item.name == "sequence"
+            if not is_sequence and found & set().union(*map(names_of, statement_expressions(item))):
                 found.add(item.name)
         return found
-
-    @property
-    def of_query(self) -> Iterator[str]:
-        """Statements that find what differs between the queries of a list."""
-        for item in self.rows.program:
-            if item.name in self._of_query:
-                yield self._statement(item, ())
 
     @property
     def offset(self) -> str:
@@ -139,8 +166,9 @@ class CudaRowListsText(RowLists, CudaListsText):
         page, size = self.rows.page, self.rows.page_rows
         if page is None or size is None:
             return []
+        first = f"{'before + ' if self._has_runs else ''}threadIdx.x"
         return [
-            "for (int i = threadIdx.x; i < found; i += THREADS) {",
+            f"for (int i = {first}; i < found; i += THREADS) {{",
             "    const int kv_idx = row[1 + i];",
             f"    {self._statement(page, ())}",
             f"    row[1 + i] = (int){page.name} * {scalar(size)} + kv_idx % {scalar(size)};",
