@@ -9,6 +9,7 @@ from attnc.plan.ir import Let, Module, Regions
 from attnc.plan.lists import listing_of, lists_blocks, without_list
 from tests.plan.planning import planned, resolved
 from tests.refusals import refusal
+from tests.verify.judging import modules_of
 
 OF_HEADS = "idx: i32[B, H, R, S]"
 DECODING = "  loops = [kv], pack = gqa"
@@ -186,3 +187,26 @@ def test_tiles_divide_blocks(rows: int, keys: int, schedule: str, found: set[tup
 def test_lists_that_tiles_cannot_follow_are_refused(mask: str, lists: str, schedule: str, told: str) -> None:
     """More of them have goldens: `tests/golden/diagnostics/E0602_lists_*`."""
     assert refusal(planned, mask, inputs=(lists,), schedule=schedule) == f"E0602 {told}"
+
+
+@pytest.mark.parametrize("group", ["h // G", "h // 4"])
+def test_lists_of_kv_heads_are_known_where_heads_are_numbers(group: str) -> None:
+    """A tile has all heads of a K/V head: lists that differ between these would be refused."""
+    heads = ("Hkv * G", "Hkv") if "G" in group else ("8", "2")
+    text = f"""attention a {{
+  input q: bf16[B, M, {heads[0]}, 64]
+  input k, v: bf16[B, N, {heads[1]}, 64]
+  input idx: i32[B, {heads[1]}, M, S]
+  score = dot(q, k)
+  mask = listed(idx[b, {group}, q_idx], keys = 64) and causal
+  normalize = softmax
+  output o: bf16[B, M, {heads[0]}, 64]
+  grad q, k, v
+}}
+
+schedule a for triton {{
+  loops = [kv], pack = gqa
+}}
+"""
+    (module,) = modules_of(text)
+    assert module.backward is not None

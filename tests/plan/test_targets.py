@@ -162,3 +162,32 @@ def test_a_cache_of_8_bits_gets_a_schedule_for_short_and_for_long_calls(
     made = resolve_text(f"{text}\n{schedules}").schedules
     assert [schedule.label for schedule in made] == labels
     assert schedule_for(program, "cache", "triton").count("schedule") == 1
+
+
+@pytest.mark.parametrize(
+    ("heads", "keys", "more", "unites"),
+    [
+        ("16", 1, "", True),
+        ("32", 1, "", True),
+        ("33", 1, "", False),
+        ("G", 1, "", False),
+        ("16", 64, "", False),
+        ("16", 1, "input m: i32[B]\n  length M = m[b]", False),
+    ],
+)
+def test_queries_of_few_heads_share_tiles_without_a_schedule(
+    heads: str, keys: int, more: str, unites: bool
+) -> None:
+    program = resolve_text(f"""attention a {{
+  input q: bf16[B, M, {heads}, 576]
+  input k: bf16[B, N, 1, 576]
+  input v: bf16[B, N, 1, 512] via prefix(k)
+  input idx: i32[B, M, S]
+  {more}
+  score = dot(q, k)
+  mask = listed(idx, rows = 1, keys = {keys})
+  normalize = softmax
+  output o: bf16[B, M, {heads}, 512]
+}}
+""")
+    assert ("lists = union" in schedule_for(program, "a", "cuda.sm_90a")) == unites
