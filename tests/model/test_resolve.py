@@ -8,7 +8,6 @@ from attnc.expr.nodes import Const
 from tests.model.resolving import EXAMPLES, SPECS, resolve_path
 
 
-@pytest.mark.one_in(3)
 @pytest.mark.parametrize("path", [*SPECS, *EXAMPLES], ids=lambda path: path.stem)
 def test_specs_resolve_without_warnings(path: Path) -> None:
     program = resolve_path(path)

@@ -54,7 +54,6 @@ def test_an_int_choice_of_a_float_param_is_a_float() -> None:
     assert show(first.attention.score) == "dot(q, k) * 2.0"
 
 
-@pytest.mark.one_in(3)
 @pytest.mark.parametrize("path", SPECS, ids=lambda path: path.stem)
 def test_nothing_is_left_open_in_a_variant(path: Path) -> None:
     program = resolve_path(path)

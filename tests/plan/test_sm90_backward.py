@@ -35,6 +35,7 @@ def is_by_wgmma(module: Module, kernel: KernelName = "dkdv") -> bool:
     return found
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("d", [16, 40, 64, 72, 80, 96, 128])
 def test_a_block_fits_and_registers_are_those_that_the_launch_holds(d: int) -> None:
     module = planned(d=d)
@@ -69,6 +70,7 @@ def test_the_kernel_over_queries_fits_too(d: int, keys: int, tiles: tuple[int, i
     assert sum(layout.registers(config, "dq").values()) < CONSUMER_REGISTERS[2]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("d", [144, 192, 256])
 @pytest.mark.parametrize(
     ("score", "tiles"),
@@ -98,6 +100,7 @@ def test_wide_heads_share_p_where_ds_needs_nothing_else(
         assert sum(layout.registers(config, name).values()) < CONSUMER_REGISTERS[2]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("mask", "options"),
     [

@@ -28,6 +28,7 @@ NEIGHBOURS: tuple[tuple[str, tuple[bool, bool], dict[str, Any]], ...] = (
 )
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("mask", "order", "options"), NEIGHBOURS)
 def test_keys_that_see_a_query_are_neighbours(
     mask: str, order: tuple[bool, bool], options: dict[str, Any]

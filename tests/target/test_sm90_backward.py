@@ -56,6 +56,7 @@ def test_rows_of_rounded_dq_lie_in_different_banks(d: int) -> None:
     assert f'"shared": "{2 * pitch} * config.BLOCK_M"' in files["default.py"]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("mask", "d", "accumulate"),
@@ -69,6 +70,7 @@ def test_products_are_not_serialised(mask: str, d: int, accumulate: str) -> None
     assert cubin.spills <= SPILLED_BY_COPIES
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("d", "accumulate"),
@@ -83,6 +85,7 @@ def test_products_of_parts_are_not_serialised(d: int, accumulate: str) -> None:
     assert cubin.spills <= SPILLED_BY_COPIES
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.slow
 @pytest.mark.parametrize(("mask", "d"), some_by_day(["true", CAUSAL], [64, 72, 128, 136, 192, 256], of=3))
 def test_products_of_dq_are_not_serialised(mask: str, d: int) -> None:
@@ -109,6 +112,7 @@ def test_exponentials_do_not_wait_for_dp(mask: str) -> None:
     assert loop.sums <= 16
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.slow
 @pytest.mark.parametrize(("mask", "d"), some_by_day(["true", CAUSAL], [136, 144, 192, 256], of=4))
 def test_warpgroups_of_wide_heads_have_a_loop_each(mask: str, d: int) -> None:
@@ -286,6 +290,7 @@ ENDS = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.slow
 @pytest.mark.skipif(not available(), reason="g++ compiles the kernels for the CPU")
 @pytest.mark.parametrize(
@@ -322,6 +327,7 @@ def test_rows_of_other_sequences_are_kept_out(ends: str, accumulate: str, d: int
         assert found.ok, found.message
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.slow
 @pytest.mark.skipif(not available(), reason="g++ compiles the kernels for the CPU")
 @pytest.mark.parametrize(
@@ -351,6 +357,7 @@ def test_keys_and_values_have_widths_of_their_own(capped: bool, widths: tuple[in
     assert found.ok, found.message
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.slow
 @pytest.mark.skipif(not available(), reason="g++ compiles the kernels for the CPU")
 @pytest.mark.parametrize(
@@ -379,6 +386,7 @@ def test_lanes_share_what_a_mask_asks_of_columns(accumulate: str, d: int) -> Non
         assert found.ok, found.message
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", each_by_day(HOPPERS, of=2))
 def test_who_finds_tiles_computes_all_that_bounds_are_made_from(name: str) -> None:
