@@ -268,7 +268,7 @@ def test_blocks_of_code_end_where_they_seem_to(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=str)
 def test_files_and_modules_that_a_page_names_exist(page: Path) -> None:
-    """`plan/layout.py` and `support.splits.count_splits`, with and without `attnc` in front."""
+    """`plan/layout.py` and `support.splits.plan_splits`, with and without `attnc` in front."""
     packages = "|".join(path.name for path in (ROOT / "attnc").iterdir() if path.is_dir())
     named = re.findall(rf"`(?:attnc[./])?((?:{packages}|tests|templates)[./][\w./]+)`", prose(page))
     assert [name for name in named if not (is_file(name) if "/" in name else is_attribute(name))] == []

@@ -48,20 +48,30 @@ def section(heads: int, size: int, room: int, least: int = 1, most: int | None =
 #: Tiles of queries that a part of a walk has at least, where it is cut within a head: what a block does once
 #: takes as long as two or three of them.
 _LEAST_TILES = 2
+#: A share that is nearly all; tiles of queries, at most, of a part that is not long. With twice as many, two
+#: parts for each multiprocessor take a third longer than six on an H200.
+_NEARLY, _LONGEST = 0.9, 256
 
 
 def count_parts(
-    walks: int, heads: int, tiles: int, enough: int, wanted: int, few: int, chosen: int = 0
+    walks: int, heads: int, tiles: int, enough: int, wanted: int, few: int, chosen: int = 0, room: int = 0
 ) -> int:
     """Returns into how many parts each walk over queries is cut: one where there are `enough` walks, else so
     that there are as many parts as `wanted`; or, of each walk, about as many as a config has `chosen`.
 
     walks: of the call; heads, tiles: query heads that a walk goes through, and tiles of each. A part has the
     same number of whole heads as the others, but for the last one; or, where all heads are fewer than `few`,
-    an equal share of the tiles of one: then the result is a multiple of `heads`. Follows from shapes and the
-    device alone, so that sums of parts are the same bits in every run.
+    an equal share of the tiles of one: then the result is a multiple of `heads`. Where fewer parts, of alike
+    heads and not long, nearly fill the `room` for two on each multiprocessor, there are no more. Follows from
+    shapes and the device alone, so that sums of parts are the same bits in every run.
     """
     parts = chosen or (1 if walks >= enough else cdiv(wanted, max(1, walks)))
+    if room and not chosen and 0 < walks < enough:
+        fewer = room // walks
+        own = cdiv(heads, max(1, fewer))
+        fills = walks * fewer >= _NEARLY * room and heads >= _NEARLY * fewer * own
+        if 1 < fewer <= heads and fills and own * tiles <= _LONGEST:
+            parts = fewer
     if parts <= heads:
         return cdiv(heads, cdiv(heads, parts))
     if not chosen and walks * heads >= few:

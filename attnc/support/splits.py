@@ -12,6 +12,8 @@ from .sizes import Names, evaluate
 #: Bytes that a multiprocessor reads while a wave of programs starts and ends, and while the kernel that joins
 #: the splits is launched; measured on an H200.
 _WAVE_BYTES, _COMBINE_BYTES = 96 << 10, 96 << 10
+#: The share of a call's time that is clearly less of it.
+_CLEARLY = 0.92
 
 
 @dataclass(frozen=True)
@@ -67,11 +69,38 @@ class Split:
     def in_order(self, configs: Sequence[Any], names: Names, gpu: Gpu) -> Sequence[Any]:
         """Returns the configs, those first whose blocks suit the number of tiles of a call."""
         if not self.few:
-            return configs
+            return self._least_first(configs, names, gpu)
         sizes = {**names, "BLOCK_M": configs[0].BLOCK_M, "BLOCK_N": configs[0].BLOCK_N}
         keys = evaluate(self.tiles, sizes) * evaluate(self.key_tiles, sizes)
         is_few = keys < self.few * gpu.multiprocessors
         return sorted(configs, key=lambda config: (self.columns > config.BLOCK_D) != is_few)
+
+    def _least_first(self, configs: Sequence[Any], names: Names, gpu: Gpu) -> Sequence[Any]:
+        """Returns the configs, that of tiles of fewer keys first where more programs live on a multiprocessor
+        at once and a call takes clearly less by that: of short sequences, whose programs start and end often.
+        """
+        first = configs[0]
+        alike = [x for x in configs if _is_alike(x, first) and self.room(x, gpu) <= gpu.shared]
+        if self.segment or self.columns or len(alike) < 2:
+            return configs
+        costs = [self._plan(names, x, gpu)[1] for x in alike]
+        least = min(costs)
+        return (alike[costs.index(least)], *configs) if least < _CLEARLY * costs[0] else configs
+
+    def _plan(self, names: Names, config: Any, gpu: Gpu) -> tuple[int, float]:
+        sizes = {**names, "BLOCK_M": config.BLOCK_M, "BLOCK_N": config.BLOCK_N}
+        return plan_splits(
+            evaluate(self.tiles, sizes) * (self.columns // config.BLOCK_D if self.columns else 1),
+            evaluate(self.key_tiles, sizes),
+            config.BLOCK_N * self.key_bytes,
+            evaluate("B * H * M", sizes) * 4 * self.width,
+            self.room(config, gpu),
+            gpu,
+            self.idle_gain,
+            self.counted,
+            self.trips,
+            self.block_share,
+        )
 
     def sizes(self, names: Names, config: Any, gpu: Gpu) -> dict[str, int]:
         """tiles, rows, SPLITS and SPLIT_ROWS (rows * SPLITS) of a call. ValueError for too many splits."""
@@ -79,22 +108,7 @@ class Split:
         split_size = getattr(config, "split_size", 0)
         keys = evaluate(self.keys, names)
         fixed = -(-keys // split_size) if split_size else 0
-        splits = (
-            fixed
-            or config.splits
-            or count_splits(
-                tiles * (self.columns // config.BLOCK_D if self.columns else 1),
-                evaluate(self.key_tiles, names),
-                config.BLOCK_N * self.key_bytes,
-                rows * 4 * self.width,
-                self.room(config, gpu),
-                gpu,
-                self.idle_gain,
-                self.counted,
-                self.trips,
-                self.block_share,
-            )
-        )
+        splits = fixed or config.splits or self._plan(names, config, gpu)[0]
         if self.most is not None and splits > self.most:
             least = -(-keys // self.most)
             raise ValueError(
@@ -109,8 +123,14 @@ class Split:
         return int(staged or shared_on(config, major))
 
 
+def _is_alike(config: Any, first: Any) -> bool:
+    """Returns whether configs differ by the keys of a tile alone."""
+    changed = config._replace(BLOCK_N=first.BLOCK_N, shared=first.shared)
+    return bool(changed == first) and not config.splits and not getattr(config, "split_size", 0)
+
+
 @functools.lru_cache(maxsize=1024)
-def count_splits(
+def plan_splits(
     tiles: int,
     key_tiles: int,
     tile_bytes: int,
@@ -121,8 +141,9 @@ def count_splits(
     most: int,
     trips: int = 3,
     block_share: float = 1.0,
-) -> int:
-    """Returns the number of splits with the shortest time, by a model of a kernel bound by memory.
+) -> tuple[int, float]:
+    """Returns the number of splits with the shortest time, and that time in bytes that a multiprocessor
+    reads, by a model of a kernel bound by memory.
 
     A wave of programs, as many as fit on the device, takes its bytes at the memory's speed, and as long as
     a hundred kB more to start and to end; where it leaves multiprocessors idle, the others run at most
@@ -143,4 +164,5 @@ def count_splits(
             time += max(rest / processors, deepest / idle_gain, 1 / block_share) * split_bytes + _WAVE_BYTES
         return time if n == 1 else time + _COMBINE_BYTES + trips * n * partial_bytes / processors
 
-    return min(range(1, max(1, min(key_tiles, most)) + 1), key=cost)
+    best = min(range(1, max(1, min(key_tiles, most)) + 1), key=cost)
+    return best, cost(best)

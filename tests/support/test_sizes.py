@@ -193,6 +193,14 @@ def test_parts_have_every_tile_of_every_head_once(
             2,
         ),  # as a config says: two heads each, for three parts cannot be alike
         ((4, 4, 64, 396, 792, 132, 1), 1),
+        ((64, 16, 64, 792, 792, 132, 0, 264), 4),  # two for each multiprocessor, but for eight
+        ((64, 15, 64, 792, 792, 132, 0, 264), 4),  # nearly alike
+        ((64, 48, 64, 792, 792, 132, 0, 264), 12),  # parts of twelve heads are long
+        ((128, 8, 64, 792, 792, 132, 0, 264), 2),
+        ((128, 7, 64, 792, 792, 132, 0, 264), 7),  # four heads and three are not alike
+        ((96, 16, 64, 792, 792, 132, 0, 264), 8),  # two parts each leave a quarter idle
+        ((256, 5, 64, 396, 792, 132, 0, 264), 3),  # whole walks are cut, though they fill them
+        ((64, 16, 64, 792, 792, 132, 6, 264), 6),
     ],
 )
 def test_how_many_parts_walks_have(given: tuple[int, ...], parts: int) -> None:
@@ -223,7 +231,7 @@ def chosen_parts(walks: int, heads: int, tiles: int, *, causal: bool) -> int:
     """As declarations of `plan.sm90.backward` ask for gradients whose sums come in any order."""
     enough = (6 if heads >= 8 else 3) * MULTIPROCESSORS
     few = MULTIPROCESSORS if causal else MULTIPROCESSORS // 2
-    return count_parts(walks, heads, tiles, enough, 6 * MULTIPROCESSORS, few)
+    return count_parts(walks, heads, tiles, enough, 6 * MULTIPROCESSORS, few, room=2 * MULTIPROCESSORS)
 
 
 @drawn_by(

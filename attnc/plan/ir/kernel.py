@@ -203,7 +203,7 @@ class Split:
     tiles there, 0 if no more than elsewhere (`Target.staged`); staging: major capabilities of such devices,
     none if no config takes more.
 
-    Into how many splits keys are cut follows from a model of time (`support.splits.count_splits`): idle_gain
+    Into how many splits keys are cut follows from a model of time (`support.splits.plan_splits`): idle_gain
     is how much faster a multiprocessor reads while others idle, most the splits that are considered, trips
     what a byte of a partial result costs in bytes of keys. few: where a call has fewer tiles of keys for each
     multiprocessor, blocks share the columns of o; 0: never. block_share: of what a multiprocessor can read,

@@ -173,6 +173,11 @@ class Sm90Backward(CudaBackwardLayout):
         return "multiprocessors() // 2" if self.alike else "multiprocessors()"
 
     @property
+    def room_for_parts(self) -> str:
+        """Where parts that nearly fill two rounds of blocks are enough, how many those are."""
+        return "" if self.turns is not None else ", 2 * multiprocessors()"
+
+    @property
     def stores_boxes(self) -> bool:
         return bool({"dkdv", "dk", "dv"} & self.by_wgmma) and not self.gives_p
 

@@ -168,7 +168,7 @@ class HopperBackward(CudaBackward):
         return {
             **sizes,
             "WALKS": walks,
-            "WALK_PARTS": f"count_parts({counted}, {planned.config}.parts)",
+            "WALK_PARTS": f"count_parts({counted}, {planned.config}.parts{self._plan.room_for_parts})",
             **({self.head_parts: "min(WALK_PARTS, G)"} if self.head_parts else {}),
             "KEY_ROWS": " * ".join(rows),
         }

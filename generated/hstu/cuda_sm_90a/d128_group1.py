@@ -108,7 +108,7 @@ CALL = HopperAttention(
             "WALKS": "(T // dkdv_config.BLOCK_N + B + 1) * H",
             "WALK_PARTS": (
                 "count_parts(WALKS, 1, cdiv(T // B, dkdv_config.BLOCK_M), 3 * multiprocessors(), 6 * "
-                "multiprocessors(), multiprocessors(), dkdv_config.parts)"
+                "multiprocessors(), multiprocessors(), dkdv_config.parts, 2 * multiprocessors())"
             ),
             "KEY_ROWS": "T * H",
         },

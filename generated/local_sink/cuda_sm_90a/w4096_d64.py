@@ -101,7 +101,7 @@ CALL = HopperAttention(
             "WALKS": "cdiv(N, dkdv_config.BLOCK_N) * B * Hkv",
             "WALK_PARTS": (
                 "count_parts(WALKS, G, cdiv(M, dkdv_config.BLOCK_M), (3 + 3 * (G > 7)) * multiprocessors(), "
-                "6 * multiprocessors(), multiprocessors(), dkdv_config.parts)"
+                "6 * multiprocessors(), multiprocessors(), dkdv_config.parts, 2 * multiprocessors())"
             ),
             "HEAD_PARTS": "min(WALK_PARTS, G)",
             "KEY_ROWS": "B * N * Hkv",

@@ -104,7 +104,8 @@ CALL = HopperAttention(
             "WALKS": "(S // dk_config.BLOCK_N + B + 1) * Hkv",
             "WALK_PARTS": (
                 "count_parts(WALKS, G, cdiv(T // B, dk_config.BLOCK_M), (3 + 3 * (G > 7)) * "
-                "multiprocessors(), 6 * multiprocessors(), multiprocessors(), dk_config.parts)"
+                "multiprocessors(), 6 * multiprocessors(), multiprocessors(), dk_config.parts, 2 * "
+                "multiprocessors())"
             ),
             "HEAD_PARTS": "min(WALK_PARTS, G)",
             "KEY_ROWS": "S * 1",

@@ -93,7 +93,7 @@ CALL = HopperAttention(
             "WALKS": "cdiv(N, dk_config.BLOCK_N) * B * Hkv",
             "WALK_PARTS": (
                 "count_parts(WALKS, G, cdiv(M, dk_config.BLOCK_M), (3 + 3 * (G > 7)) * multiprocessors(), 6 "
-                "* multiprocessors(), multiprocessors(), dk_config.parts)"
+                "* multiprocessors(), multiprocessors(), dk_config.parts, 2 * multiprocessors())"
             ),
             "HEAD_PARTS": "min(WALK_PARTS, G)",
             "KEY_ROWS": "B * N * 1",

@@ -102,7 +102,7 @@ CALL = HopperAttention(
             "WALKS": "cdiv(N, dkdv_config.BLOCK_N) * B * H",
             "WALK_PARTS": (
                 "count_parts(WALKS, 1, cdiv(M, dkdv_config.BLOCK_M), 3 * multiprocessors(), 6 * "
-                "multiprocessors(), multiprocessors(), dkdv_config.parts)"
+                "multiprocessors(), multiprocessors(), dkdv_config.parts, 2 * multiprocessors())"
             ),
             "KEY_ROWS": "B * N * H",
         },

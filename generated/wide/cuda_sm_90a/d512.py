@@ -113,7 +113,7 @@ CALL = HopperAttention(
             "WALKS": "cdiv(N, dv_config.BLOCK_N) * B * Hkv",
             "WALK_PARTS": (
                 "count_parts(WALKS, G, cdiv(M, dv_config.BLOCK_M), (3 + 3 * (G > 7)) * multiprocessors(), 6 "
-                "* multiprocessors(), multiprocessors(), dv_config.parts)"
+                "* multiprocessors(), multiprocessors(), dv_config.parts, 2 * multiprocessors())"
             ),
             "HEAD_PARTS": "min(WALK_PARTS, G)",
             "KEY_ROWS": "B * N * Hkv",
