@@ -66,6 +66,18 @@ TRITON = {
         ],
         "tile.q = 16, tile.kv = 16\n  backward { accumulate.dq = sequential }",
     ),
+    "a gradient of pairs that the kernel for keys adds, of positions that need no length": (
+        [
+            "input q: bf16[B, M, 4, 16]",
+            "input k, v: bf16[B, N, 4, 16]",
+            "input table: f32[4, W]",
+            "score = dot(q, k) + table[h, q_idx - kv_idx + 20]",
+            "normalize = softmax",
+            "output o: bf16[B, M, 4, 16]",
+            "grad k, v, table",
+        ],
+        "tile.q = 16, tile.kv = 16",
+    ),
     "a gradient of what is never inside its tensor": (
         [
             "input q: bf16[B, M, 4, 16]",

@@ -314,7 +314,8 @@ class BackwardText(ProgramText):
         if self.chain.adds_dq is not None:
             own += ["dq_head", "stride_dqm"]
         names = (name for name in step.names if name not in ("q_idx", "q_pos"))
-        return unique((*own, *names, *self.sums.step_names))
+        pairs = any(adjoint.along == ("q", "kv") for adjoint in self.chain.adjoints)
+        return unique((*own, *names, *self.sums.step_names, *(["kv_idx", "N"] if pairs else [])))
 
     @property
     def uses_q_idx(self) -> bool:
