@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from attnc.adapters import latent_kernels
-from attnc.adapters.latent_rows import FORMATS, pack_rows, unpack_rows
+from attnc.adapters.latent_rows import FORMATS, pack_rows, store_rows, unpack_cache, unpack_rows
 from attnc.api.fastest import HOPPER
 from attnc.verify.subject import subject_of
+from tests.plans import module_of
 from tests.targets import needs_gxx
 from tests.verify.judging import modules_of
 
@@ -102,3 +103,25 @@ def test_which_rows_a_kernel_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not latent_kernels.follow_each_other(cache)
     monkeypatch.setattr(latent_kernels, "targets_on", lambda *_: ("triton",))
     assert not reads()
+
+
+@needs_gxx
+@pytest.mark.slow
+def test_a_spec_reads_rows_of_528_bytes() -> None:
+    """Their exponents are behind the numbers of a page: both are views of what `store_rows` has filled."""
+    page, pages, length = 64, 3, 70
+    memory = torch.full((pages, page * 528), 255, dtype=torch.uint8)
+    cache = memory.view(pages, page, 1, 528)
+    latents = torch.randn(length, 512, generator=torch.Generator().manual_seed(5)) * 3
+    table = torch.tensor([[2, 0]], dtype=torch.int32)
+    slots = torch.tensor([int(table[0, at // page]) * page + at % page for at in range(length)])
+    store_rows(latents, cache, slots)
+    numbers = memory[:, : page * 512].view(torch.float8_e4m3fn).view(pages, page, 1, 512)
+    scales = memory[:, page * 512 :].view(pages, page, 16)
+    q = torch.randn(1, 1, 2, 512, generator=torch.Generator().manual_seed(6)).bfloat16()
+    function = subject_of(module_of("latent_blocks", "cuda.sm_90a")).function
+    o, lse = function(q, numbers, scales, table, torch.tensor([length], dtype=torch.int32))
+    keys = unpack_cache(cache).view(-1, 512)[slots].float()
+    scores = q[0, 0].float() @ keys.T / 512**0.5
+    assert_like(o[0, 0], torch.softmax(scores, -1) @ keys, 0.05)
+    assert_like(lse[0, :, 0], torch.logsumexp(scores, -1), 1e-3)

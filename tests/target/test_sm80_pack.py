@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -74,7 +75,7 @@ def _places_of(lines: Sequence[str], tile: int, tiles: int, group: int) -> list[
         for line in text
         if not line.strip().startswith("//")
     ]
-    names = {
+    names: dict[str, Any] = {
         "T": ROWS, "B": len(BEGINS) - 1, "G": group, "BLOCK_M": TILE, "tile": tile, "row_tiles": tiles,
         "args": SimpleNamespace(cu_ptr=BEGINS, stride_cu_0=1), "min": min,
         "find_sequence_of_rows": lambda cu, stride, number, count, rows: max(
