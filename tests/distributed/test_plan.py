@@ -4,6 +4,7 @@ masks, sizes, lengths, packings, ranks and strategies, by brute force.
 
 import sys
 from collections.abc import Callable, Mapping
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
@@ -102,6 +103,16 @@ def test_what_any_sequence_or_head_sees_is_needed(mask: str) -> None:
     check_plan(plan, seen)
 
 
+@pytest.mark.parametrize(("queries", "keys"), [(512, 1024), (1024, 512)])
+def test_rows_that_wait_for_nothing_may_see_more_keys_than_they_are(queries: int, keys: int) -> None:
+    scaled = "q_idx * 2 - kv_idx" if keys > queries else "q_pos - kv_idx"
+    sizes = CallSizes(queries=queries, keys=keys, heads=HEADS, kv_heads=KV_HEADS)
+    call = Call(mask=spell(f"abs({scaled}) < 60"), lengths={}, sizes=sizes, ranks=2)
+    plan = Planner(visibility(call.mask), WIDTHS, 2).plan(sizes, "need")
+    assert any(part.ready for rank in range(2) for part in plan.parts(rank))
+    check(plan, call.visible())
+
+
 @settings(max_examples=20)
 @given(calls(queries=(16, 64, 96, 128, 90)))
 def test_rows_in_slices(call: Call) -> None:
@@ -183,6 +194,7 @@ def test_plans_are_equal_and_differ_where_they_must() -> None:
 
 PLAIN = CallSizes(batch=2, queries=40, keys=40, heads=2, kv_heads=2)
 PACKED = replace(PLAIN, ends_q=np.array([0, 10, 40]), ends_k=np.array([0, 10, 40]))
+DOCUMENTED = replace(PLAIN, tensors={"doc": np.array([[0, 1] * 20])}, dims={"W": 2})
 
 
 @pytest.mark.parametrize(
@@ -204,6 +216,37 @@ def test_what_a_plan_is_for_is_in_its_hash(sizes: CallSizes, other: CallSizes) -
         make_plan(seen, x, WIDTHS, 1, Rates(), "need").hash for x in (sizes, sizes, other)
     )
     assert first == again != second
+
+
+@pytest.mark.parametrize(
+    ("sizes", "other"),
+    [
+        (PLAIN, replace(PLAIN, batch=3)),
+        (PLAIN, replace(PLAIN, heads=4)),
+        (PACKED, replace(PACKED, ends_q=np.array([0, 20, 40]))),
+        (PACKED, replace(PACKED, ends_k=np.array([0, 20, 40]))),
+        (DOCUMENTED, replace(DOCUMENTED, tensors={"doc": np.array([[1, 0] * 20])})),
+        (DOCUMENTED, replace(DOCUMENTED, tensors={"doc": np.array([[0, 1] * 20], np.int32)})),
+        (DOCUMENTED, replace(DOCUMENTED, dims={"W": 3})),
+    ],
+)
+def test_a_plan_is_found_again_by_all_that_it_depends_on(sizes: CallSizes, other: CallSizes) -> None:
+    """Also where data alone change between calls."""
+    planner = Planner(visibility(spell("kv_idx <= q_pos")), WIDTHS, 1)
+    found, changed = planner.plan(sizes, "need"), planner.plan(other, "need")
+    assert changed is not found
+    assert planner.plan(deepcopy(sizes), "need") is found
+    assert planner.plan(deepcopy(other), "need") is changed
+    assert planner.plan(sizes, "gather") is not found
+
+
+def test_heads_are_computed_against_windows_from_the_first_key() -> None:
+    """From which dropout counts; rows that a rank owns begin at the first tile of keys that it needs."""
+    seen = visibility(spell("kv_idx <= q_pos and kv_idx > q_pos - 16 and kv_idx >= 300"))
+    sizes = CallSizes(queries=512, keys=512, heads=2, kv_heads=2)
+    planner = Planner(seen, WIDTHS, 2)
+    assert [planner.plan(sizes, "heads").window(rank) for rank in range(2)] == [(0, 512)] * 2
+    assert {planner.plan(sizes, "need").window(rank)[0] % 128 for rank in range(2)} == {0}
 
 
 DOCUMENTS = "kv_idx <= q_pos and doc[b, q_pos] == doc[b, kv_idx]"

@@ -248,6 +248,24 @@ def test_a_kept_lse_has_memory_for_every_row(target: str) -> None:
         module.alibi(x, x, x, torch.zeros(2), lse=torch.empty(1).expand(1, 2, 16))
 
 
+def test_an_lse_that_is_asked_for_may_lie_anywhere_but_in_an_input() -> None:
+    """Also after calls with one that lies otherwise, and where o is the module's own."""
+    ensure_interpreter()
+    module = load_text((GENERATED / "alibi" / "triton" / "d64.py").read_text(encoding="utf-8"))
+    generator = torch.Generator().manual_seed(3)
+    q, k, v = (torch.randn(1, 16, 2, 64, generator=generator).bfloat16() for _ in range(3))
+    slopes, first = torch.ones(2), torch.empty(1, 2, 16)
+    o = module.alibi(q, k, v, slopes, lse=first)
+    turned = torch.empty(1, 16, 2).mT
+    assert torch.equal(module.alibi(q, k, v, slopes, lse=turned), o)
+    assert torch.equal(turned, first)
+    within = q.view(-1)[:64].view(torch.float32).view(1, 2, 16)
+    with pytest.raises(
+        ValueError, match=r"^lse: expected memory of its own, got elements that are those of q"
+    ):
+        module.alibi(q, k, v, slopes, lse=within)
+
+
 def qkvo() -> tuple[torch.Tensor, ...]:
     """Four tensors whose rows lie between each other's."""
     return torch.zeros(1, 16, 4, 2, 64, dtype=torch.bfloat16).unbind(2)

@@ -14,6 +14,8 @@ def test_parts_are_summed_over_what_an_input_lacks() -> None:
     assert torch.equal(over_batch, pair[:, :, :3].sum(0))
     turned = Part("x", ("q", "kv"), ("kv_idx", "h")).summing((5, 4), names)(pair)
     assert torch.equal(turned, pair[:, :, :3].sum((0, 2)).T)
+    round_about = Part("x", ("q", "kv"), ("kv_idx", "h", "q_idx")).summing((5, 4, 3), names)(pair)
+    assert torch.equal(round_about, pair[:, :, :3].sum(0).permute(2, 0, 1))
     tiles = torch.arange(2.0 * 4 * 6).reshape(2, 4, 6)
     assert torch.equal(Part("x", (), ("h",)).summing((4,), names)(tiles), tiles.sum((0, 2)))
     row = pair[..., 0]

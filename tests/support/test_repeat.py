@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
-from attnc.support.repeat import Repeated
+from attnc.support.memory import allocate
+from attnc.support.repeat import Repeated, make_again
 
 
 def tensors() -> tuple[torch.Tensor, ...]:
@@ -99,6 +102,51 @@ def test_tensors_that_are_given_twice_have_to_be_so_again(given: tuple[int, ...]
     others = [x.clone() for x in made]
     assert repeated.call([others[at] for at in given]) == "found"
     assert repeated.call([others[at].clone() for at in given]) is None
+    for last in range(3):  # all but one
+        repeated = Repeated()
+        for _ in range(4):
+            repeated.note("found", [made[at] for at in given])
+        some = [others[at] for at in given]
+        some[last] = some[last].clone()
+        is_alone = given.count(given[last]) == 1
+        assert repeated.call(some) == ("found" if is_alone else None)
+
+
+def test_scratch_stands_behind_what_is_kept_and_what_is_not_there() -> None:
+    """Kernels find tensors by their places: inputs, results, all optional ones, scratch memory, None."""
+    launched = list[list[Any]]()
+    call = SimpleNamespace(
+        input_names=("q",), written_names=("out o",), extras=("lse", "count"), allocate=allocate
+    )
+    f32 = torch.float32
+    o, lse, scratch = ((2, 3), (3, 1), f32), ((4,), (1,), f32), ((5,), (1,), f32)
+    again = make_again(call, ((o,), (scratch,), (SimpleNamespace(run=launched.append),)), (lse,), (0, 1))
+    assert again is not None
+    q = torch.zeros(2, 3)
+    found, needed = again((q,))
+    (tensors,) = launched
+    assert [None if x is None else tuple(x.shape) for x in tensors] == [
+        (2, 3),
+        (2, 3),
+        (4,),
+        None,
+        (5,),
+        None,
+    ]
+    assert (found is tensors[1], needed[0] is tensors[1], needed[1] is tensors[2]) == (True, True, True)
+
+
+def test_a_repeated_call_writes_over_no_input() -> None:
+    call = SimpleNamespace(input_names=("q",), written_names=("out o",), extras=(), allocate=allocate)
+    layout = ((2, 3), (3, 1), torch.float32)
+    again = make_again(call, ((layout,), (), (SimpleNamespace(run=lambda tensors: None),)), ())
+    assert again is not None
+    q = torch.zeros(2, 3)
+    assert again((q,), out := torch.empty(2, 3)) is out
+    with pytest.raises(
+        ValueError, match=r"^out o: expected memory of its own, got elements that are those of q"
+    ):
+        again((q,), q)
 
 
 def test_nothing_is_known_after_forgetting(repeated: Repeated[str]) -> None:
