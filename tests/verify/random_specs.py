@@ -355,7 +355,9 @@ def _tiles(draw: st.DrawFn, shape: Shape, split: str) -> str:
             keys, warps = draw(st.sampled_from((32, 64))), draw(st.sampled_from((4, 8)))
         else:  # each of 4 warps has 16 rows or keys
             rows = 16 if shape.decodes and split == "kv" else draw(st.sampled_from((64, 64, 128)))
-            rows, keys, warps = (min(rows, 64), 64, 4) if split == "kv" else (rows, 64, 4)
+            warps = draw(st.sampled_from((4, 4, 8))) if split == "kv" else 4
+            rows = min(rows, 256 // warps) if split == "kv" else rows
+            keys = 16 * warps
         return (
             f"tile.q = {rows}, tile.kv = {keys}, warps = {warps}, stages = {draw(st.sampled_from((1, 2, 3)))}"
         )
