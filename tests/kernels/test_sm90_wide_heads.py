@@ -92,6 +92,29 @@ def test_wide_heads_are_right_with_any_number_of_tiles_of_rows(kind: str) -> Non
         assert found.ok, (dims, found.message)
 
 
+@pytest.mark.parametrize("pages", [False, True])
+def test_weights_without_a_softmax_are_shared_too(*, pages: bool) -> None:
+    storage, more = (
+        (" via paged(table, page = 16)", ("input table: i32[B, P]", *LENGTHS)) if pages else ("", ())
+    )
+    lines = [
+        "input q: bf16[B, M, Hkv * G, 320]",
+        f"input k, v: bf16[B, N, Hkv, 320]{storage}",
+        *more,
+        "score = dot(q, k) / 20",
+        "weight = max(score, 0) * max(score, 0) / N",
+        "mask = causal",
+        "normalize = none",
+        "output o: bf16[B, M, Hkv * G, 320]",
+    ]
+    text = spec(lines, "loops = [kv], pack = gqa, split.kv in {1, 3}", target="cuda.sm_90a")
+    made = subject_with_changes(text)
+    for number, sizes in enumerate(SIZES[:3]):
+        dims = dict(zip(("B", "Hkv", "G", "M", "N"), sizes, strict=True))
+        found = check(made, Case(dims=dims, config=number % 2), fills=("nan",))
+        assert found.ok, (dims, found.message)
+
+
 def test_one_gradient_and_no_lse_where_nobody_asks_for_them() -> None:
     """The gradient of q alone has no walk over keys to cut; without gradients nothing is kept for them."""
     lines = [

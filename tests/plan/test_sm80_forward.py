@@ -73,3 +73,6 @@ def test_what_cannot_be_lowered_is_refused_with_the_reason(
 
 def test_warps_share_keys_where_rows_are_wide_and_a_schedule_says_nothing() -> None:
     assert [layout_of(planned("", d=d).kernel).warp_split for d in (256, 512)] == ["q", "kv"]
+    decoding = planned("loops = [kv], pack = gqa, split.kv = auto", d=512).kernel
+    assert layout_of(decoding).warp_split == "kv"
+    assert decoding.configs[0].tile_q == 16

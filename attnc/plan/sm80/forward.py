@@ -46,6 +46,8 @@ _WIDEST = 256
 #: What a schedule gets for the keys that it does not mention where rows are wider, so that warps share the
 #: keys: the last for less shared memory.
 _WIDE_TILES: tuple[Tiles, ...] = (Tiles(32, 64, 4, 1), Tiles(16, 64, 4, 1), Tiles(16, 32, 2, 1))
+#: The same of decoding, which has few rows, and copies ahead where there is room.
+_WIDE_DECODE_TILES: tuple[Tiles, ...] = (Tiles(16, 64, 4, 2), *_WIDE_TILES[1:])
 
 
 #: What makes a config fit where nothing of a schedule does: other shares for the warps, then other tiles.
@@ -161,7 +163,8 @@ def cuda_configs(variant: Variant, schedule: Schedule) -> tuple[ForwardConfig, .
         candidates = first_fitting(candidates, groups, lambda config: cuda_misfit(config, variant, schedule))
     if _may_share_keys(variant, schedule) and all(cuda_misfit(x, variant, schedule) for x in candidates):
         shared = [replace(config, warp_split="kv") for config in candidates]
-        group = [tiles.without(schedule.forward) for tiles in _WIDE_TILES]
+        wide = _WIDE_DECODE_TILES if schedule.is_decode else _WIDE_TILES
+        group = [tiles.without(schedule.forward) for tiles in wide]
         candidates = first_fitting(shared, [group], lambda config: cuda_misfit(config, variant, schedule))
         candidates = tuple(dict.fromkeys(candidates))
     reasons = [cuda_misfit(config, variant, schedule) for config in candidates]
@@ -182,7 +185,7 @@ def _may_share_keys(variant: Variant, schedule: Schedule) -> bool:
     choice = None if softmax is None else softmax.choices[0]
     rescales = not isinstance(choice, Choice) or choice.name == "online"
     may_split = "warp_split" not in knobs and not _breaks_sticks(variant)
-    return is_wide and may_split and rescales and not schedule.is_decode
+    return is_wide and may_split and rescales
 
 
 def _breaks_sticks(variant: Variant) -> bool:

@@ -123,11 +123,11 @@ def check_sm90_decode(variant: Variant, schedule: Schedule) -> Iterator[Diagnost
             "write 'consumers = 2'" if in_k else "write a schedule for the target 'triton'",
         )
     form = attention.softmax.form
-    if layout.consumers == 2 and form in ("stick_breaking", "none"):
+    if layout.consumers == 2 and form == "stick_breaking":
         yield unsupported(
             f"'normalize = {form}' is not lowered where two warpgroups share the columns of o",
             attention.softmax.span,
-            "they take turns at tiles of keys, and exchange maxima",
+            "they take turns at tiles of keys, each of which leaves a part of what the other has summed",
             f"remove 'consumers': one warpgroup has up to {WIDEST} columns"
             if dv <= WIDEST
             else "write a schedule for the target 'triton'",
