@@ -159,12 +159,13 @@ class _SelectedMaker:
         return replace(kernel, joined=joined)
 
     def rows(self, attention: Attention) -> Preprocess:
-        """Returns the kernel for delta and lse, where none makes dq."""
-        names = LoadNames.of(attention)
+        """Returns the kernel for delta and lse, where none makes dq: of all rows, as those that no sequence
+        has saw nothing.
+        """
         return Preprocess(
             name=f"{attention.name}_backward_preprocess",
             dims=sizes(attention, dims_of(())),
-            program=program_of(names, lengths(attention, names)) if attention.lengths else (),
+            program=(),
             prologue=Prologue(stored=True, sink=None, adjoints=()),
         )
 

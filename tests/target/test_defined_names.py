@@ -178,6 +178,14 @@ def test_every_name_is_made_before_it_is_read(name: str) -> None:
     assert not findings(spec(*TRITON[name]))
 
 
+@pytest.mark.parametrize("grads", ["k", "k, v"])
+def test_gradients_of_selected_keys_without_those_of_queries_read_no_length(grads: str) -> None:
+    """A kernel for the rows alone takes none."""
+    text = (FOUND.parents[1] / "telling_specs" / "selected_holes.attn").read_text(encoding="utf-8")
+    assert "grad q, k, v" in text
+    assert not findings(text.replace("grad q, k, v", f"grad {grads}"))
+
+
 @settings(max_examples=20)
 @given(specs())
 def test_every_name_of_random_specs_is(text: str) -> None:
