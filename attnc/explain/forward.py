@@ -172,8 +172,11 @@ def decisions(e: Explanation) -> list[tuple[str, str]]:
             (f"{count} loop{'s' * (count > 1)}, {masked} with mask code", place_of(attention.mask.span))
         )
     if (made := e.module.lists) is not None:
-        of = f"for every {made.rows} queries" if made.rows else "for all queries"
-        what = f"tiles of the blocks of {made.keys} keys that '{made.tensor}' lists {of}"
+        of = f"for every {made.rows} queries" if made.rows > 1 else "for every query"
+        of = of if made.rows else "for all queries"
+        keys = f"the blocks of {made.keys} keys" if made.keys > 1 else "the single keys"
+        gathered = f": {key_bytes(attention)} B are gathered for each" if made.keys == 1 else ""
+        what = f"tiles of {keys} that '{made.tensor}' lists {of}{gathered}"
         found.append((what, place_of(attention.mask.span)))
     if (rows := e.module.listed_rows) is not None:
         found.append((_describe_rows(rows), place_of(attention.mask.span)))

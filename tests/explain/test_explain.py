@@ -86,6 +86,12 @@ def test_decisions_point_at_spec_lines() -> None:
     assert lines[int(masks[0]["spec"].rpartition(":")[2]) - 1].strip().startswith("mask = causal")
 
 
+def test_what_a_list_names_and_who_shares_it_is_said() -> None:
+    text = as_text(next(explanations("selected_rank")))
+    assert "single keys that 'selected' lists for every query: 1152 B are gathered for each" in text
+    assert "unites the lists of 4 queries, whose heads share a tile" in text
+
+
 def test_what_becomes_rows_of_memory_is_explained() -> None:
     text = as_text(next(explanations("selected_pages")))
     assert "finds the sequence of a packed query, drops keys that the rest of the mask forbids" in text
