@@ -45,12 +45,6 @@ __device__ __forceinline__ int gathered_row()
 }
 __device__ __forceinline__ int gathered_column() { return read_lane() % 4 * 16; }
 
-// Rows of a lane in a tile of RUNS times eight rows of a warp, or of their pages. A row that is null is one of zeros.
-template <int RUNS>
-struct LaneRows { const unsigned char* of[RUNS]; };
-template <int RUNS>
-struct LanePages { int of[RUNS]; };
-
 // Columns `column` + OFFSET to column + OFFSET + 15 of a row of so many. WHOLE: rows lie at multiples of 16 bytes, and
 // columns are a multiple of 64; else both of 8.
 template <bool WHOLE>

@@ -79,8 +79,8 @@ BUGS: tuple[HopperBug, ...] = (
         name="columns outside of V not converted",
         attention="hopper_narrow_latent",
         story="tests had values in all of the keys",
-        anchor="i < FIRST * RUNS; ++i) { const int number = i / RUNS, behind = number < HALF ? number :",
-        patch="i < HALF * RUNS; ++i) { const int number = i / RUNS, behind = number < HALF ? number :",
+        anchor="i < FIRST; ++i) { const int behind = i < HALF ? i :",
+        patch="i < HALF; ++i) { const int behind = i < HALF ? i :",
     ),
     HopperBug(
         name="columns of the next tile in the order of this one",
@@ -143,7 +143,7 @@ BUGS: tuple[HopperBug, ...] = (
         name="columns behind K of the key in that place of the sequence",
         attention="hopper_narrow_joined",
         story="a kernel knew a key by its place in the list",
-        anchor="exists ? pages.of[run % OWN_PAGES] : -1",
+        anchor="exists ? page : -1",
         patch="exists ? kv_idx : -1",
     ),
     HopperBug(

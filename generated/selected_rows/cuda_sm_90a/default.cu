@@ -60,8 +60,8 @@ constexpr int Q_BYTES = QK_PANELS * BLOCK_M * 128, K_BYTES = QK_PANELS * BLOCK_N
 constexpr int Q_AT = 0, K_AT = Q_AT + Q_BYTES;
 constexpr int TILES_END = K_AT + STAGES * K_BYTES;
 // Each producer warp has OWN_ROWS rows of a tile, and loads and converts eight of a panel at a time, a step.
-constexpr int OWN_ROWS = 8, RUNS = OWN_ROWS / 8;
-constexpr int PAGE = 1, OWN_PAGES = PAGE % OWN_ROWS == 0 ? 1 : RUNS;  // that a lane's rows of a tile lie in
+constexpr int OWN_ROWS = 8;
+constexpr int PAGE = 1;  // keys
 constexpr int K_PANELS = QK_PANELS - 1;  // of K; those behind are of another input
 constexpr int K_SCALES = 4, K_SCALES_AT = TILES_END + BLOCK_M * 128, RAW_END = K_SCALES_AT + 4 * BLOCK_N * K_SCALES;
 // The last p, and maxima and sums of rows of each consumer.
@@ -275,15 +275,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) selected_rows_forw
     auto page_of = [&](int kv_idx) {
         return kv_idx >= 0 && kv_idx < args.S ? list_row[kv_idx] : 0;
     };
-    // The pages of this lane's rows of the tile at kv_lo.
-    auto pages_of = [&](int kv_lo) {
-        LanePages<OWN_PAGES> found;
-        #pragma unroll
-        for (int run = 0; run < OWN_PAGES; ++run)
-            found.of[run] = page_of(kv_lo + own_row + 8 * run + gathered_row());
-        return found;
-    };
-    LanePages<OWN_PAGES> pages = {};  // of the tile whose rows are looked up next
+    // The page of this lane's row of the tile at kv_lo.
+    auto page_at = [&](int kv_lo) { return page_of(kv_lo + own_row + gathered_row()); };
+    int page = 0;  // of the tile whose row is looked up next
 
     // Loads that need no length of the sequence are issued before it is known.
     if (warpgroup >= COPYING) {
@@ -322,17 +316,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) selected_rows_forw
         if (producer >= PRODUCERS)
             return;  // tiles of few keys
         const BytePool pool = byte_pool(args.k_ptr + b * args.stride_kb, args.stride_kn, 0);
-        // This lane's rows of the tile at kv_lo.
-        auto rows_of = [&](int kv_lo, const LanePages<OWN_PAGES>& pages) {
-            LaneRows<RUNS> rows;
-            #pragma unroll
-            for (int run = 0; run < RUNS; ++run) {
-                const int kv_idx = kv_lo + own_row + 8 * run + gathered_row();
-                rows.of[run] = kv_lo < end && kv_idx < N
-                    ? pool.first + pages.of[run % OWN_PAGES] * pool.page_stride + (u32)kv_idx % PAGE * pool.stride
-                    : nullptr;
-            }
-            return rows;
+        // This lane's row of the tile at kv_lo; null, a row of zeros, where there is none.
+        auto row_of = [&](int kv_lo, int page) {
+            const int kv_idx = kv_lo + own_row + gathered_row();
+            return kv_lo < end && kv_idx < N ? pool.first + page * pool.page_stride + (u32)kv_idx % PAGE * pool.stride
+                : nullptr;
         };
         // A lane has every so many-th scale of one row.
         constexpr int LANES_OF_ROW = 32 / OWN_ROWS, SCALES_OF_LANE = (K_SCALES + LANES_OF_ROW - 1) / LANES_OF_ROW;
@@ -379,38 +367,33 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) selected_rows_forw
             copies_arrive(barrier_of(base, FULL, PARTS * stage.index + part));
             mbarrier_arrive_if(barrier_of(base, FULL, PARTS * stage.index + part), lane == 0);
         };
-        // Copies the columns behind those of K, which have 16 bits, of this lane's rows of the tile at kv_lo.
-        auto copy_joined = [&](auto whole, int kv_lo, const LanePages<OWN_PAGES>& pages) {
+        // Copies the columns behind those of K, which have 16 bits, of this lane's row of the tile at kv_lo.
+        auto copy_joined = [&](auto whole, int kv_lo, int page) {
+            const int kv_idx = kv_lo + own_row + gathered_row();
+            const bool exists = kv_lo < end && kv_idx < N;
+            const int key_row = exists ? page : -1, column = 0;
+            const auto* const rope_tile_line = &args.rope_ptr[b * args.stride_rope_0 + key_row * args.stride_rope_1
+                + column * args.stride_rope_2];
+            const u32 rows = base + K_AT + stage.index * K_BYTES + (K_PANELS * BLOCK_N + own_row) * 128;
             #pragma unroll
-            for (int run = 0; run < RUNS; ++run) {
-                const int kv_idx = kv_lo + own_row + 8 * run + gathered_row();
-                const bool exists = kv_lo < end && kv_idx < N;
-                const int key_row = exists ? pages.of[run % OWN_PAGES] : -1, column = 0;
-                const auto* const rope_tile_line = &args.rope_ptr[b * args.stride_rope_0 + key_row * args.stride_rope_1
-                    + column * args.stride_rope_2];
-                const u32 rows = base + K_AT + stage.index * K_BYTES + (K_PANELS * BLOCK_N + 8 * run) * 128
-                    + own_row * 128;
-                #pragma unroll
-                for (int first = 0; first < 64; first += 64)
-                    copy_columns<decltype(whole)::value>(rows + first / 64 * BLOCK_N * 128, rope_tile_line,
-                        args.stride_rope_2, first, exists && 0 <= key_row && column < 64 ? 64 : 0);
-            }
+            for (int first = 0; first < 64; first += 64)
+                copy_columns<decltype(whole)::value>(rows + first / 64 * BLOCK_N * 128, rope_tile_line,
+                    args.stride_rope_2, first, exists && 0 <= key_row && column < 64 ? 64 : 0);
         };
         auto run = [&](auto whole) {
             bool odd = false;
-            Chunk loaded[FIRST * RUNS];
-            pages = pages_of(first);
+            Chunk loaded[FIRST];
+            page = page_at(first);
             {
-                const LaneRows<RUNS> rows = rows_of(first, pages);
+                const unsigned char* const row = row_of(first, page);
                 const int first_panel = column_panel(panel_of(0, odd)), column = 64 * first_panel + gathered_column();
                 #pragma unroll
-                for (int i = 0; i < FIRST * RUNS; ++i) {
-                    const int number = i / RUNS, behind =
-                        number < HALF ? 64 * number : 64 * (column_panel(panel_of(number, odd)) - first_panel);
-                    loaded[i] = load_columns<decltype(whole)::value>(rows.of[i % RUNS], column, behind, 512);
+                for (int i = 0; i < FIRST; ++i) {
+                    const int behind = i < HALF ? 64 * i : 64 * (column_panel(panel_of(i, odd)) - first_panel);
+                    loaded[i] = load_columns<decltype(whole)::value>(row, column, behind, 512);
                 }
             }
-            LanePages<OWN_PAGES> next_pages = pages_of(next(first));
+            int next_page = page_at(next(first));
             look_up_k_rows(first);
             load_k_scales(first);
             look_up_k_rows(next(first));
@@ -422,7 +405,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) selected_rows_forw
                 load_k_scales(next_lo);
                 look_up_k_rows(next(next_lo));
                 begin(odd);
-                copy_joined(whole, kv_lo, pages);
+                copy_joined(whole, kv_lo, page);
                 {
                     const u32 tile = base + K_AT + stage.index * K_BYTES + own_row * 128;
                     const RowPlace place = row_place(tile + panel_of(0, odd) * BLOCK_N * 128);
@@ -430,38 +413,34 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) selected_rows_forw
                     const int first_block = 64 * column_panel(panel_of(0, odd)) / 128;
                     // Blocks of these columns, whole ones if half of the columns of V are.
                     constexpr int OF_BLOCK = 128 / 64, BLOCKS = HALF % OF_BLOCK == 0 ? HALF / OF_BLOCK : HALF;
-                    float scale[BLOCKS][RUNS];
+                    float scale[BLOCKS];
                     #pragma unroll
                     for (int i = 0; i < BLOCKS; ++i)
-                        #pragma unroll
-                        for (int run = 0; run < RUNS; ++run)
-                            scale[i][run] = load_shared<float>(scales
-                                + ((HALF % OF_BLOCK == 0 ? first_block + i
-                                : min((64 * column_panel(panel_of(i, odd)) + gathered_column()) / 128, K_SCALES - 1))
-                                * OWN_ROWS + 8 * run) * 4);
-                    auto scale_of = [&](int number, int run) { return number < HALF
-                        ? scale[HALF % OF_BLOCK == 0 ? number / OF_BLOCK : number][run]
-                        : load_shared<float>(scales + (min((64 * column_panel(panel_of(number, odd))
-                        + gathered_column()) / 128, K_SCALES - 1) * OWN_ROWS + 8 * run) * 4); };
+                        scale[i] = load_shared<float>(scales
+                            + (HALF % OF_BLOCK == 0 ? first_block + i
+                            : min((64 * column_panel(panel_of(i, odd)) + gathered_column()) / 128, K_SCALES - 1))
+                            * OWN_ROWS * 4);
+                    auto scale_of = [&](int number) { return number < HALF
+                        ? scale[HALF % OF_BLOCK == 0 ? number / OF_BLOCK : number]
+                        : load_shared<float>(scales + min((64 * column_panel(panel_of(number, odd)) + gathered_column())
+                        / 128, K_SCALES - 1) * OWN_ROWS * 4); };
                     #pragma unroll
-                    for (int i = 0; i < FIRST * RUNS; ++i) {
-                        const int number = i / RUNS, behind =
-                            number < HALF ? number : panel_of(number, odd) - panel_of(0, odd);
-                        const u32 offset = (behind * BLOCK_N + i % RUNS * 8) * 128;
-                        store_scaled<e4m3>(place, offset, loaded[i], scale_of(number, i % RUNS));
+                    for (int i = 0; i < FIRST; ++i) {
+                        const int behind = i < HALF ? i : panel_of(i, odd) - panel_of(0, odd);
+                        const u32 offset = behind * BLOCK_N * 128;
+                        store_scaled<e4m3>(place, offset, loaded[i], scale_of(i));
                     }
                 }
                 end_part(odd);
                 {
-                    const LaneRows<RUNS> rows = rows_of(kv_lo, pages);
+                    const unsigned char* const row = row_of(kv_lo, page);
                     const int first_panel = column_panel(panel_of(FIRST, odd)),
                         column = 64 * first_panel + gathered_column();
                     #pragma unroll
-                    for (int i = 0; i < (K_PANELS - FIRST) * RUNS; ++i) {
-                        const int number = i / RUNS, behind =
-                            number < HALF ? 64 * number : 64
-                            * (column_panel(panel_of(FIRST + number, odd)) - first_panel);
-                        loaded[i] = load_columns<decltype(whole)::value>(rows.of[i % RUNS], column, behind, 512);
+                    for (int i = 0; i < (K_PANELS - FIRST); ++i) {
+                        const int behind = i < HALF ? 64 * i
+                            : 64 * (column_panel(panel_of(FIRST + i, odd)) - first_panel);
+                        loaded[i] = load_columns<decltype(whole)::value>(row, column, behind, 512);
                     }
                 }
                 begin(!odd);
@@ -472,42 +451,38 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) selected_rows_forw
                     const int first_block = 64 * column_panel(panel_of(FIRST, odd)) / 128;
                     // Blocks of these columns, whole ones if half of the columns of V are.
                     constexpr int OF_BLOCK = 128 / 64, BLOCKS = HALF % OF_BLOCK == 0 ? HALF / OF_BLOCK : HALF;
-                    float scale[BLOCKS][RUNS];
+                    float scale[BLOCKS];
                     #pragma unroll
                     for (int i = 0; i < BLOCKS; ++i)
-                        #pragma unroll
-                        for (int run = 0; run < RUNS; ++run)
-                            scale[i][run] = load_shared<float>(scales
-                                + ((HALF % OF_BLOCK == 0 ? first_block + i
-                                : min((64 * column_panel(panel_of(FIRST + i, odd)) + gathered_column()) / 128,
-                                K_SCALES - 1)) * OWN_ROWS + 8 * run) * 4);
-                    auto scale_of = [&](int number, int run) { return number < HALF
-                        ? scale[HALF % OF_BLOCK == 0 ? number / OF_BLOCK : number][run]
-                        : load_shared<float>(scales + (min((64 * column_panel(panel_of(FIRST + number, odd))
-                        + gathered_column()) / 128, K_SCALES - 1) * OWN_ROWS + 8 * run) * 4); };
+                        scale[i] = load_shared<float>(scales
+                            + (HALF % OF_BLOCK == 0 ? first_block + i
+                            : min((64 * column_panel(panel_of(FIRST + i, odd)) + gathered_column()) / 128,
+                            K_SCALES - 1)) * OWN_ROWS * 4);
+                    auto scale_of = [&](int number) { return number < HALF
+                        ? scale[HALF % OF_BLOCK == 0 ? number / OF_BLOCK : number]
+                        : load_shared<float>(scales + min((64 * column_panel(panel_of(FIRST + number, odd))
+                        + gathered_column()) / 128, K_SCALES - 1) * OWN_ROWS * 4); };
                     #pragma unroll
-                    for (int i = 0; i < (K_PANELS - FIRST) * RUNS; ++i) {
-                        const int number = i / RUNS, behind =
-                            number < HALF ? number : panel_of(FIRST + number, odd) - panel_of(FIRST, odd);
-                        const u32 offset = (behind * BLOCK_N + i % RUNS * 8) * 128;
-                        store_scaled<e4m3>(place, offset, loaded[i], scale_of(number, i % RUNS));
+                    for (int i = 0; i < (K_PANELS - FIRST); ++i) {
+                        const int behind = i < HALF ? i : panel_of(FIRST + i, odd) - panel_of(FIRST, odd);
+                        const u32 offset = behind * BLOCK_N * 128;
+                        store_scaled<e4m3>(place, offset, loaded[i], scale_of(i));
                     }
                 }
                 end_part(!odd);
                 odd = !odd;
                 {
-                    const LaneRows<RUNS> rows = rows_of(next_lo, next_pages);
+                    const unsigned char* const row = row_of(next_lo, next_page);
                     const int first_panel = column_panel(panel_of(0, odd)),
                         column = 64 * first_panel + gathered_column();
                     #pragma unroll
-                    for (int i = 0; i < FIRST * RUNS; ++i) {
-                        const int number = i / RUNS, behind =
-                            number < HALF ? 64 * number : 64 * (column_panel(panel_of(number, odd)) - first_panel);
-                        loaded[i] = load_columns<decltype(whole)::value>(rows.of[i % RUNS], column, behind, 512);
+                    for (int i = 0; i < FIRST; ++i) {
+                        const int behind = i < HALF ? 64 * i : 64 * (column_panel(panel_of(i, odd)) - first_panel);
+                        loaded[i] = load_columns<decltype(whole)::value>(row, column, behind, 512);
                     }
                 }
-                pages = next_pages;
-                next_pages = pages_of(next(next_lo));
+                page = next_page;
+                next_page = page_at(next(next_lo));
                 stage.advance();
                 kv_lo = next_lo;
             }
