@@ -60,8 +60,8 @@ constexpr int Q_BYTES = QK_PANELS * BLOCK_M * 128, K_BYTES = QK_PANELS * BLOCK_N
 constexpr int Q_AT = 0, K_AT = Q_AT + Q_BYTES;
 constexpr int TILES_END = K_AT + STAGES * K_BYTES;
 // Each producer warp has OWN_ROWS rows of a tile, and loads and converts eight of a panel at a time, a step.
-constexpr int OWN_ROWS = 8, RUNS = OWN_ROWS / 8;
-constexpr int PAGE = 64, OWN_PAGES = PAGE % OWN_ROWS == 0 ? 1 : RUNS;  // that a lane's rows of a tile lie in
+constexpr int OWN_ROWS = 8;
+constexpr int PAGE = 64;  // keys
 constexpr int K_SCALES = 16, K_SCALES_AT = TILES_END + BLOCK_M * 128, RAW_END = K_SCALES_AT + 4 * BLOCK_N * K_SCALES;
 // The last p, and maxima and sums of rows of each consumer.
 constexpr int P_AT = TILES_END, MAXIMA_AT = RAW_END, SUMS_AT = P_AT;
@@ -205,15 +205,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) latent_blocks_forw
         return kv_idx >= 0 && kv_idx < N ? (int)block_table_row[(long long)(kv_idx / PAGE) * args.stride_block_table_1]
             : 0;
     };
-    // The pages of this lane's rows of the tile at kv_lo.
-    auto pages_of = [&](int kv_lo) {
-        LanePages<OWN_PAGES> found;
-        #pragma unroll
-        for (int run = 0; run < OWN_PAGES; ++run)
-            found.of[run] = page_of(kv_lo + own_row + 8 * run + gathered_row());
-        return found;
-    };
-    LanePages<OWN_PAGES> pages = {};  // of the tile whose rows are looked up next
+    // The page of this lane's row of the tile at kv_lo.
+    auto page_at = [&](int kv_lo) { return page_of(kv_lo + own_row + gathered_row()); };
+    int page = 0;  // of the tile whose row is looked up next
 
     // Loads that need no length of the sequence are issued before it is known.
     if (warpgroup >= COPYING) {
@@ -239,7 +233,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) latent_blocks_forw
                 store_shared(base + Q_AT + at_panel(place + i * ROWS_AT_ONCE, 8 * panel + chunk), chunks[i][panel]);
         proxy_fence();
     } else {
-        pages = pages_of(split_lo);
+        page = page_at(split_lo);
     }
     N = max(min(kv_len, N), 0);
     const int q_hi = (min(row_lo + BLOCK_M, M * H) - 1) / H;
@@ -258,17 +252,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) latent_blocks_forw
         if (producer >= PRODUCERS)
             return;  // tiles of few keys
         const BytePool pool = byte_pool(args.k_ptr + 0, args.stride_kp, args.stride_kn);
-        // This lane's rows of the tile at kv_lo.
-        auto rows_of = [&](int kv_lo, const LanePages<OWN_PAGES>& pages) {
-            LaneRows<RUNS> rows;
-            #pragma unroll
-            for (int run = 0; run < RUNS; ++run) {
-                const int kv_idx = kv_lo + own_row + 8 * run + gathered_row();
-                rows.of[run] = kv_lo < end && kv_idx < N
-                    ? pool.first + pages.of[run % OWN_PAGES] * pool.page_stride + (u32)kv_idx % PAGE * pool.stride
-                    : nullptr;
-            }
-            return rows;
+        // This lane's row of the tile at kv_lo; null, a row of zeros, where there is none.
+        auto row_of = [&](int kv_lo, int page) {
+            const int kv_idx = kv_lo + own_row + gathered_row();
+            return kv_lo < end && kv_idx < N ? pool.first + page * pool.page_stride + (u32)kv_idx % PAGE * pool.stride
+                : nullptr;
         };
         // A lane has every so many-th scale of one row.
         constexpr int LANES_OF_ROW = 32 / OWN_ROWS, SCALES_OF_LANE = (K_SCALES + LANES_OF_ROW - 1) / LANES_OF_ROW;
@@ -319,18 +307,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) latent_blocks_forw
         };
         auto run = [&](auto whole) {
             bool odd = false;
-            Chunk loaded[FIRST * RUNS];
+            Chunk loaded[FIRST];
             {
-                const LaneRows<RUNS> rows = rows_of(first, pages);
+                const unsigned char* const row = row_of(first, page);
                 const int first_panel = column_panel(panel_of(0, odd)), column = 64 * first_panel + gathered_column();
                 #pragma unroll
-                for (int i = 0; i < FIRST * RUNS; ++i) {
-                    const int number = i / RUNS, behind =
-                        number < HALF ? 64 * number : 64 * (column_panel(panel_of(number, odd)) - first_panel);
-                    loaded[i] = load_columns<decltype(whole)::value>(rows.of[i % RUNS], column, behind, 512);
+                for (int i = 0; i < FIRST; ++i) {
+                    const int behind = i < HALF ? 64 * i : 64 * (column_panel(panel_of(i, odd)) - first_panel);
+                    loaded[i] = load_columns<decltype(whole)::value>(row, column, behind, 512);
                 }
             }
-            LanePages<OWN_PAGES> next_pages = pages_of(next(first));
+            int next_page = page_at(next(first));
             look_up_k_rows(first);
             load_k_scales(first);
             look_up_k_rows(next(first));
@@ -346,28 +333,26 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) latent_blocks_forw
                     const u32 tile = base + K_AT + stage.index * K_BYTES + own_row * 128;
                     const RowPlace place = row_place(tile + panel_of(0, odd) * BLOCK_N * 128);
                     const u32 scales = base + K_SCALES_AT + own_row * K_SCALES * 4 + gathered_row() * 4;
-                    auto scale_of = [&](int number, int run) { return load_shared<float>(scales
-                        + (min((64 * column_panel(panel_of(number, odd)) + gathered_column()) / 32, K_SCALES - 1)
-                        * OWN_ROWS + 8 * run) * 4); };
+                    auto scale_of = [&](int number) { return load_shared<float>(scales
+                        + min((64 * column_panel(panel_of(number, odd)) + gathered_column()) / 32, K_SCALES - 1)
+                        * OWN_ROWS * 4); };
                     #pragma unroll
-                    for (int i = 0; i < FIRST * RUNS; ++i) {
-                        const int number = i / RUNS, behind =
-                            number < HALF ? number : panel_of(number, odd) - panel_of(0, odd);
-                        const u32 offset = (behind * BLOCK_N + i % RUNS * 8) * 128;
-                        store_scaled<e4m3>(place, offset, loaded[i], scale_of(number, i % RUNS));
+                    for (int i = 0; i < FIRST; ++i) {
+                        const int behind = i < HALF ? i : panel_of(i, odd) - panel_of(0, odd);
+                        const u32 offset = behind * BLOCK_N * 128;
+                        store_scaled<e4m3>(place, offset, loaded[i], scale_of(i));
                     }
                 }
                 end_part(odd);
                 {
-                    const LaneRows<RUNS> rows = rows_of(kv_lo, pages);
+                    const unsigned char* const row = row_of(kv_lo, page);
                     const int first_panel = column_panel(panel_of(FIRST, odd)),
                         column = 64 * first_panel + gathered_column();
                     #pragma unroll
-                    for (int i = 0; i < (QK_PANELS - FIRST) * RUNS; ++i) {
-                        const int number = i / RUNS, behind =
-                            number < HALF ? 64 * number : 64
-                            * (column_panel(panel_of(FIRST + number, odd)) - first_panel);
-                        loaded[i] = load_columns<decltype(whole)::value>(rows.of[i % RUNS], column, behind, 512);
+                    for (int i = 0; i < (QK_PANELS - FIRST); ++i) {
+                        const int behind = i < HALF ? 64 * i
+                            : 64 * (column_panel(panel_of(FIRST + i, odd)) - first_panel);
+                        loaded[i] = load_columns<decltype(whole)::value>(row, column, behind, 512);
                     }
                 }
                 begin(!odd);
@@ -375,32 +360,30 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) latent_blocks_forw
                     const u32 tile = base + K_AT + stage.index * K_BYTES + own_row * 128;
                     const RowPlace place = row_place(tile + panel_of(FIRST, odd) * BLOCK_N * 128);
                     const u32 scales = base + K_SCALES_AT + own_row * K_SCALES * 4 + gathered_row() * 4;
-                    auto scale_of = [&](int number, int run) { return load_shared<float>(scales
-                        + (min((64 * column_panel(panel_of(FIRST + number, odd)) + gathered_column()) / 32,
-                        K_SCALES - 1) * OWN_ROWS + 8 * run) * 4); };
+                    auto scale_of = [&](int number) { return load_shared<float>(scales
+                        + min((64 * column_panel(panel_of(FIRST + number, odd)) + gathered_column()) / 32, K_SCALES - 1)
+                        * OWN_ROWS * 4); };
                     #pragma unroll
-                    for (int i = 0; i < (QK_PANELS - FIRST) * RUNS; ++i) {
-                        const int number = i / RUNS, behind =
-                            number < HALF ? number : panel_of(FIRST + number, odd) - panel_of(FIRST, odd);
-                        const u32 offset = (behind * BLOCK_N + i % RUNS * 8) * 128;
-                        store_scaled<e4m3>(place, offset, loaded[i], scale_of(number, i % RUNS));
+                    for (int i = 0; i < (QK_PANELS - FIRST); ++i) {
+                        const int behind = i < HALF ? i : panel_of(FIRST + i, odd) - panel_of(FIRST, odd);
+                        const u32 offset = behind * BLOCK_N * 128;
+                        store_scaled<e4m3>(place, offset, loaded[i], scale_of(i));
                     }
                 }
                 end_part(!odd);
                 odd = !odd;
                 {
-                    const LaneRows<RUNS> rows = rows_of(next_lo, next_pages);
+                    const unsigned char* const row = row_of(next_lo, next_page);
                     const int first_panel = column_panel(panel_of(0, odd)),
                         column = 64 * first_panel + gathered_column();
                     #pragma unroll
-                    for (int i = 0; i < FIRST * RUNS; ++i) {
-                        const int number = i / RUNS, behind =
-                            number < HALF ? 64 * number : 64 * (column_panel(panel_of(number, odd)) - first_panel);
-                        loaded[i] = load_columns<decltype(whole)::value>(rows.of[i % RUNS], column, behind, 512);
+                    for (int i = 0; i < FIRST; ++i) {
+                        const int behind = i < HALF ? 64 * i : 64 * (column_panel(panel_of(i, odd)) - first_panel);
+                        loaded[i] = load_columns<decltype(whole)::value>(row, column, behind, 512);
                     }
                 }
-                pages = next_pages;
-                next_pages = pages_of(next(next_lo));
+                page = next_page;
+                next_page = page_at(next(next_lo));
                 stage.advance();
                 kv_lo = next_lo;
             }
