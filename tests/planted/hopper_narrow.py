@@ -136,8 +136,8 @@ BUGS: tuple[HopperBug, ...] = (
         name="columns behind K copied over those that are multiplied",
         attention="hopper_narrow_joined",
         story="copies were to begin as early as they could",
-        anchor="begin(odd); copy_joined(whole, kv_lo, pages);",
-        patch="copy_joined(whole, kv_lo, pages); begin(odd);",
+        anchor="begin(odd); copy_joined(whole, kv_lo, page);",
+        patch="copy_joined(whole, kv_lo, page); begin(odd);",
     ),
     HopperBug(
         name="columns behind K of the key in that place of the sequence",
