@@ -85,7 +85,18 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     (site_packages,) = folder.glob("lib/python*/site-packages")
     borrowed = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
     (site_packages / "borrowed.pth").write_text("\n".join(sorted(borrowed)) + "\n")
-    run(sys.executable, "-m", "pip", "--python", python, "install", "--no-deps", wheel, cwd=folder)
+    run(
+        sys.executable,
+        "-m",
+        "pip",
+        "--python",
+        python,
+        "install",
+        "--no-compile",
+        "--no-deps",
+        wheel,
+        cwd=folder,
+    )
     return folder / "bin"
 
 
