@@ -29,7 +29,8 @@ $(INSTALLED): pyproject.toml setup.py constraints.txt
 demo: $(INSTALLED)  ## compile specs/causal_gqa.attn for Triton and verify it on this machine
 	$(BIN)/attnc demo
 
-# Types beside the tests: mypy keeps one core busy where it has no cache, and what it says comes last.
+# Types beside the tests: mypy keeps one core busy where it has no cache, and what it says comes last. Several
+# processes of it would take a tenth more of all cores.
 test: $(INSTALLED)  ## everything CI checks: lint, types, generated/ up to date, tests
 	@$(MAKE) --no-print-directory style
 	@said=$$(mktemp) && { $(TYPES) > $$said 2>&1 & types=$$!; \
@@ -60,10 +61,10 @@ mutants-python: $(INSTALLED)  ## change N places of attnc's PACKAGE (PACKAGE="ex
 	$(BIN)/python -m pip install -q -c constraints.txt --no-build-isolation -e '.[mutants-python]'
 	$(BIN)/python -m tools.mutants.python $(PACKAGE) --count $(N) --seed $(SEED)
 
-TYPES := $(BIN)/mypy --num-workers $(PYTEST_WORKERS) --explicit-package-bases attnc tests examples tools
+TYPES := $(BIN)/mypy --explicit-package-bases attnc tests examples tools
 
 lint: style  ## ruff and mypy --strict
-	$(TYPES)
+	$(TYPES) --num-workers $(PYTEST_WORKERS)
 
 style: $(INSTALLED)
 	$(BIN)/ruff check .
