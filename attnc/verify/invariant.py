@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from attnc.expr.affine import Q_HI, at_least
 from attnc.expr.construct import add, sub
-from attnc.expr.nodes import Const, Dim, Expr, Index, Load, children, show, walk
+from attnc.expr.nodes import Binary, Const, Dim, Expr, Index, Load, children, show, walk
 from attnc.expr.solve import solve
 from attnc.model.attention import Attention
 from attnc.model.dtypes import DType
@@ -161,6 +161,20 @@ def has_lengths(attention: Attention) -> bool:
     return "N" in attention.lengths or attention.k.storage.is_packed
 
 
+def list_paged(attention: Attention) -> tuple[str, ...]:
+    """Returns the inputs that lie in pages beside those of k, which the same table finds, such as scales."""
+    table, page = attention.k.storage.table, Const(attention.k.storage.rows_of_page)
+    key = Index("kv_idx")
+    said = (attention.score, attention.mask, *attention.softmax.expressions, attention.k_scale)
+    found: dict[str, None] = {}
+    for node in (node for expr in said if expr is not None for node in walk(expr)):
+        match node:
+            case Load(tensor=name, indices=(Load(tensor=found_by, indices=(_, entry)), row, *_)) if table:
+                if (found_by, entry, row) == (table, Binary("//", key, page), Binary("%", key, page)):
+                    found[name] = None
+    return tuple(found)
+
+
 # --- the calls ----------------------------------------------------------------------------------------------
 
 
@@ -185,6 +199,11 @@ def make_corpus(attention: Attention, seed: int, *, varies: bool, most: int | No
         D=size(attention.q.shape[-1], dims),
         Dv=size(attention.v.shape[-1], dims),
     )
+    paged = list_paged(attention)
+    if paged:  # of each sequence as many pages as its longest has
+        count = _COUNT * -(-longest // attention.k.storage.rows_of_page)
+        numbered = {show(attention.tensor(name).shape[0]) for name in paged}
+        dims |= dict.fromkeys(numbered & dims.keys(), count)
     case = Case(dims=dims, seed=seed)
     own = {attention.k.storage.table, *_length_inputs(attention).values()}
     own |= {tensor.storage.ends for tensor in (attention.q, attention.k)}
@@ -197,6 +216,7 @@ def make_corpus(attention: Attention, seed: int, *, varies: bool, most: int | No
         name: convert(torch.from_numpy(np.array(value)), DType(attention.tensor(name).dtype))
         for name, value in drawn.items()
     }
+    data |= {name: data[name].reshape(_COUNT, -1, *data[name].shape[2:]) for name in paged}
     return Corpus(attention, lengths, data, most)
 
 
@@ -265,9 +285,12 @@ def inputs_of(attention: Attention, corpus: Corpus, call: Call, device: str) -> 
     if attention.k.storage.is_paged:
         table = draw_pages(keys, attention.k.storage.rows_of_page, counts["N"].tolist(), call.seed)
         values[attention.k.storage.table] = table
+    paged = list_paged(attention)
     for tensor in attention.inputs:
         if tensor.name in corpus.data and not tensor.storage.is_part:
-            values[tensor.name] = _cut(tensor, corpus, call, rows, keys, table)
+            in_pages = tensor.name in (*paged, attention.k.name, attention.v.name)
+            pages = (table, attention.k.storage.rows_of_page) if table is not None and in_pages else None
+            values[tensor.name] = _cut(tensor, corpus, call, rows, keys, pages)
     return {
         tensor.name: values[tensor.name].to(DTYPES[DType(tensor.dtype)]).contiguous().to(device)
         for tensor in attention.inputs
@@ -287,19 +310,26 @@ def draw_pages(keys: int, page: int, counts: Sequence[int], seed: int) -> torch.
 
 
 def _cut(
-    tensor: Tensor, corpus: Corpus, call: Call, rows: int, keys: int, table: torch.Tensor | None
+    tensor: Tensor,
+    corpus: Corpus,
+    call: Call,
+    rows: int,
+    keys: int,
+    pages: tuple[torch.Tensor, int] | None,
 ) -> torch.Tensor:
-    """Returns an input of the sequences, rows and keys of a call, as it is stored."""
+    """Returns an input of the sequences, rows and keys of a call, as it is stored. pages: the block table and
+    the rows of a page of what lies in pages.
+    """
     data = corpus.data[tensor.name]
-    if tensor.name not in ("q", "k", "v"):
+    if tensor.name not in ("q", "k", "v") and pages is None:
         return _cut_extra(tensor, data, call, rows, keys)
     is_q = tensor.name == "q"
     parts = [
         data[part.sequence, part.first : part.last] if is_q else data[part.sequence, : part.keys]
         for part in call.parts
     ]
-    if table is not None and not is_q:
-        return _in_pages(tensor, parts, table)
+    if pages is not None:
+        return _in_pages(tensor, parts, *pages)
     order = (Role.BATCH, Role.QUERY if is_q else Role.KEY, Role.HEAD, Role.FEATURE)
     if tensor.storage.ends:
         value = torch.cat(parts)[None]
@@ -313,8 +343,7 @@ def _cut(
     return value.permute([left.index(role) for role in tensor.roles])
 
 
-def _in_pages(tensor: Tensor, parts: Sequence[torch.Tensor], table: torch.Tensor) -> torch.Tensor:
-    page = tensor.storage.rows_of_page
+def _in_pages(tensor: Tensor, parts: Sequence[torch.Tensor], table: torch.Tensor, page: int) -> torch.Tensor:
     shape = (table.numel() + 2, page, *parts[0].shape[1:])
     pool = convert(torch.full(shape, unused_value(tensor, "nan")), DType(tensor.dtype))
     for row, part in zip(table, parts, strict=True):

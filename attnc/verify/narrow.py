@@ -35,6 +35,9 @@ _WITHOUT_BITS = frozenset({
     "STAGES", "num_stages", "shared", "staged", "RAW_TILES", "WARPS", "Q_TILES", "O_TILES",
     "PRODUCER_REGISTERS", "CONSUMER_REGISTERS",
 })  # fmt: skip
+#: Splits of both where their number follows from bytes: more than the groups of threads that share them out
+#: where they are joined.
+_SPLITS = 5
 #: By the text of a spec, variant and schedule: a module is compiled once.
 _TWINS: dict[tuple[str, ...], Subject | None] = {}
 
@@ -72,13 +75,13 @@ def _given(outputs: dict[str, Any]) -> Any:
 
 def _pairs(subject: Subject, twin: Subject) -> Iterator[tuple[int, Any, Any]]:
     """Yields the number of a config, itself, and one of the twin's with the same tiles and splits. Where the
-    number of splits follows from bytes, both have two.
+    number of splits follows from bytes, both have as many.
     """
     for number, config in enumerate(subject.configs):
         counted = getattr(config, "splits", 1) == 0 and not getattr(config, "split_size", 0)
-        own = config._replace(splits=2) if counted else config
+        own = config._replace(splits=_SPLITS) if counted else config
         for other in twin.configs:
-            same = other._replace(splits=2) if counted and other.splits == 0 else other
+            same = other._replace(splits=_SPLITS) if counted and other.splits == 0 else other
             if _bits_of(same) == _bits_of(own):
                 yield number, own, same
                 break

@@ -206,6 +206,13 @@ SCALED_BY_KEY: Mapping[str, Any] = {
         pytest.param(spec("true", storage="lengths"), id="all keys", marks=pytest.mark.nightly),
         pytest.param(spec(**SCALED), id="a scale of v"),
         pytest.param(
+            spec(
+                extra="input scale: f32[R, 8, Hkv]",
+                softmax="softmax(v_scale = scale[block_table[b, kv_idx // 8], kv_idx % 8, h // G])",
+            ),
+            id="a scale of each v in pages",
+        ),
+        pytest.param(
             spec(storage="lengths", **SCALED_BY_KEY), id="a scale of each v", marks=pytest.mark.nightly
         ),
     ],
