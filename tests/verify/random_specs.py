@@ -173,7 +173,7 @@ def specs(
         scales_keys = draw(st.booleans())
         softmax = _scaled(softmax, words.float_expr(1, _OF_A_KEY if scales_keys else _OF_A_HEAD, dot=False))
     o_axes = _drawn(draw, storage.q_axes(heads))
-    weight, epilogue = _forms(words, decodes=decodes)
+    weight, epilogue = _forms(words)
     softmax = "none" if weight else softmax
     form = softmax.split("(")[0]
     has_narrow = {of_k, of_v} != {dtype} or "v_scale" in softmax
@@ -285,12 +285,12 @@ def _softmax(words: Words, *, dropout: bool) -> str:
     return f"softmax({', '.join(arguments)})" if arguments else "softmax"
 
 
-def _forms(words: Words, *, decodes: bool) -> tuple[str, str]:
+def _forms(words: Words) -> tuple[str, str]:
     """Returns what a key weighs, "" under a softmax, and what o is, "" where it is the attention."""
     draw, weight, epilogue = words.draw, "", ""
     if draw(st.integers(0, 7)) == 0:
         weight = draw(st.sampled_from(_WEIGHTS)).format(words.float_expr(1, _EVERYWHERE, dot=False))
-    if not decodes and draw(st.integers(0, 5)) == 0:
+    if draw(st.integers(0, 5)) == 0:
         value = words.float_expr(1, _OF_A_ROW, dot=False)
         epilogue = f" = {draw(st.sampled_from(_EPILOGUES)).format(value)}"
     return weight, epilogue
