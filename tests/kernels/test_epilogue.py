@@ -119,7 +119,9 @@ def test_rows_of_any_stride_are_copied_ahead(extras: str) -> None:
 
 
 #: Few queries of several heads, whose rows lie apart; of a cache in pages; positions, lengths, columns.
-DECODED_O = "sigmoid(gate[b, q_idx, h, d]) * attention + weight[d] * log(2 + N) + 0.01 * (q_pos % 3) + h"
+DECODED_O = (
+    "sigmoid(gate[b, q_idx, h, d]) * attention + weight[d] * log(2 + N) + 0.01 * (q_pos % 3) + h * one"
+)
 DECODED = (
     "input q: bf16[B, M, Hkv * G, 16]",
     "input k, v: bf16[B, N, Hkv, 16] via paged(table, page = 16)",
@@ -127,6 +129,7 @@ DECODED = (
     "input keys, rows: i32[B]",
     "input gate: bf16[B, M, Hkv * G, 16]",
     "input weight: f32[16]",
+    "input one: f32[]",
     "length N = keys[b]",
     "length M = rows[b]",
     "score = dot(q, k) / sqrt(D)",

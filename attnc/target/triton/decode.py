@@ -402,7 +402,7 @@ class CombineText(KernelText):
         read = self._read
         of = [*(f"{arg.tensor.name}_ptr" for arg in read), "splits_ptr", "O"]
         tensors = [*of, *(["lse_ptr"] if self.view.has_lse else [])]
-        strides = [self.view.strides(arg) for arg in (*read, *self.module.outputs)]
+        strides = [found for x in (*read, *self.module.outputs) if (found := self.view.strides(x))]
         return [tensors, *strides, self.size_names, ["BLOCK_S", "PDL"]]
 
     @property
