@@ -216,7 +216,7 @@ CASES = covering(AXES, fits)
 
 @pytest.mark.filterwarnings("ignore:attnc. no tile is skipped:UserWarning")
 @pytest.mark.parametrize(
-    "x", each_by_day(CASES, of=2), ids=lambda x: "-".join(str(value) for value in x.values())
+    "x", each_by_day(CASES, of=3), ids=lambda x: "-".join(str(value) for value in x.values())
 )
 def test_every_pair_of_arguments(x: Values) -> None:
     check(x)
@@ -225,7 +225,7 @@ def test_every_pair_of_arguments(x: Values) -> None:
 @pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore:attnc. no tile is skipped:UserWarning")
 def test_any_arguments() -> None:
-    """By day: half of the cases that have every pair."""
+    """By day: a third of the cases that have every pair."""
 
     @settings(max_examples=600)
     @given(any_of(AXES, fits))

@@ -97,7 +97,7 @@ SPACES: dict[str, tuple[Axes, Any]] = {
 CASES = [case_of(call, x) for call, (axes, fits) in SPACES.items() for x in covering(axes, fits)]
 
 
-@pytest.mark.parametrize("case", each_by_day(CASES, of=2), ids=str)
+@pytest.mark.parametrize("case", each_by_day(CASES, of=3), ids=str)
 def test_every_pair_of_arguments(case: Case) -> None:
     run(case, torch.device("cpu"))
 
@@ -113,7 +113,7 @@ def active() -> Iterator[None]:
 
 
 @pytest.mark.parametrize(
-    ("call", "x"), each_by_day(TORCH_CASES, of=2), ids=lambda x: x if isinstance(x, str) else ""
+    ("call", "x"), each_by_day(TORCH_CASES, of=3), ids=lambda x: x if isinstance(x, str) else ""
 )
 def test_every_pair_of_arguments_of_torch(call: str, x: Values, active: None) -> None:
     torch_grid.run(call, x)
@@ -122,7 +122,7 @@ def test_every_pair_of_arguments_of_torch(call: str, x: Values, active: None) ->
 @pytest.mark.nightly
 @pytest.mark.parametrize("call", RUNS)
 def test_any_arguments_of_torch(call: str, active: None) -> None:
-    """By day: half of the cases that have every pair."""
+    """By day: a third of the cases that have every pair."""
 
     @settings(max_examples=600)
     @given(any_of(RUNS[call][0], torch_grid.fits))
@@ -135,7 +135,7 @@ def test_any_arguments_of_torch(call: str, active: None) -> None:
 @pytest.mark.nightly
 @pytest.mark.parametrize("call", SPACES)
 def test_any_arguments(call: str) -> None:
-    """By day: half of the cases that have every pair."""
+    """By day: a third of the cases that have every pair."""
 
     @settings(max_examples=600)
     @given(any_of(*SPACES[call]))

@@ -9,7 +9,7 @@ from examples import sparse_training
 from examples.sparse_training import BLOCK, choose_by_means, take_best
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.nightly
 @pytest.mark.parametrize("run", ["nsa", "moba"])
 def test_training_equals_dense_attention_with_the_same_blocks(
     run: str, capsys: pytest.CaptureFixture[str]
@@ -19,7 +19,9 @@ def test_training_equals_dense_attention_with_the_same_blocks(
 
 
 def test_other_blocks_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The comparison sees a block that the dense attention lacks."""
+    """The comparison sees a block that the dense attention lacks, and nothing where none is."""
+    without_training = ["--runs", "moba", "--steps", "0", "--length", "140"]
+    assert sparse_training.main(without_training) == 0
     dense = sparse_training.attend_densely
 
     def attend_less(
@@ -28,7 +30,7 @@ def test_other_blocks_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
         return dense(name, q, k, v, None if blocks is None else blocks[..., :1])
 
     monkeypatch.setattr(sparse_training, "attend_densely", attend_less)
-    assert sparse_training.main(["--runs", "moba", "--steps", "0", "--length", "140"]) == 1
+    assert sparse_training.main(without_training) == 1
 
 
 def test_the_best_blocks_come_with_the_first_and_the_own_one() -> None:

@@ -60,6 +60,7 @@ def test_drawn_cases() -> None:
     assert not report.failures
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_layer_of_the_7b_model_at_one_row() -> None:
     """As large as it is, with tiles that are never ragged."""

@@ -25,6 +25,7 @@ TINY = example.Settings(
 )
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_generated_kernel_trains_like_that_of_torch() -> None:
     text = torch.tensor(list(b"softmax(q k^T / sqrt(d)) v, " * 400), dtype=torch.uint8)

@@ -25,7 +25,6 @@ from attnc.verify.check import report_broken
 from attnc.verify.search import AttentionTrial, Step
 from attnc.verify.subject import subject_of
 from attnc.verify.verdict import Verdict
-from tests.by_day import each_by_day
 from tests.processes import environment_of
 from tools.mutants import judge
 from tools.mutants.__main__ import draw_or_read
@@ -168,6 +167,7 @@ def test_neither_comments_nor_host_code_are_changed() -> None:
     assert not [m for m in list_mutants("a.py", TRITON) if '"""' in m.old]
 
 
+@pytest.mark.nightly
 def test_a_seed_draws_the_same_mutants_and_takes_phases_in_turn() -> None:
     places = [place for place in list_places(["triton"]) if place.spec in ("causal_gqa", "decode")]
     draws = list(draw_mutants(30, 3, places))
@@ -257,9 +257,10 @@ def test_a_mutant_of_another_text_is_not_judged(tmp_path: Path) -> None:
         Bench(draw.place, draw.phase, tmp_path).judge(changed)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("new", "is_same"),
-    each_by_day([("(STAGES + 1)", False), ("(STAGES)", True), ("(STAGES + (BLOCK_N == 64))", False)], of=3),
+    [("(STAGES)", True), ("(STAGES + (BLOCK_N == 64))", False), ("(STAGES + 1)", False)],
 )
 def test_machine_code_is_compared_at_every_config(new: str, is_same: bool, tmp_path: Path) -> None:
     place = Place(spec="fa1", attention="fa1", variant="f16_d64", target="cuda.sm_80")

@@ -313,7 +313,7 @@ def run(call: str, x: Values) -> None:
 
 
 @pytest.mark.parametrize(
-    ("call", "x"), each_by_day(CASES, of=2), ids=lambda x: x if isinstance(x, str) else ""
+    ("call", "x"), each_by_day(CASES, of=3), ids=lambda x: x if isinstance(x, str) else ""
 )
 def test_every_pair_of_arguments(call: str, x: Values) -> None:
     run(call, x)
@@ -322,7 +322,7 @@ def test_every_pair_of_arguments(call: str, x: Values) -> None:
 @pytest.mark.nightly
 @pytest.mark.parametrize("call", RUNS)
 def test_any_arguments(call: str) -> None:
-    """By day: half of the cases that have every pair."""
+    """By day: a third of the cases that have every pair."""
 
     @settings(max_examples=400)
     @given(any_of(RUNS[call][0], fits))
