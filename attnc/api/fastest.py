@@ -39,8 +39,8 @@ _STEP = 8
 #: the fastest.
 TILE_ROWS, NARROW_ROWS = 16, 64
 
-#: Columns of 16 bits up to which Triton's gradients are faster than those of sm_80: its sums of wider heads
-#: leave the registers, and take 4 to 23 times as long (heads of 264, 320 and 512, measured on an H200).
+#: Columns of 16 bits up to which Triton's gradients are faster than those of sm_80. Of wider heads it
+#: multiplies 512, however few of them there are, and is no faster where there are as many.
 _NARROW_GRADIENTS = 256
 #: What the ranking depends on: elements of 16 bits; gradients of wide heads of these; elements of f32; of f32
 #: in few columns, without gradients.

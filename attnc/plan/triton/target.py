@@ -374,19 +374,11 @@ def _knob(knob: Knob) -> Iterator[Diagnostic]:
 def _default_schedule(shape: TileShape) -> list[str]:
     wide = shape.dtype == "f32"  # twice the memory, and three products for one
     width = shape.width * (2 if wide else 1)
-    if (
-        shape.width > _WIDEST
-        and shape.listed is None
-        and not shape.segment
-        and shape.form != "stick_breaking"
-    ):
-        sizes = ", ".join(f"{key} = {value}" for key, value in shape.wanted.by_key().items())
+    is_usual = shape.listed is None and not shape.segment and shape.form != "stick_breaking"
+    if shape.width > _WIDEST and is_usual and not wide:  # the plan has the sizes
+        sizes = [f"{key} = {value}" for key, value in shape.wanted.by_key().items()]
         backward = ["backward {", "  dq { order = longest_first }", "}"] if shape.gradients else []
-        return [
-            "loops = [q, kv], order = longest_first",
-            *([sizes] if sizes else []),
-            *backward,
-        ]  # the plan has the sizes
+        return ["loops = [q, kv], order = longest_first", *sizes, *backward]
     if width <= 64 and shape.form != "stick_breaking":
         first = Tiles(64, 128, 4, 2)
     elif width <= 128 and shape.form == "stick_breaking":
