@@ -169,8 +169,7 @@ PARTIAL_TRIPS = 3
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pack:
     """The query heads of a KV head fill the rows of a tile: row = q_idx * group + h - h_kv * group. alone: a
-    tile has heads of one query, and rows behind them that are none; padded: or so many rows for each of
-    several queries.
+    tile has heads of one query, and rows behind them that are none; padded: or so many rows of each query.
     """
 
     group: Expr
@@ -179,10 +178,8 @@ class Pack:
 
     @property
     def rows(self) -> Expr:
-        if self.padded:
-            return Const(self.padded)
-        if not self.alone:
-            return self.group
+        if self.padded or not self.alone:
+            return Const(self.padded) if self.padded else self.group
         tile = Dim("BLOCK_M")
         tiles = Binary("//", Binary("+", self.group, Binary("-", tile, Const(1))), tile)
         return Binary("*", tiles, tile)
@@ -562,8 +559,7 @@ class Decode(OutputKernel):
     """A kernel for few query rows against many keys.
 
     pack: query heads of a KV head fill the rows of a tile; split: programs divide the keys of a row among
-    them; parts: of the columns of q and k, at least one; unified: one maximum for all rows; epilogue: of a
-    row of one head; of_tile: of a tile of several.
+    them; parts: of the columns of q and k; unified: one maximum for all rows; of_tile: of tiles of heads.
     """
 
     pack: Pack | None

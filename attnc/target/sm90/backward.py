@@ -16,9 +16,9 @@ from attnc.target.sm80.printer import CudaWalk, scalar
 from attnc.target.sm90.backward_tiles import Sm90Arguments
 
 
-def _declare_dq(plan: Sm90Backward) -> str:
+def _declare_dq(plan: Sm90Backward, more: str = "") -> str:
     turns, behind = (f"TURNS = {TURNS}, ", " + TURNS") if plan.turns else ("", "")
-    return f"constexpr int {turns}DQ_SIZE = {plan.layout.d_multiplied} * BLOCK_M{behind}"
+    return f"constexpr int {turns}DQ_SIZE = {plan.layout.d_multiplied} * BLOCK_M{behind}{more};"
 
 
 class Sm90PreprocessText(RowsText):
@@ -37,7 +37,7 @@ class Sm90PreprocessText(RowsText):
     @property
     def constants(self) -> Iterator[str]:
         if self.plan.adds_dq:
-            yield f"{_declare_dq(self.plan)};"
+            yield _declare_dq(self.plan)
 
 
 def join_name(module: Module) -> str:
@@ -75,6 +75,6 @@ class Sm90FinishText(FinishText):
 
     @property
     def constants(self) -> Iterator[str]:
-        yield f"{_declare_dq(self.plan)}, DQ_PANEL = 64 * {self.plan.dq_columns[0]};"
+        yield _declare_dq(self.plan, f", DQ_PANEL = 64 * {self.plan.dq_columns[0]}")
         behind = self.plan.finish_pitch - self.layout.d
         yield f"constexpr int PITCH = D + {behind};  // rows of a fragment lie in different banks"
