@@ -29,6 +29,7 @@ from attnc.flex.spec import DTYPES, NARROW, CallLayout
 from attnc.flex.symbols import OPERATIONS, apply, tape_of
 from attnc.flex.tape import element_of
 from attnc.flex.trace import MaskMod, ScoreMod, Trace, trace
+from attnc.support.memory import lay_like
 
 # --- steps as a text, and as mods again ---------------------------------------------------------------------
 
@@ -279,10 +280,8 @@ def _pull(
     if own or kernel.learned:
         found = kernel.gradients(do, dlse, query, key, value, *inputs, o, lse, None)
     leaves = (query, key, value, *captured)
-    made = {at: gradient.contiguous() for at, gradient in zip(own, found, strict=False)}
-    for at in grads:
-        if at not in made:
-            made[at] = torch.zeros(leaves[at].shape, dtype=leaves[at].dtype, device=query.device)
+    made = {at: lay_like(gradient, leaves[at]) for at, gradient in zip(own, found, strict=False)}
+    made |= {at: torch.zeros_like(leaves[at], device=query.device) for at in grads if at not in made}
     for at, gradient in zip(kernel.learned, found[len(own) :], strict=True):
         leaf, whole = _find_base(traced.tape.captures[at].tensor, gradient, traced)
         made[next(at for at in grads if leaves[at] is leaf)] += whole
@@ -305,7 +304,7 @@ def _pull_fake(
     grads: Sequence[int],
 ) -> list[torch.Tensor]:
     leaves = (query, key, value, *captured)
-    return [query.new_empty(leaves[at].shape, dtype=leaves[at].dtype) for at in grads]
+    return [torch.empty_like(leaves[at], device=query.device) for at in grads]
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:

@@ -12,6 +12,7 @@ from torch.nn.attention.flex_attention import AuxRequest, create_block_mask
 
 from attnc.flex import FlexError, flex_attention
 from attnc.flex.compiled import read, written
+from attnc.support.memory import lay_like
 from tests.flex.mods import Case, Setting, causal
 from tests.flex.oracle import gradients
 from tests.flex.test_mods import NIGHTLY, TODAY, tensors
@@ -238,3 +239,26 @@ def test_the_operator_keeps_what_torch_asks_of_operators() -> None:
         (q, q.detach().clone(), q.detach().clone(), [bias], [], [], program, [0, 3]),
         test_utils=UTILITIES,
     )
+
+
+def test_gradients_lie_as_their_inputs_without_a_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Heads before rows, as models have them that split the columns of a projection."""
+
+    def sloped(score: Any, b: Any, h: Any, q: Any, kv: Any) -> Any:
+        return score + 0.1 * (q - kv)
+
+    leaves = [torch.randn(2, 9, 4, 16).transpose(1, 2).requires_grad_() for _ in range(3)]
+    laid: list[bool] = []
+
+    def lay(x: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+        found = lay_like(x, like)
+        laid.append(found is x)
+        return found
+
+    monkeypatch.setattr("attnc.flex.compiled.lay_like", lay)
+    eager = torch.autograd.grad(flex_attention(*leaves, sloped).sum(), leaves)
+    graph = torch.compile(lambda *given: flex_attention(*given, sloped), backend="aot_eager", fullgraph=True)
+    found = torch.autograd.grad(graph(*leaves).sum(), leaves)
+    assert [x.stride() for x in found] == [x.stride() for x in leaves]
+    assert laid == [True] * 3
+    assert all(map(torch.equal, found, eager))
