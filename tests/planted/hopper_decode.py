@@ -188,4 +188,40 @@ BUGS: tuple[HopperBug, ...] = (
         anchor="const u32 full = barrier_of(base, FULL, PARTS * next_stage.index + part); __syncwarp();",
         patch="const u32 full = barrier_of(base, FULL, PARTS * next_stage.index + part);",
     ),
+    # Packed queries
+    HopperBug(
+        name="tiles of packed queries counted by queries",
+        attention="hopper_ragged",
+        story="a tile of a prompt has rows of one head, and was looked for so",
+        anchor="number, B, G);",
+        patch="number, B, 1);",
+    ),
+    HopperBug(
+        name="a tile further in every sequence",
+        attention="hopper_ragged",
+        story="the tile that a sequence has more was not taken off",
+        anchor="(number - q_first * G / BLOCK_M - sequence)",
+        patch="(number - q_first * G / BLOCK_M)",
+    ),
+    HopperBug(
+        name="packed o stored from the first row on",
+        attention="hopper_ragged",
+        story="rows had an axis of sequences before",
+        anchor="args.o_ptr + (q_first + row / G)",
+        patch="args.o_ptr + (row / G)",
+    ),
+    HopperBug(
+        name="rows behind the last sequence are queries",
+        attention="hopper_ragged",
+        story="they have rows to write, and were given its keys",
+        anchor="int M = sequence < B ? q_rows : 0;",
+        patch="int M = q_rows;",
+    ),
+    HopperBug(
+        name="no tile for what a sequence has beyond whole ones",
+        attention="hopper_ragged",
+        story="tiles that may have no rows were left out, and with them others",
+        anchor="if (row_lo >= q_rows * G)",
+        patch="if (row_lo + BLOCK_M > q_rows * G && row_lo > 0)",
+    ),
 )
