@@ -314,7 +314,7 @@ schedule divided for triton { loops = [q, kv], tile.q = 16, tile.kv = 16 }
 
 def test_what_divides_integers_is_0_and_negative_too() -> None:
     subject = subject_of_text(DIVIDED)
-    attention = subject.plan.variant.attention
+    attention = subject.variant.attention
     assert styles_for(attention)[-1] == "divisors"
     assert "divisors" not in styles_for(module_of("bias").variant.attention)
     case = Case(dims={"B": 2, "H": 4, "M": 20, "N": 40}, extras="divisors", seed=3)
