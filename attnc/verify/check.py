@@ -56,10 +56,16 @@ def _judge_gradients(
 
 
 def run_backward(
-    subject: Subject, problem: Problem, case: Case, *, dlse: Literal["drawn", "zeros", "none"] = "drawn"
+    subject: Subject,
+    problem: Problem,
+    case: Case,
+    *,
+    dlse: Literal["drawn", "zeros", "none"] = "drawn",
+    unread: torch.Tensor | None = None,
 ) -> tuple[Gradients, dict[str, torch.Tensor]]:
     """Returns the gradients that the module gives, and the random gradients of the outputs that
     it was given. dlse: that of lse may be zeros instead, or left out, as of a loss that does not use it.
+    unread: where the gradient of o is NaN, bool like o.
     """
     attention, module = subject.variant.attention, subject.module
     leaves: dict[str, torch.Tensor] = {}
@@ -98,6 +104,9 @@ def run_backward(
         if attention.lse is not None and dlse != "drawn":
             zeros = torch.zeros_like(cotangents.pop(attention.lse.name))
             cotangents |= {attention.lse.name: zeros} if dlse == "zeros" else {}
+        if unread is not None:
+            do = cotangents[attention.o.name]
+            cotangents[attention.o.name] = do.masked_fill(unread.to(do.device), torch.nan)
         gradients = torch.autograd.grad(
             [outputs[name] for name in cotangents], list(leaves.values()), list(cotangents.values())
         )

@@ -72,7 +72,12 @@ class GradientRun:
     def attention(self) -> Attention:
         return self.subject.variant.attention
 
-    def again(self, inputs: Mapping[str, Value] | None = None, fill: str = "nan") -> str | None:
+    def again(
+        self,
+        inputs: Mapping[str, Value] | None = None,
+        fill: str = "nan",
+        unread: torch.Tensor | None = None,
+    ) -> str | None:
         """Finds a gradient that differs for other inputs, but for the sign of a zero: a weight of 0 times
         whatever is there now. Or in a bit, in other surroundings; those that are added in any order aside.
         """
@@ -81,7 +86,7 @@ class GradientRun:
         if inputs is not None:
             problem = Problem(inputs, problem.outputs, ())
         with shuffle_programs(self.case.seed + 1):
-            found, _ = _backward(self.subject, self.case, problem)
+            found, _ = _backward(self.subject, self.case, problem, unread)
         for name in found.keys() - self.subject.atomic:
             if not same(found[name], self.gradients[name]):
                 return f"d{name} differs in {int((found[name] != self.gradients[name]).sum())} elements"
@@ -146,9 +151,9 @@ class GradientRun:
 
 
 def _backward(
-    subject: Subject, case: Case, problem: Problem
+    subject: Subject, case: Case, problem: Problem, unread: torch.Tensor | None = None
 ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-    return run_backward(subject, problem, case)
+    return run_backward(subject, problem, case, unread=unread)
 
 
 def gradient_violations(subject: Subject, case: Case, only: str = "") -> Iterator[str]:
@@ -320,7 +325,18 @@ def _the_unseen_does_not_matter(run: GradientRun) -> str | None:
         kept = torch.from_numpy(part).to(value.device)
         junk = torch.where(kept.isnan(), kept, torch.full_like(kept, _JUNK)).to(value.dtype)
         inputs[name] = torch.where(kept == 1, value, junk)
-    return run.again(inputs)
+    return run.again(inputs, unread=_rows_of_nobody(run))
+
+
+def _rows_of_nobody(run: GradientRun) -> torch.Tensor:
+    """Marks elements of o that no sequence has: true past a length."""
+    o = run.attention.o
+    found: Array = np.ones(run.outputs[o.name].shape, np.bool_)
+    views = {**run.arrays, o.name: found}
+    for group in run.heads.values():
+        for head in group:
+            rows(o, views, head.b)[head.first :][: head.shape[0], head.h] = False
+    return torch.from_numpy(found)
 
 
 def _mark_visible(run: GradientRun) -> dict[str, Array]:

@@ -34,7 +34,7 @@ class _Inputs(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, dq, dk, dv):
-        dlse = ctx.state["dlse"]
+        do, dlse = ctx.state["do"], ctx.state["dlse"]
         q, k, v = ctx.saved_tensors
         return None, *(RETURNED)
 
@@ -48,7 +48,7 @@ class _Results(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, do, dlse):
-        ctx.state["dlse"] = dlse
+        ctx.state |= {"do": do, "dlse": dlse}
         return None, do, dlse
 
 
@@ -108,6 +108,7 @@ def test_each_applies_somewhere() -> None:
         ("full", f"dq + {BEHIND} * 0, dk, dv", "gradients in other memory"),
         ("full", "dq, dk, dv + (dlse is None) * 1e-3", "lse need not be used"),
         ("padding", "dq, dk + 1e-4, dv", "the unseen has gradient 0"),
+        ("varlen", "dq, dk + do.sum() * 0, dv", "gradients ignore the unseen"),
         ("padding", "dq + k[:, :, -1:].mean() * 1e-3, dk, dv", "gradients ignore the unseen"),
         ("full", "dq, dk, dv + v * 0.5", "dv . v = do . o"),
         ("full", "dq, dk, dv + 0.05", "dv sums to do"),
