@@ -416,8 +416,8 @@ def bounds_of_atom(expr: Expr) -> Interval:
             return _bounds_of_remainder(bounds(left), right)
         case Call(function="abs", args=(operand,)):
             a = bounds(operand)
-            if a.lo is None or a.hi is None:
-                return Interval(Const(0 if expr.type == "int" else 0.0), None)
+            if a.lo is None or a.hi is None:  # a float may be NaN, which is not above 0
+                return Interval(ZERO, None) if expr.type == "int" else UNKNOWN
             nearest = _larger(a.lo, neg(a.hi))
             return Interval(
                 _larger(nearest, Const(0 if expr.type == "int" else 0.0)), _larger(neg(a.lo), a.hi)

@@ -100,15 +100,22 @@ class Subject:
         configs = self.configs
         tiles = {n: (config.BLOCK_M, config.BLOCK_N) for n, config in enumerate(configs)}
         if self.device != "cpu":
-            room = self._gpu.shared_memory_per_block_optin
             last = configs.index(self.module.CONFIGS[-1])
-            major = self._gpu.major
-            fitting = {n: tile for n, tile in tiles.items() if shared_on(configs[n], major) <= room}
+            fitting = {n: tile for n, tile in tiles.items() if self._is_sure_to_fit(configs[n])}
             return fitting or {last: tiles[last]}
         if self.warps_matter:
             return tiles
         kinds = [(*tiles[n], *_splits(config)) for n, config in enumerate(configs)]
         return {n: tile for n, tile in tiles.items() if kinds[n] not in kinds[:n]}
+
+    @property
+    def fits(self) -> bool:
+        """Whether some config is sure to fit the device; where none is, a launch may be refused."""
+        return self.device == "cpu" or any(map(self._is_sure_to_fit, self.configs))
+
+    def _is_sure_to_fit(self, config: Any) -> bool:
+        held: int = self._gpu.shared_memory_per_block_optin
+        return shared_on(config, self._gpu.major) <= held
 
     @property
     def _gpu(self) -> Any:

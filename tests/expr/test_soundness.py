@@ -67,6 +67,8 @@ CORNERS = (
     "slope[h] * (kv_idx - q_pos) <= inf",
     "min(slope[h] * (kv_idx - 3), 5) < 6",
     "abs(slope[h] * (kv_idx % 3)) >= 0",
+    "abs(bias[h, q_idx, kv_idx]) >= 0",
+    "1.5 > slope[h] * kv_idx - abs(bias[h, q_idx, kv_idx])",
 )
 
 

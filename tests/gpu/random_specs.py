@@ -191,8 +191,10 @@ def judged(chunk: int, number: int, text: str, data: Any, mode: Mode) -> Result:
     if not made:
         result.refused = "no schedule was drawn that some target compiles"
         return result
-    if without := [target for target, subject in made.items() if not subject.tiles()]:
-        result.refused = f"no config for {', '.join(without)} fits this GPU"
+    without = [target for target, subject in made.items() if not subject.fits]
+    made = {target: subject for target, subject in made.items() if target not in without}
+    if not made:
+        result.refused = f"no config for {', '.join(without)} is sure to fit this GPU"
         return result
     shaping = made[data.draw(st.sampled_from(sorted(made)))]
     limits, largest = shaping.limits(), max(m * n for m, n in shaping.limits().tiles.values())
@@ -202,7 +204,7 @@ def judged(chunk: int, number: int, text: str, data: Any, mode: Mode) -> Result:
         case = replace(case, layouts={})  # rows gigabytes apart have tests of their own
     if number % _EMPTY:
         case = replace(case, dims={name: max(size, 1) for name, size in case.dims.items()})
-    _describe(result, modules)
+    _describe(result, [module for module in modules if module.target in made])
     result.case, result.features = case.to_json(), features_of(text, case)
     result.wrong = wrong_on(made, case, mode)
     return result

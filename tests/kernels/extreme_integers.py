@@ -74,6 +74,11 @@ MASKS: Mapping[str, tuple[tuple[str, ...], str, Mapping[str, tuple[int, ...]]]] 
         ("x: i64[B]", "t: i64[B, N] is sorted"), "t[b, kv_idx] < x[b] or t[b, kv_idx] > t[b, q_pos]",
         {"t": (2**63 - 1, -(2**63)), "x": (2**63 - 1, -(2**63), 0)},
     ),
+    "quotients of 64 bits": (
+        ("x: i64[B]", "t: i64[B, N] is sorted"),
+        "kv_idx // 16 <= x[b] // 16 or t[b, kv_idx] // 1000 >= x[b] or t[b, kv_idx] // 9 == t[b, q_pos] // 9",
+        {"t": (2**63 - 1, -(2**63), -5), "x": (2**63 - 1, -(2**63), 20)},
+    ),
     "beside floats": (
         ("x: i32[B]",), "kv_idx < x[b] + inf and kv_idx <= 0.5 * x[b] + 2.5", {"x": (MOST, LEAST, 9)}
     ),
