@@ -137,6 +137,16 @@ def test_prompts_and_decode_steps_of_hopper_promise_the_same(changes: dict[str, 
     assert len({(x.kernel.configs[0].tile_kv, x.kernel.configs[0].softmax) for x in made}) == 1
 
 
+def test_packed_prompts_of_wide_heads_promise_what_decode_steps_do() -> None:
+    packed = {"q": "[T, Hkv * G, D] via ragged(cu)", "o": "[T, Hkv * G, D]", "inputs": ("cu: i32[B + 1]",)}
+    wide = replace(ORDERED, head_dim=512)
+    prompt, step = (x.hopper_text for x in (replace(wide, **packed), replace(wide, decode=True)))
+    made = [modules_of(text)[0] for text in (prompt, step)]
+    assert promise_of(made[0]) == promise_of(made[1]) != ()
+    assert [x.kernel.segments is None for x in made] == [False, True]
+    assert replace(wide, **packed).keeps_order_on_hopper
+
+
 def test_many_sequences_of_latents_have_a_block_for_all_segments() -> None:
     ordered = replace(LATENT, order=2048, mask="causal")
     apart, walks = (modules_of(replace(ordered, walks=x).hopper_text)[0] for x in (False, True))
