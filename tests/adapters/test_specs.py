@@ -138,7 +138,11 @@ def test_prompts_and_decode_steps_of_hopper_promise_the_same(changes: dict[str, 
 
 
 def test_packed_prompts_of_wide_heads_promise_what_decode_steps_do() -> None:
-    packed = {"q": "[T, Hkv * G, D] via ragged(cu)", "o": "[T, Hkv * G, D]", "inputs": ("cu: i32[B + 1]",)}
+    packed: dict[str, Any] = {
+        "q": "[T, Hkv * G, D] via ragged(cu)",
+        "o": "[T, Hkv * G, D]",
+        "inputs": ("cu: i32[B + 1]",),
+    }
     wide = replace(ORDERED, head_dim=512)
     prompt, step = (x.hopper_text for x in (replace(wide, **packed), replace(wide, decode=True)))
     made = [modules_of(text)[0] for text in (prompt, step)]
