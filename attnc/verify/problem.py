@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from attnc.expr.nodes import Binary, Compare, Expr, Index, Load, walk
@@ -62,10 +63,11 @@ FILLS: Mapping[str, tuple[float, int, bool]] = {
 _GUARD = 64
 #: Elements of a buffer up to which it is filled and compared.
 _KEPT = 1 << 24
-#: Bytes between the starts of two tensors that span gigabytes, and of all these: less than between two of
-#: their rows.
-_APART, _ROOM = 1_000_448, 1 << 24
+#: Bytes of a line of memory, between places that are tried for tensors that span gigabytes (less than between
+#: two of their rows), and behind the first of them.
+_LINE, _APART, _ROOM = 64, 1_000_448, 1 << 24
 Value: TypeAlias = torch.Tensor | float | int | bool
+Lines: TypeAlias = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,24 +138,44 @@ def build(attention: Attention, case: Case, *, fill: str = "nan", device: str = 
 
 
 class Arena:
-    """Memory of tensors that span gigabytes, of which they use little: they lie in the same gigabytes, each
-    some way behind the one before. A CPU makes only the pages that are touched, so there each has its own.
+    """Memory of tensors that span gigabytes. Those that use little of them lie in the same gigabytes, each
+    where it meets none of those before. A CPU makes only pages that are touched, so there each has its own.
     """
 
     def __init__(self) -> None:
         self._memory = torch.empty(0, dtype=torch.uint8)
-        self._used = 0
+        self._used: Lines = np.empty(0, np.int64)
 
-    def take(self, count: int, dtype: torch.dtype, device: str) -> torch.Tensor:
-        """Returns a buffer of so many elements, of any content, whose changes autograd counts by itself."""
-        size = count * dtype.itemsize
+    def take(
+        self, shape: Sequence[int], strides: Sequence[int], start: int, dtype: torch.dtype, device: str
+    ) -> torch.Tensor:
+        """Returns a buffer of any content, whose changes autograd counts by itself, for a view of this shape
+        and these strides that begins at an element of it, with a guard behind.
+        """
+        spanned = sum((length - 1) * stride for length, stride in zip(shape, strides, strict=True))
+        size = (start + spanned + 1 + _GUARD) * dtype.itemsize
         if device == "cpu":
             return torch.frombuffer(reserve_zeros(size), dtype=dtype)
-        if self._used + size > self._memory.numel():
-            self._memory, self._used = torch.empty(size + _ROOM, dtype=torch.uint8, device=device), 0
-        found = self._memory[self._used : self._used + size].view(dtype).data
-        self._used += _APART
-        return found
+        if 2 * prod(shape) > spanned:
+            return torch.empty(size, dtype=torch.uint8, device=device).view(dtype)
+        lines = _lines_of(shape, strides, start, dtype.itemsize)
+        for at in range(0, self._memory.numel() - size + 1, _APART):
+            if not np.isin(lines + at // _LINE, self._used, kind="sort").any():
+                break
+        else:
+            self._memory, self._used = torch.empty(size + _ROOM, dtype=torch.uint8, device=device), lines[:0]
+            at = 0
+        self._used = np.concatenate([self._used, lines + at // _LINE])
+        return self._memory[at : at + size].view(dtype).data
+
+
+def _lines_of(shape: Sequence[int], strides: Sequence[int], start: int, itemsize: int) -> Lines:
+    """The lines of memory in which a view has elements, as numbers."""
+    places = np.full((1,) * len(shape), start, np.int64)
+    for axis, (length, stride) in enumerate(zip(shape, strides, strict=True)):
+        across = (-1,) + (1,) * (len(shape) - axis - 1)
+        places = places + stride * np.arange(length).reshape(across)
+    return np.unique(places * itemsize // _LINE)
 
 
 def place_tensor(
@@ -179,8 +201,7 @@ def place_tensor(
     start = _GUARD + layout.offset
     count = start + reach + _GUARD
     if count > _KEPT:
-        spanned = sum((length - 1) * stride for length, stride in zip(data.shape, strides, strict=True))
-        buffer = (arena or Arena()).take(start + spanned + 1 + _GUARD, data.dtype, device)
+        buffer = (arena or Arena()).take(data.shape, strides, start, data.dtype, device)
     else:
         buffer = _fill(count, data.dtype, fill, device)
     start += int(buffer.storage_offset())

@@ -102,18 +102,23 @@ def test_a_kernel_that_counts_in_32_bits_is_wrong(anchor: str, axes: str) -> Non
 def test_autograd_counts_changes_of_each_tensor_of_an_arena() -> None:
     """A gradient that is placed later must not look like a change of the inputs that were kept."""
     arena = Arena()
-    q, do = (arena.take(1 << 20, torch.bfloat16, "meta") for _ in range(2))
+    q, do = (arena.take((2, 8), (1 << 20, 1), 0, torch.bfloat16, "meta") for _ in range(2))
     before = q._version
     do.zero_()
     assert q._version == before
 
 
 @pytest.mark.parametrize(
-    "name", ["causal_gqa", "gated", "varlen", "kv8_decode", "selected_blocks", "local_sink"]
+    ("name", "target"),
+    [
+        *((name, "triton") for name in ("causal_gqa", "gated", "varlen", "kv8_decode", "local_sink")),
+        ("selected_blocks", "triton"),
+        ("selected_rank", "cuda.sm_90a"),  # 16 heads, so that rows of one tensor reach those of another
+    ],
 )
-def test_tensors_of_an_arena_share_no_byte(name: str) -> None:
+def test_tensors_of_an_arena_share_no_byte(name: str, target: str) -> None:
     """On a GPU they lie in the same gigabytes; without memory their places are the same."""
-    space = subject_of(module_of(name)).space
+    space = subject_of(module_of(name, target)).space
     for case in space.far_cases.values():
         problem = build(space.attention, case, device="meta")
         seen: dict[int, set[int]] = {}
