@@ -89,6 +89,8 @@ REGIONS: Mapping[tuple[str, str], Callable[[str], str]] = {
     ("docs/performance.md", "decode cuda"): lambda page: documented_figures.decode_cuda(),
     ("docs/performance.md", "models summary"): lambda page: documented_figures.models_summary(),
     ("docs/performance.md", "models"): lambda page: documented_figures.models(),
+    ("docs/performance.md", "odd summary"): lambda page: documented_figures.odd_summary(),
+    ("docs/performance.md", "odd"): lambda page: documented_figures.odd_behind(),
     ("docs/performance.md", "lists"): lambda page: documented_figures.lists(),
     ("docs/performance.md", "host"): lambda page: documented_figures.host(),
     ("docs/performance.md", "hopper prefill"): lambda page: documented_figures.prefill_hopper(),

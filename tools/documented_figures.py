@@ -315,8 +315,26 @@ def lists(record: Mapping[str, Any] | None = None) -> str:
     return table(rows)
 
 
-def _models() -> Mapping[str, Any]:
-    path = ROOT / "docs" / "figures" / "models_h200.json"
+def odd_summary() -> str:
+    """What calls at odd sizes come to, beside the best peer of each cell."""
+    return models_summary(_models("odd_h200"))
+
+
+def odd_behind() -> str:
+    """The calls at odd sizes that a peer is faster at, warm or after a flush of the L2 cache."""
+    return models({"cells": [cell for cell in _models("odd_h200")["cells"] if _is_behind(cell)]})
+
+
+def _is_behind(cell: Mapping[str, Any]) -> bool:
+    found = {name: (its["ms"], its["flushed"]["ms"]) for name, its in cell["results"].items()}
+    others = [times for name, times in found.items() if name in _MODEL_PEERS]
+    if MODEL_OURS not in found or not others:
+        return False
+    return any(min(best) < mine for *best, mine in zip(*others, found[MODEL_OURS], strict=True))
+
+
+def _models(name: str = "models_h200") -> Mapping[str, Any]:
+    path = ROOT / "docs" / "figures" / f"{name}.json"
     record: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return record
 
