@@ -174,6 +174,20 @@ def test_several_queries_see_the_same_keys_on_ranks_with_fewer_rows(mask: str, s
     assert verdict.ok, verdict.message
 
 
+def test_axes_of_lse_in_any_order() -> None:
+    text = spec().replace("f32[B, Hkv * G, M]", "f32[Hkv * G, B, M]")
+    verdict = run(text, {"B": 3, "M": 2, "N": 40, "Hkv": 2, "G": 2}, 2, 8)
+    assert verdict.ok, verdict.message
+
+
+def test_caches_of_several_lengths_have_positions_of_their_own() -> None:
+    keys = SpreadKeys(spec(), Alone(), block=8)
+    for rows in (24, 40, 24):
+        tables = keys._tables_for(rows, torch.device("cpu"))
+        assert tables["key_at"].tolist() == list(range(rows))
+        assert tables["keys_all"].item() == rows
+
+
 def test_pages_of_many_ranks() -> None:
     verdict = run(spec(page=8, sink=True), {"B": 2, "M": 1, "N": 60, "Hkv": 1, "G": 2}, 2, 8, page=8)
     assert verdict.ok, verdict.message
