@@ -28,8 +28,9 @@ _SELECTED = "listed(indices[b, q_idx], keys = 1, count = topk_length[b, q_idx])"
 _TILES = (16, 32, 64)
 #: Queries whose keys are gathered together for their largest scores.
 _QUERIES_AT_ONCE = 64
-#: Heads of neighbouring queries that share tiles on Hopper, at most; keys whose bits are found in few passes.
-_FEW_HEADS, _MOST_TOGETHER = 32, 1 << 18
+#: Heads of neighbouring queries that share tiles on Hopper, at most; keys whose bits are found in few passes;
+#: queries of a call that have tiles of their own.
+_FEW_HEADS, _MOST_TOGETHER, _ALONE = 32, 1 << 18, 256
 
 
 @dataclass
@@ -328,7 +329,8 @@ def _attend(
     scale = number_of(f"{function}: sm_scale", scale)
     is_wide = lists.dtype == torch.int64
     _, queries, heads, head_dim = q.shape
-    together = heads if queries > 1 and heads <= _FEW_HEADS and kv.shape[1] <= _MOST_TOGETHER else 0
+    are_many = queries > _ALONE and kv.shape[1] <= _MOST_TOGETHER
+    together = heads if are_many and heads <= _FEW_HEADS else 0
     made = _selected_kernel(q.dtype, head_dim, width, scale, is_wide, _tile_rows(heads), together)
     o, lse = made(q, kv, indices=lists, topk_length=counts)
     return o, lse
@@ -358,6 +360,7 @@ def _selected_kernel(
             decode=True,
             split=False,
             rows=rows,
+            unites=together > 0,
         )
     )
 

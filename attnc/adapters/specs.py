@@ -88,6 +88,7 @@ class Wanted:
     that they are multiplied by, "" for none
     converts: keys and values of 8 bits become 16 before Hopper's kernel (`suits_conversion`), not in it
     order: keys of a segment, so that rows have the same bits in every call; 0: sums come in any order
+    unites: queries share tiles of Hopper's kernel over the union of their lists
     walks: under an order, a block of Hopper's kernel has all segments of its rows, where it can (latents)
     """
 
@@ -113,6 +114,7 @@ class Wanted:
     decode: bool = False
     rows: int = 16
     split: bool = True
+    unites: bool = False
     split_size: int = 0
     cache: torch.dtype | None = None
     k_scale: str = ""
@@ -136,6 +138,9 @@ class Wanted:
         if self.converts and not self.decode:
             order = ", order = longest_first" if self.mask else ""
             knobs = f"softmax = online(maximum = lazy(20)){order}\n  convert = before"
+            return f"{self.attention}\nschedule {self.name} for {HOPPER} {{\n  {knobs}\n}}\n"
+        if self.unites:
+            knobs = "loops = [kv], pack = gqa, split.kv = auto, lists = union"
             return f"{self.attention}\nschedule {self.name} for {HOPPER} {{\n  {knobs}\n}}\n"
         if not self.decode or self.value:
             return self.attention

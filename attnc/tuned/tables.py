@@ -39,6 +39,9 @@ TILES_ROWS, MOST_CONVERTED, _HEADS = 256, 1 << 30, (16, 64, 256, 1024)
 #: Tiles of rows from which on blocks of all segments of their rows are as fast as blocks of one: 0.75 for
 #: each multiprocessor of a Hopper GPU, whose kernels alone have both. Measured on an H200.
 _BUSY = 0.75 * 132
+#: Queries of a call that have tiles of their own, where others share them over the union of their lists. With
+#: shared ones steps of decoding take longer, and 4,096 queries a third of the time. Measured on an H200.
+_ALONE = 256
 #: The largest sizes that a row admits, and the label of the schedule that it picks.
 LabelRows: TypeAlias = tuple[tuple[tuple[int | None, ...], str], ...]
 
@@ -193,13 +196,14 @@ def guess_rows(family: Sequence[ir.Module]) -> LabelRows:
     """Returns rows for a device without measurements: decode kernels up to as many rows as a tile has,
     then the first other schedule; where one converts keys and values of 8 bits in tiles and another before,
     the first for few rows, and for more keys than should be converted; of two that decode in segments, the
-    one that shares them out while tiles of rows leave multiprocessors idle.
+    one that shares them out while tiles of rows leave multiprocessors idle; of two over lists, the one whose
+    queries have tiles of their own for few of them.
     """
     anything: tuple[int | None, ...] = (None,) * len(ATTENTION_SIZES)
     others = [module for module in family if module.kernel.structure != "decode"]
     decode = next((module.label for module in family if module.kernel.structure == "decode"), None)
     if not others:
-        return (*_guess_segments(family), (anything, family[0].label))
+        return (*_guess_segments(family), *_guess_unions(family), (anything, family[0].label))
     rows: LabelRows = () if decode is None else (((16, *anything[1:]), decode),)
     before = next((module for module in others if module.conversion is not None), None)
     tiles = next((module for module in others if module.conversion is None), None)
@@ -221,6 +225,15 @@ def _guess_segments(family: Sequence[ir.Module]) -> LabelRows:
     stairs = (2**step for step in range(most.bit_length()))
     few = (((queries, None, most // queries), apart[0].label) for queries in stairs)
     return (((None, keys, None), whole[0].label), *few)
+
+
+def _guess_unions(family: Sequence[ir.Module]) -> LabelRows:
+    """Returns rows for a kernel whose queries share tiles over the union of their lists, beside one where
+    each has its own.
+    """
+    united = [module for module in family if module.listed_rows and module.listed_rows.queries > 1]
+    apart = [module for module in family if module not in united]
+    return (((_ALONE, None, None), apart[0].label),) if united and apart else ()
 
 
 def _reads_narrow(module: ir.Module) -> bool:

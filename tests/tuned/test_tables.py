@@ -10,6 +10,7 @@ import pytest
 from attnc.build import compile_program, front
 from attnc.plan import ir
 from attnc.plan.projection import ProjectionModule
+from attnc.plan.targets import schedule_for
 from attnc.source import Source
 from attnc.tuned.tables import (
     ATTENTION_SIZES,
@@ -24,6 +25,7 @@ from attnc.tuned.tables import (
     projection_rows,
     schedule_rows,
 )
+from tests.model.resolving import resolve_text
 from tests.plans import plans_of
 from tests.refusals import refused
 from tests.tables import choice
@@ -247,3 +249,11 @@ def test_joining_rows_changes_no_choice() -> None:
     assert len(few) == 5
     for sizes in ((M, N, BH) for M in (1, 3, 4, 5, 99) for N in (1, 1024, 4096) for BH in (1, 32, 33)):
         assert picked(few, sizes) == picked(rows, sizes)
+
+
+def test_few_queries_that_select_keys_have_tiles_of_their_own() -> None:
+    text = (Path(__file__).parents[2] / "specs" / "selected_rank.attn").read_text(encoding="utf-8")
+    spec = text[: text.index("schedule")]
+    schedules = schedule_for(resolve_text(spec), "selected_rank", "cuda.sm_90a")
+    rows = guess_rows(modules_of(f"{spec}\n{schedules}"))
+    assert rows == (((256, None, None), "each"), ((None, None, None), "union"))

@@ -156,12 +156,11 @@ class Sm90a(Target):
 
     def default_schedule(self, shape: TileShape) -> Iterator[str]:
         if _lists_rows(shape) and not shape.gradients and not shape.latent:
-            yield "loops = [kv], pack = gqa, split.kv = auto" + (", lists = union" if shape.unites else "")
+            yield "loops = [kv], pack = gqa, split.kv = auto"
             return
         if shape.width > WIDEST and (shape.latent or not shape.gradients or shape.shares_sums):  # prompts too
             is_whole = shape.segment or (shape.packed and shape.listed is None)
-            more = "" if is_whole else ", split.kv = auto"
-            yield f"loops = [kv], pack = gqa{more}" + (", lists = union" if shape.unites else "")
+            yield "loops = [kv], pack = gqa" + ("" if is_whole else ", split.kv = auto")
             return
         # tiles that see alike are as long as each other: there is no order to wait for, and a tile can be
         # claimed while the one before is copied
@@ -177,8 +176,11 @@ class Sm90a(Target):
 
     def default_labels(self, shape: TileShape) -> Mapping[str, Sequence[str]]:
         """As `Target.default_labels`: a cache of 8 bits is converted in tiles where calls are short; of an
-        absolute order beside wide rows, segments are shared out where tiles of rows are few.
+        absolute order beside wide rows, segments are shared out where tiles of rows are few; and queries of
+        few heads that select keys share tiles in prompts.
         """
+        if shape.unites and _lists_rows(shape) and not shape.gradients:
+            return {"union": ("lists = union",), "each": ("lists = each",)}
         if shape.segment and shape.is_one_segment and shape.width > WIDEST and not shape.gradients:
             if shape.packed:
                 return Target.default_labels(self, shape)
