@@ -13,7 +13,7 @@ import torch
 from attnc.support import hopper_call
 from attnc.support.arguments import Tensor
 from attnc.support.devices import Gpu
-from attnc.support.hopper_call import Box, box_of, copied, padded
+from attnc.support.hopper_call import Box, HopperLaunch, box_of, copied, padded
 from attnc.support.memory import Memory, memory_of
 from attnc.support.place import Place
 
@@ -144,6 +144,18 @@ def test_a_tensor_without_elements_is_shown_as_bytes_that_are_there() -> None:
     assert (box.is_empty, box.is_taken, box.rows) == (True, True, 64)
     assert (box.sizes, box.strides) == ((8, 1, 1, 1), (16, 16, 16))
     assert hopper_call.counter_of(-1).nbytes >= 16 + 8 * 2
+
+
+def test_tensors_at_one_address_have_maps_of_their_own() -> None:
+    """As q and k of one memory, whose boxes have other rows."""
+    made = list[Any]()
+    launch: Any = object.__new__(HopperLaunch)
+    launch.maps = {}
+    launch.tma = SimpleNamespace(call=SimpleNamespace(tensor_map=lambda *given: made.append(given) or made))
+    x = box(torch.empty(3, 5, 8, dtype=BF16))
+    for number, rows in ((0, 128), (1, 64), (0, 128), (1, 64)):
+        launch.map(number, 4096, x._replace(rows=rows))
+    assert [given[4][1] for given in made] == [128, 64]
 
 
 def test_a_counter_that_stays_is_made_apart(monkeypatch: pytest.MonkeyPatch) -> None:
