@@ -151,7 +151,12 @@ def test_tensors_at_one_address_have_maps_of_their_own() -> None:
     made = list[Any]()
     launch: Any = object.__new__(HopperLaunch)
     launch.maps = {}
-    launch.tma = SimpleNamespace(call=SimpleNamespace(tensor_map=lambda *given: made.append(given) or made))
+
+    def tensor_map(*given: Any) -> bytes:
+        made.append(given)
+        return b"map"
+
+    launch.tma = SimpleNamespace(call=SimpleNamespace(tensor_map=tensor_map))
     x = box(torch.empty(3, 5, 8, dtype=BF16))
     for number, rows in ((0, 128), (1, 64), (0, 128), (1, 64)):
         launch.map(number, 4096, x._replace(rows=rows))
