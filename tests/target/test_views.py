@@ -27,14 +27,14 @@ def test_a_view_has_few_members_and_few_bases(view: type) -> None:
 
 
 def test_templates_of_hopper_are_text_before_they_are_control() -> None:
-    """Of all lines, at most 17 % are statements of Jinja, and no file has more than 30 %."""
+    """Of all lines, at most 18 % are statements of Jinja, and no file has more than 30 %."""
     statements, total = 0, 0
     for path in sorted((resource("templates") / "sm90").glob("*.jinja")):
         lines = path.read_text(encoding="utf-8").splitlines()
         found = sum(re.match(r"\s*\{%", line) is not None for line in lines)
         assert found <= 0.30 * len(lines), path.name
         statements, total = statements + found, total + len(lines)
-    assert statements <= 0.17 * total
+    assert statements <= 0.18 * total
 
 
 def test_what_templates_of_hopper_print_is_planned_and_not_made_beside_them() -> None:
