@@ -80,7 +80,7 @@ def test_what_is_verified_has_splits(splits: str, kind: tuple[int, int]) -> None
         pytest.skip("the same for every target")
     kinds = [(config.splits, getattr(config, "split_size", 0)) for config in decode(splits).configs]
     assert kind in kinds
-    assert {(2, 0), (16, 0), (17, 0), (33, 0)} <= set(kinds)
+    assert {(2, 0), (16, 0), (17, 0), (65, 0)} <= set(kinds)
     assert not any(count and size for count, size in kinds)
 
 
