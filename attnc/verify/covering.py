@@ -239,6 +239,15 @@ def thin_cases(space: Space, limits: Limits) -> Iterator[Case]:
         for logits, n in (("random", (splits - 1) * tile + 1), ("last", splits * tile)):
             dims = {name: n if name == "N" else 1 for name in names}
             yield Case(dims=dims, seed=5, config=number, logits=logits, lengths=_full(space))
+    if many:  # every split takes each stage of its pipeline twice
+        number = min(space.usable, key=lambda n: abs(getattr(space.configs[n], "splits", 0) - 2))
+        shape = space.configs[number]
+        stages = getattr(shape, "STAGES", 0) or getattr(shape, "num_stages", 0) or 1
+        dims = {
+            name: 2 * max(shape.splits, 1) * stages * shape.BLOCK_N if name == "N" else 1 for name in names
+        }
+        for seed in (1, 2):
+            yield Case(dims=dims, seed=seed, config=number, lengths=_full(space))
     if _is_lazy(space):
         dims = {name: space.configs[config].BLOCK_N + 1 if name == "N" else 1 for name in names}
         for logits in ("large", "huge"):
