@@ -32,7 +32,6 @@ from attnc.expr.nodes import (
     Type,
     children,
     show,
-    uses,
     walk,
 )
 from attnc.expr.simplify import make
@@ -105,7 +104,7 @@ def derive(
     label: of the schedule, where the target has several; None for the first that suits the form. Raises
     DiagnosticError.
     """
-    maker = _Maker(attention, form)
+    maker = _Maker(attention.sized, form)
     schedule = _schedule(program, attention, target, form, label)
     return maker.make(point, schedule, target)
 
@@ -188,7 +187,7 @@ class _Maker:
 
     def _load(self, load: Load) -> Expr:
         tensor = self.attention.tensor(load.tensor)
-        kinds = tuple(map(self._kind, load.indices))
+        kinds = tuple(map(self._kind, load.indices, load.extents))
         view = self._view(tensor.name, kinds)
         indices = tuple(
             self._within(self.expr(index), extent)
@@ -211,13 +210,15 @@ class _Maker:
             view = self.views[tensor, kinds] = View(name=name, tensor=tensor, kinds=kinds)
         return view
 
-    def _kind(self, index: Expr) -> Kind:
+    def _kind(self, index: Expr, extent: Expr) -> Kind:
+        """Says what a rank has of an axis: all of it, where the axis may end before what is cut would."""
+        ends = self._ends(extent)
         match index:
-            case Index(name="h"):
+            case Index(name="h") if not ends:
                 return "heads"
-            case Index(name="kv_idx") if self.form == "rows" and not self.packed:
+            case Index(name="kv_idx") if self.form == "rows" and not self.packed and ends <= {"N"}:
                 return "keys"
-            case Index(name="q_idx") if self.form == "rows" and not self.packed:
+            case Index(name="q_idx") if self.form == "rows" and not self.packed and ends <= {"M"}:
                 return "rows"
             case Index(name="q_pos") if (
                 self.form == "rows" and not self.packed and not self.attention.lengths
@@ -228,15 +229,15 @@ class _Maker:
 
     def _within(self, index: Expr, extent: Expr) -> Expr:
         """Returns an index; -1, which reads 0, where a `length` ends its axis before the tensor does."""
-        names = {node.name for node in walk(extent) if isinstance(node, Dim)}
-        cut = [
-            name for name in ("M", "N") if name in names and (name in self.attention.lengths or self.packed)
-        ]
-        if not cut or not uses(index):
-            return index
-        (name,) = cut[:1]
-        inside = compare("<", index, self.length(name))
-        return Call("where", (inside, index, Const(-1)))
+        for name in sorted(self._ends(extent))[:1]:
+            inside = compare("<", index, self.length(name))
+            return Call("where", (inside, index, Const(-1)))
+        return index
+
+    def _ends(self, extent: Expr) -> set[str]:
+        """Returns the sizes in an extent that differ from sequence to sequence."""
+        names = {node.name for node in walk(extent) if isinstance(node, Dim)} & {"M", "N"}
+        return names if self.packed else names & set(self.attention.lengths)
 
     def mask(self) -> Expr:
         attention, more = self.attention, []

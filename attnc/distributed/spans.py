@@ -94,7 +94,7 @@ class Visibility:
 
     def __init__(self, attention: Attention) -> None:
         self.attention = attention
-        mask = nnf(attention.mask)
+        mask = nnf(attention.sized.mask)
         ranges = solve(mask, "kv_idx")
         self._names: dict[Expr, Ref] = {}
         self._named: list[tuple[str, Function]] = []

@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias
 from attnc.expr.nodes import Const, Dim, Expr, Load, uses
 from attnc.model.columns import reads_columns
 from attnc.model.dtypes import DType
-from attnc.model.tensors import Role, Tensor, group_size
+from attnc.model.tensors import Role, Tensor, group_size, size_loads
 from attnc.source import Source, Span
 
 ParamValue: TypeAlias = DType | bool | int | float
@@ -132,6 +132,13 @@ class Attention:
             k_scale=self.k_scale and expr(self.k_scale),
             k_rest=rest if isinstance(rest, Load) else None,
         )
+
+    @property
+    def sized(self) -> Attention:
+        """With its loads marked by the sizes of their integers: 64 bits where a param chooses the type."""
+        known = {str(dtype): dtype for dtype in DType}
+        dtypes = {tensor.name: known.get(tensor.dtype, DType.I64) for tensor in self.inputs}
+        return self.rewrite(lambda expr: size_loads(expr, dtypes), lambda tensor: tensor)
 
     @property
     def normalises(self) -> bool:

@@ -5,11 +5,12 @@ when one divides another.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import ClassVar, TypeAlias
 
-from attnc.expr.nodes import Binary, Const, Dim, Expr, Param, walk
+from attnc.expr.nodes import Binary, Const, Dim, Expr, Load, Param, children, rebuild, walk
 from attnc.model.dtypes import DType
 from attnc.source import Span
 
@@ -49,6 +50,18 @@ def _factors(size: Expr) -> tuple[int, Counter[Expr]] | None:
             return (a[0] * b[0], a[1] + b[1]) if a and b else None
         case _:
             return None
+
+
+def size_loads(expr: Expr, dtypes: Mapping[str, DType]) -> Expr:
+    """Returns the expression with its loads marked by the sizes of their integers, which bounds go by."""
+    expr = rebuild(expr, tuple(size_loads(child, dtypes) for child in children(expr)))
+    match expr:
+        case Load(tensor=tensor, type="int") if dtypes.get(tensor) is DType.I64:
+            return replace(expr, wide=True)
+        case Load(tensor=tensor, type="int") if dtypes.get(tensor) is DType.U8:
+            return replace(expr, is_byte=True)
+        case _:
+            return expr
 
 
 class Role(StrEnum):

@@ -22,12 +22,12 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from attnc.effort import memo_by_object
-from attnc.expr.nodes import Binary, Const, Dim, Expr, Index, InList, Load, children, rebuild, walk
+from attnc.expr.nodes import Binary, Const, Dim, Expr, Index, InList, walk
 from attnc.expr.simplify import substitute
 from attnc.model.attention import Attention
 from attnc.model.dtypes import DType
 from attnc.model.names import DIMS
-from attnc.model.tensors import Paged, Prefix, Role, Tensor, group_size, same_size
+from attnc.model.tensors import Paged, Prefix, Role, Tensor, group_size, same_size, size_loads
 from attnc.plan.ir import Arg, Bind, Let
 from attnc.plan.ir.kernel import DotPart
 from attnc.plan.names import own_sizes
@@ -56,7 +56,7 @@ def normalise(attention: Attention) -> Attention:
     dtypes = {tensor.name: DType(tensor.dtype) for tensor in attention.inputs}
 
     def fix(expr: Expr) -> Expr:
-        return bound_places(_size_loads(substitute(expr, mapping), dtypes))
+        return bound_places(size_loads(substitute(expr, mapping), dtypes))
 
     def fix_size(tensor: Tensor, axis: int) -> Expr:
         size = tensor.shape[axis]
@@ -88,17 +88,6 @@ def size_names(attention: Attention) -> Iterator[str]:
     for tensor in attention.inputs:
         for size in tensor.shape:
             yield from (node.name for node in walk(size) if isinstance(node, Dim))
-
-
-def _size_loads(expr: Expr, dtypes: Mapping[str, DType]) -> Expr:
-    expr = rebuild(expr, tuple(_size_loads(child, dtypes) for child in children(expr)))
-    match expr:
-        case Load(tensor=tensor) if dtypes[tensor] is DType.I64:
-            return replace(expr, wide=True)
-        case Load(tensor=tensor) if dtypes[tensor] is DType.U8:
-            return replace(expr, is_byte=True)
-        case _:
-            return expr
 
 
 def kv_heads(attention: Attention) -> Expr:

@@ -10,17 +10,17 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from hypothesis import given, reject, settings
+from hypothesis import example, given, reject, settings
 from hypothesis import strategies as st
 
 from attnc.diagnostics import DiagnosticError
 from attnc.distributed.derive import Derived, Form, View, derive
 from attnc.distributed.estimate import STRATEGIES, Strategy
 from attnc.distributed.plan import Plan, Planner, RowGroup
-from attnc.distributed.spans import Visibility, Widths
+from attnc.distributed.spans import CallSizes, Visibility, Widths
 from attnc.distributed.stages import tables_of, view_of
 from attnc.expr.evaluate import Env, evaluate
-from attnc.expr.nodes import Binary, Dim, Dot, Expr, show
+from attnc.expr.nodes import Binary, Const, Dim, Dot, Expr, show
 from attnc.model.dtypes import DType
 from attnc.model.program import Program
 from attnc.model.resolve import resolve
@@ -29,7 +29,7 @@ from attnc.source import Source
 from attnc.syntax.parser import parse, prelude
 from tests.distributed.calls import GROUP, HEADS, Call, calls
 from tests.distributed.specs import text
-from tests.expr.masks import floats
+from tests.expr.masks import floats, tensors
 from tests.expr.spell import spell
 
 CPU = torch.device("cpu")
@@ -111,7 +111,24 @@ def inputs_of(
     return found
 
 
+def call_of(mask: str) -> Call:
+    """Sequences that end before their tensors do, beside numbers at the ends of 64 bits."""
+    drawn = tensors(np.random.default_rng(0), 3, HEADS, 33, 16)
+    drawn["kv_len"] = np.array([2, 7, 16])
+    drawn["limit"] = np.array([2**63 - 1, -(2**63), 2**63 - 2])
+    sizes = CallSizes(
+        batch=3, queries=33, keys=16, heads=HEADS, kv_heads=HEADS // GROUP, tensors=drawn
+    )  # fmt: skip
+    return Call(mask=spell(mask), lengths={"N": spell("kv_len[b]")}, sizes=sizes, ranks=2)
+
+
+FAR = call_of("q_pos > limit[b] or stamp[b, kv_idx] // 8 - q_pos > stamp[b, 15]")
+ENDED = call_of("doc[b, 7] <= q_pos and tag[b, h] < tag[b, q_idx]")
+
+
 @settings(max_examples=30)
+@example(FAR, Const(1.5), 1)
+@example(ENDED, spell("time[b, h]"), 4)
 @given(calls(), floats(), st.sampled_from((1, 4, 16)))
 def test_a_rank_sees_its_keys_of_a_sequence(call: Call, bias: Expr, block: int) -> None:
     """Mask and scores of decoding, where blocks of keys are dealt to the ranks in turn."""
@@ -163,6 +180,8 @@ def more_queries_than_keys(plan: Plan, rows: npt.NDArray[np.int64]) -> bool:
 
 
 @settings(max_examples=25)
+@example(FAR, Const(1.5), None)
+@example(ENDED, spell("time[b, h]"), None)
 @given(calls(), floats(), st.sampled_from((None, *STRATEGIES)))
 def test_a_rank_sees_what_its_rows_see(call: Call, bias: Expr, strategy: Strategy | None) -> None:
     """Mask and scores, of every rank, part and head."""
