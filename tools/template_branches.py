@@ -72,6 +72,9 @@ def watching(branches: Branches) -> type[Environment]:
     """An environment whose templates tell how their conditions come out."""
 
     class Watching(Environment):
+        def __init__(self, **options: Any) -> None:
+            super().__init__(**{**options, "bytecode_cache": None})  # which has code that tells nothing
+
         def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
             tree = super()._parse(source, name, filename)
             self.globals["note_branch"] = branches.note

@@ -193,7 +193,8 @@ def test_selected_keys_take_a_target_that_has_the_gradients_asked_for(grad: str,
         warnings.simplefilter("error")
         family = attnc.compile(SELECTED.format(grad=grad), cache=False)
     assert family.target == target
-    assert bool(family.module.default.CALL.backward) == bool(grad)
+    modules = [family.module.default] if grad else [family.module.union, family.module.each]
+    assert [bool(module.CALL.backward) for module in modules] == [bool(grad)] * len(modules)
 
 
 PACKED_BLOCKS = """

@@ -61,7 +61,6 @@ constexpr int BARRIERS_AT = SUMS_AT + 2 * BLOCK_M * 4;
 // of a stage: the columns of V that each warpgroup multiplies; what is not in V comes with either
 constexpr int PARTS = 2;
 constexpr int FULL = 0, EMPTY = FULL + STAGES * PARTS, P_FULL = EMPTY + STAGES * PARTS;
-constexpr int PAGE = 1;  // keys
 // A warp copies four rows at once, eight lanes a row of a panel: FOURS times for a tile. A lane has the pages of
 // ROWS_OF_LANE rows.
 constexpr int FOURS = (BLOCK_N / 4 + PRODUCERS - 1) / PRODUCERS, ROWS_OF_LANE = (FOURS + 7) / 8;
@@ -662,7 +661,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 3) selected_pages_combine(
     // threads of the row of a split, four columns each; splits at once
     constexpr int LANES = DV / 4, GROUPS = THREADS / LANES;
     const int lane = threadIdx.x % 32, group = threadIdx.x / LANES, column = threadIdx.x % LANES * 4;
-    const int q = blockIdx.x % args.M, head = blockIdx.x / args.M % args.H, b = blockIdx.x / args.M / args.H;
+    const int q = blockIdx.x % args.M, head = blockIdx.x / args.M % args.H;
     const float* const lse = args.lse_splits_ptr + (long long)blockIdx.x * args.SPLITS;
     const float* const o_splits = args.o_splits_ptr + (long long)blockIdx.x * args.SPLITS * DV + column;
     wait_for_launch();  // this kernel is launched while splits are being computed
