@@ -240,7 +240,7 @@ def thin_cases(space: Space, limits: Limits) -> Iterator[Case]:
             dims = {name: n if name == "N" else 1 for name in names}
             yield Case(dims=dims, seed=5, config=number, logits=logits, lengths=_full(space))
     if many:  # every split takes each stage of its pipeline twice
-        number = min(space.usable, key=lambda n: abs(getattr(space.configs[n], "splits", 0) - 2))
+        number = _in_two_splits(space)
         shape = space.configs[number]
         stages = getattr(shape, "STAGES", 0) or getattr(shape, "num_stages", 0) or 1
         dims = {
@@ -361,11 +361,16 @@ def _inverted(space: Space, limits: Limits, config: int) -> Iterator[Case]:
             return
 
 
+def _in_two_splits(space: Space) -> int:
+    """Returns the config whose splits are two, or as near to it as there are."""
+    return min(space.usable, key=lambda n: abs(getattr(space.configs[n], "splits", 0) - 2))
+
+
 def _of_many_tokens(space: Space, entries: str) -> Case:
     """Returns a case of a list of tokens in which every split has more than twice the tiles that are looked
     up together. entries: the name of its length.
     """
-    number = min(space.usable, key=lambda n: abs(getattr(space.configs[n], "splits", 0) - 2))
+    number = _in_two_splits(space)
     config = space.configs[number]
     count = max(getattr(config, "splits", 0), 1) * (2 * _LOOKED_UP + 1) * config.BLOCK_N + 5
     sizes = {"N": count, entries: count}
