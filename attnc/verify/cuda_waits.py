@@ -38,6 +38,7 @@ INSTRUCTIONS: Mapping[str, tuple[str, ...]] = {
     "await_turn": ("ld.acquire.gpu",),
     "pass_turn": ("st.release.gpu",),
     "named_barrier_sync": ("bar.sync",),
+    "named_barrier_meet": ("barrier.sync",),
     "named_barrier_arrive": ("bar.arrive",),
     "wait_for_launch": ("griddepcontrol.wait",),
 }

@@ -26,12 +26,13 @@ private:
 
 // ---- warps and blocks
 
-static inline void __syncthreads(SIMT_LINE) { simt::named_barrier(0, simt::threads_of_block, true, line); }
+static inline void __syncthreads(SIMT_LINE) { simt::named_barrier(0, simt::threads_of_block, simt::Meeting::aligned, line); }
 static inline void __syncwarp(SIMT_LINE) { simt::together(simt::SYNC, line); }
 static inline void __threadfence() {}
 static inline void __nanosleep(unsigned) { simt::give_turn(); }
-static inline void named_barrier_sync(int barrier, int threads, SIMT_LINE) { simt::named_barrier(barrier, threads, true, line); }
-static inline void named_barrier_arrive(int barrier, int threads, SIMT_LINE) { simt::named_barrier(barrier, threads, false, line); }
+static inline void named_barrier_sync(int barrier, int threads, SIMT_LINE) { simt::named_barrier(barrier, threads, simt::Meeting::aligned, line); }
+static inline void named_barrier_meet(int barrier, int threads, SIMT_LINE) { simt::named_barrier(barrier, threads, simt::Meeting::anywhere, line); }
+static inline void named_barrier_arrive(int barrier, int threads, SIMT_LINE) { simt::named_barrier(barrier, threads, simt::Meeting::arrival, line); }
 template <int COUNT> static void warpgroup_reg_dealloc(SIMT_LINE) { simt::set_registers(COUNT, false, line); }
 template <int COUNT> static void warpgroup_reg_alloc(SIMT_LINE) { simt::set_registers(COUNT, true, line); }
 static inline void wait_for_launch() {}    // griddepcontrol: one kernel ends before the next begins

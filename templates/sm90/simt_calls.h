@@ -28,7 +28,9 @@ SIMT void barrier_arrive(u32 place, u32 bytes, int line);
 SIMT void remote_arrive(u32 place, int rank, int line);
 SIMT bool barrier_passed(u32 place, u32 parity, int line);
 SIMT void barrier_wait(u32 place, u32 parity, int line);
-SIMT void named_barrier(int id, int threads, bool waits, int line);
+// How a warp comes to a named barrier: an aligned one is waited for by the same instruction in all warps.
+enum class Meeting { aligned, anywhere, arrival };
+SIMT void named_barrier(int id, int threads, Meeting meeting, int line);
 SIMT void cluster_barrier(int line);
 SIMT void set_registers(int wanted, bool more, int line);
 SIMT void wait_for_memory(const volatile int* place, int value, int line);

@@ -234,7 +234,7 @@ SIMT void barrier_wait(u32 place, u32 parity, int line)
         wait_for({Wait::barrier, number_of(barrier_at(place, line)), parity, nullptr, line});
 }
 
-SIMT void named_barrier(int id, int threads, bool waits, int line)
+SIMT void named_barrier(int id, int threads, Meeting meeting, int line)
 {
     if (id < 0 || id > 15 || threads <= 0 || threads % WARP || threads > threads_of_block)
         fail(line, "barrier %d for %d threads", id, threads);
@@ -247,6 +247,10 @@ SIMT void named_barrier(int id, int threads, bool waits, int line)
         const u32 mine = 1u << current / WARP;
         if (named.warps & mine)
             fail(line, "arrives at barrier %d once more, where %d of %d threads are, and none has gone on since", id, named.arrived, threads);
+        if (meeting == Meeting::aligned && named.line != 0 && named.line != line)
+            fail(line, "waits at barrier %d by bar.sync, for which others wait in line %d", id, named.line);
+        if (meeting == Meeting::aligned)
+            named.line = line;
         named.warps |= mine;
         for (int i = 0; i < WARP; ++i)
             block->lanes[current / WARP * WARP + i].wait.value = named.generation;
@@ -254,11 +258,12 @@ SIMT void named_barrier(int id, int threads, bool waits, int line)
         if ((named.arrived += WARP) == threads) {
             ++named.generation;
             named.arrived = 0;
+            named.line = 0;
             named.warps = 0;
             named.done.take(named.clock);
         }
     });
-    if (!waits)
+    if (meeting == Meeting::arrival)
         return;
     wait_for({Wait::named, id, lane_now().wait.value, nullptr, line});
     warp_now().clock.join(named.done);

@@ -97,8 +97,8 @@ struct Barrier {
 };
 
 struct Named {
-    int expected, arrived;
-    u32 generation, warps;  // warps: which have arrived, by bits
+    int expected, arrived, line;  // line: that of bar.sync
+    u32 generation, warps;        // warps: which have arrived, by bits
     Clock clock, done;
 };
 

@@ -28,6 +28,23 @@ def test_products_are_shared_where_values_are_in_the_keys() -> None:
     assert all(made.latent is None for made in roles_of(planned(accumulate="two_pass")).values())
 
 
+@pytest.mark.parametrize(
+    ("d", "accumulate", "apart"),
+    [
+        (64, "atomic", ""),
+        (80, "atomic", "dkdv"),
+        (128, "atomic", ""),
+        (80, "two_pass", ""),
+        (192, "two_pass", "dkdv"),
+    ],
+)
+def test_consumers_of_unlike_products_have_a_program_each(d: int, accumulate: str, apart: str) -> None:
+    """They meet at barriers that are not aligned; so do those of latent attention."""
+    roles = roles_of(planned(d=d, accumulate=accumulate))
+    assert "".join(kind for kind, made in roles.items() if made.apart) == apart
+    assert all(made.apart for made in roles_of(planned_latent()).values())
+
+
 @pytest.mark.parametrize(("accumulate", "adds"), [("atomic", True), ("two_pass", False)])
 def test_cut_rows_are_cleared_where_dq_sums_over_keys(accumulate: str, adds: bool) -> None:
     module = planned(accumulate=accumulate, inputs=("kv_len: i32[B]\n  length N = kv_len[b]",))

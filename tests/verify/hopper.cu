@@ -172,6 +172,15 @@ turns(const __grid_constant__ Args args)
     if (threadIdx.x == 0)
         *count = 0;
     __syncthreads();
+    // They meet, from a place in the program each.
+    if (group == 0 && bug != APART)
+        named_barrier_meet(3, 256);
+    else if (group == 1 && bug != APART)
+        named_barrier_meet(3, 256);
+    else if (group == 0)
+        named_barrier_sync(3, 256);
+    else
+        named_barrier_sync(3, 256);
     if (group == 1 && bug != NO_BARRIER)
         named_barrier_arrive(1, 256);
     for (int i = 0; i < 8; ++i) {

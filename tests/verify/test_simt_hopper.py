@@ -319,6 +319,14 @@ def test_all_who_meet_agree_on_how_many_they_are() -> None:
         turns("COUNT_LOW")
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_aligned_barriers_are_one_instruction_for_all(seed: int) -> None:
+    with pytest.raises(
+        SimtFault, match=r"waits at barrier 3 by bar\.sync, for which others wait in line \d+"
+    ):
+        turns("APART", seed)
+
+
 # ---- blocks beside each other, plain copies, sums in memory
 
 

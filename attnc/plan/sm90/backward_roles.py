@@ -60,7 +60,8 @@ class Sm90BackwardRoles(Roles):
     the lanes of the scheduler search together.
 
     packs_p: p is rounded at once; p_first: p is made before dp is waited for; begins_dp: dp is issued with
-    the scores; gives_p: dv and dk have a warpgroup each, of which one gives p to the other; clears_queries,
+    the scores; gives_p: dv and dk have a warpgroup each, of which one gives p to the other; apart: each
+    consumer has a program of its own; clears_queries,
     clears_values: rows of q, or of k in a partial tile, have to be made zero: TMA does so behind the tensor
     alone.
 
@@ -84,6 +85,7 @@ class Sm90BackwardRoles(Roles):
     p_first: bool
     begins_dp: bool
     gives_p: bool
+    apart: bool
     clears_queries: bool
     clears_values: bool
     cuts_walks: bool
@@ -138,6 +140,7 @@ class _BackwardRolePlanner:
             p_first=p_first,
             begins_dp=p_first and kernel.softmax.normalises and not kernel.softmax.rectifies,
             gives_p=plan.gives_p and not over_q,
+            apart=self._has_apart_consumers(),
             clears_queries=not over_q and (attention.q.storage.is_packed or "M" in attention.lengths),
             clears_values=shows_values if over_q else kernel.fills_keys or is_cut,
             cuts_walks=not over_q,
@@ -153,6 +156,12 @@ class _BackwardRolePlanner:
             dkdv=None if over_q else self._plan_keys(late, is_cut=is_cut),
             latent=share_products(plan, kind) if isinstance(plan, LatentBackward) else None,
         )
+
+    def _has_apart_consumers(self) -> bool:
+        plan, kernel = self.plan, self.kernel
+        adds_unevenly = kernel.chain.adds_dq is not None and not plan.shares_dq_evenly
+        shares = isinstance(plan, LatentBackward) or (plan.gives_p and not kernel.over_q)
+        return shares or (adds_unevenly and not kernel.over_q)
 
     def _find_walks(self, turns: Turns | None) -> WalkLengths:
         attention = self.variant.attention

@@ -40,6 +40,7 @@
 
 #define ELEMENT bf16
 #include "sm90.cuh"
+#include "sm90_apart.cuh"
 #include "sm90_longest.cuh"
 
 // Rows of the resident tile, the same 64 for both consumers, and rows of the tiles that stream through.
@@ -403,7 +404,7 @@ __device__ __forceinline__ void run_consumer_of_scores(const Args& args, u32 bas
                             : DO_AT + q.index * DO_BYTES + (chunk / 8 - QK_PANELS) * BLOCK_M * 128)
                                          + row * 128 + chunk % 8 * 16, Chunk{});
                 proxy_fence();
-                named_barrier_sync(1, 128 * CONSUMERS);
+                named_barrier_meet(1, 128 * CONSUMERS);
             }
             wgmma_fence();
             mma_rows<D>(scores, k_rows, wgmma_descriptor(base + Q_AT + q.index * Q_BYTES, 16, 1024));
@@ -584,7 +585,7 @@ __device__ __forceinline__ void run_consumer_of_gradients(const Args& args, u32 
                             : DO_AT + q.index * DO_BYTES + (chunk / 8 - QK_PANELS) * BLOCK_M * 128)
                                          + row * 128 + chunk % 8 * 16, Chunk{});
                 proxy_fence();
-                named_barrier_sync(1, 128 * CONSUMERS);
+                named_barrier_meet(1, 128 * CONSUMERS);
             }
             const float* const delta_tile = (const float*)(tiles + DELTA_AT) + q.index * BLOCK_M;
             #pragma unroll

@@ -37,6 +37,7 @@
 
 #define ELEMENT bf16
 #include "sm90.cuh"
+#include "sm90_apart.cuh"
 
 // Rows of the resident tile, the same 64 for both consumers, and rows of the tiles that stream through.
 constexpr int TILE_ROWS = BLOCK_M, COLUMNS = BLOCK_N;
@@ -316,7 +317,7 @@ __device__ __forceinline__ void run_consumer_of_scores(const Args& args, u32 bas
                             + chunk % 8 * 16, Chunk{});
                 }
                 proxy_fence();
-                named_barrier_sync(1, 128 * CONSUMERS);
+                named_barrier_meet(1, 128 * CONSUMERS);
             }
             wgmma_fence();
             mma_rows<D>(scores, q_rows, wgmma_descriptor(base + K_AT + k.index * K_BYTES, 16, 1024));
@@ -469,7 +470,7 @@ __device__ __forceinline__ void run_consumer_of_gradients(const Args& args, u32 
                             + chunk % 8 * 16, Chunk{});
                 }
                 proxy_fence();
-                named_barrier_sync(1, 128 * CONSUMERS);
+                named_barrier_meet(1, 128 * CONSUMERS);
             }
             #pragma unroll
             for (int j = 0; j < COLUMNS / 8; ++j) {
