@@ -4,7 +4,7 @@ that form (found once for all its calls), and the tensors in its order.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache, partial
 from operator import index
 from types import MappingProxyType, ModuleType
@@ -214,15 +214,36 @@ _FEW = 16
 FEW_KEYS = 1024
 
 
-def arranged(order: Sequence[int | torch.Tensor]) -> Arrange:
+def arranged(order: Sequence[int | torch.Tensor], widened: Collection[int] = ()) -> Arrange:
     """Returns what takes the inputs of a kernel out of the tensors of a call. order: positions there, or
-    numbers on the device.
+    numbers on the device; widened: positions of those that the kernel has in float32.
     """
     places = [x for x in order if isinstance(x, int)]
+    if widened:
+        return lambda tensors: (
+            [
+                (tensors[x].float() if x in widened else tensors[x]) if isinstance(x, int) else x
+                for x in order
+            ],
+            None,
+        )
     if len(places) == len(order):
         pick = make_picker(places)
         return lambda tensors: (pick(tensors), None)
     return lambda tensors: ([tensors[x] if isinstance(x, int) else x for x in order], None)
+
+
+def draw_seed_for(dropout_p: float, q: Any) -> torch.Tensor | None:
+    """Returns the seed of a call with dropout, None of one without, or whose arguments will be refused."""
+    wants = isinstance(q, torch.Tensor) and isinstance(dropout_p, float) and 0 < dropout_p < 1
+    return draw_seed(q.device) if wants else None
+
+
+def one_sink(function: str, s_aux: Any, learnable_sink: Any, sinks: Any) -> Any:
+    """Returns the logits of heads by whichever name they have; None if they are left out."""
+    if s_aux is None and learnable_sink is None and sinks is None:
+        return None
+    return one_of(function, s_aux=s_aux, learnable_sink=learnable_sink, sinks=sinks)
 
 
 class Call:
@@ -251,6 +272,8 @@ class Call:
         self._is_fast = False
         self._cap: tuple[float, float] | None = None
         self._inputs: Mapping[str, Any] = _NOTHING
+        #: What was given for those tensors that kernels have in float32.
+        self._given_as: dict[str, torch.Tensor] = {}
         #: The name in FUNCTIONS of the kernel that was called.
         self.function = ""
 
@@ -282,6 +305,7 @@ class Call:
             by_sequence = name == "alibi_slopes" and getattr(x, "ndim", 1) == 2
             self._given.check(name, x, "B H" if by_sequence else "H", NUMBERS)
             self._tensors[name] = x.float()
+            self._given_as[name] = x
             if self.wants_gradient(x):
                 self._grads.append(name)
         if slopes is not None:
@@ -403,16 +427,19 @@ class Call:
         return out, lse
 
     def _remember(self, key: Any, given: Mapping[str, Any], function: str) -> None:
-        order = self.order([name for name, x in given.items() if x is not None], given)
+        names = [name for name, x in given.items() if x is not None]
+        order = self.order(names, given)
         if order is not None:
             call = getattr(FUNCTIONS, f"{function}_call")
-            keep(key, Plan(getattr(FUNCTIONS, function), call, arranged(order)))
+            widened = [names.index(name) for name, x in self._given_as.items() if x.dtype != torch.float32]
+            keep(key, Plan(getattr(FUNCTIONS, function), call, arranged(order, widened)))
 
     def order(self, names: Sequence[str], given: Mapping[str, Any]) -> tuple[int | torch.Tensor, ...] | None:
         """Returns the inputs of the kernel that was called: where they are among the tensors of these names,
         or numbers on the device. None where they are something else, such as a copy.
         """
-        order = tuple(names.index(name) if x is given.get(name) else x for name, x in self._inputs.items())
+        inputs = {name: self._given_as.get(name, x) for name, x in self._inputs.items()}
+        order = tuple(names.index(name) if x is given.get(name) else x for name, x in inputs.items())
         return order if all(isinstance(x, int) or id(x) in _KEPT_NUMBERS for x in order) else None
 
     def gradients(

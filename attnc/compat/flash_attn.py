@@ -21,7 +21,9 @@ from attnc.compat.call import (
     Call,
     Window,
     check,
+    draw_seed_for,
     one_of,
+    one_sink,
     refuse,
     unpack_kv,
     unpack_qkv,
@@ -43,7 +45,10 @@ Result: TypeAlias = Any
 
 
 #: Tensors of a packed call that its kernel may take, by its names for them.
-_PACKED = ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k", "block_table")
+_PACKED = (
+    "q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k", "block_table", "alibi_slopes",
+    "s_aux", "seed",
+)  # fmt: skip
 
 
 def flash_attn_func(
@@ -105,25 +110,29 @@ def flash_attn_func(
     """
     name = "flash_attn_func"
     key = None
-    others = (alibi_slopes, s_aux, learnable_sink, sinks, qv, q_descale, k_descale, v_descale, out)
+    sink = one_sink(name, s_aux, learnable_sink, sinks)
+    others = (qv, q_descale, k_descale, v_descale, out)
     mods = (score_mod, score_mod_bwd, mask_mod, aux_tensors, gather_kv_indices)
-    if dropout_p == 0 and not attention_chunk and are_left_out(*others, *mods, block_sparse_tensors):
-        key, found = repeat((name, softmax_scale, causal, window_size, softcap, deterministic), (q, k, v))
+    seed = draw_seed_for(dropout_p, q)
+    if not attention_chunk and are_left_out(*others, *mods, block_sparse_tensors):
+        facts = (name, softmax_scale, causal, window_size, softcap, deterministic, dropout_p)
+        key, found = repeat(facts, (q, k, v, alibi_slopes, sink, seed))
         if found is not None:
             ((o, lse),) = found
-            return _arrange_results(o, lse, return_attn_probs, return_lse or return_softmax_lse, 0.0, name)
+            wants_lse = return_lse or return_softmax_lse
+            return _arrange_results(o, lse, return_attn_probs, wants_lse, dropout_p, name)
     refuse(name, qv=qv, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
     refuse(name, attention_chunk=attention_chunk, score_mod=score_mod, score_mod_bwd=score_mod_bwd)
     refuse(name, mask_mod=mask_mod, aux_tensors=aux_tensors, gather_kv_indices=gather_kv_indices)
     call = Call(name, q, k, v, check(name, DENSE, q=q, k=k, v=v))
-    sink = one_of(name, s_aux=s_aux, learnable_sink=learnable_sink, sinks=sinks)
     call.score(softmax_scale, softcap, alibi_slopes, sink)
     call.mask(causal, window_size)
-    call.drop(dropout_p)
+    call.drop(dropout_p, seed)
     call.hurry(deterministic)
     if block_sparse_tensors is not None:
         call.list_blocks(block_sparse_tensors)
-    o, lse = call.run(out=out, key=key, given={"q": q, "k": k, "v": v})
+    given = {"q": q, "k": k, "v": v, "alibi_slopes": alibi_slopes, "s_aux": sink, "seed": seed}
+    o, lse = call.run(out=out, key=key, given=given)
     return _arrange_results(o, lse, return_attn_probs, return_lse or return_softmax_lse, dropout_p, name)
 
 
@@ -180,28 +189,24 @@ def flash_attn_varlen_func(
     """
     name = "flash_attn_varlen_func"
     known = block_table if page_table is None else page_table
-    given = (q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, known)
+    sink = one_sink(name, s_aux, learnable_sink, sinks)
+    seed = draw_seed_for(dropout_p, q)
+    given = (q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, known, alibi_slopes, sink, seed)
     key = None
-    others = (alibi_slopes, s_aux, learnable_sink, sinks, qv, q_descale, k_descale, v_descale, out)
+    others = (qv, q_descale, k_descale, v_descale, out)
     is_one_table = block_table is None or page_table is None
     # which gradients of short sequences have, as that is faster
     has_same_bits = deterministic or (isinstance(max_seqlen_k, int) and max_seqlen_k <= FEW_KEYS)
-    if (
-        dropout_p == 0
-        and not attention_chunk
-        and max_seqlen_q != 1
-        and is_one_table
-        and are_left_out(*others)
-    ):
-        facts = (name, softmax_scale, causal, window_size, softcap, has_same_bits)
+    if not attention_chunk and max_seqlen_q != 1 and is_one_table and are_left_out(*others):
+        facts = (name, softmax_scale, causal, window_size, softcap, deterministic, has_same_bits, dropout_p)
         key, found = repeat(facts, given)
         if found is not None:
             ((o, lse),) = found
-            return _arrange_results(o, lse, return_attn_probs, return_lse or return_softmax_lse, 0.0, name)
+            wants_lse = return_lse or return_softmax_lse
+            return _arrange_results(o, lse, return_attn_probs, wants_lse, dropout_p, name)
     refuse(name, qv=qv, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
     refuse(name, attention_chunk=attention_chunk)
     table = one_of(name, block_table=block_table, page_table=page_table)
-    sink = one_of(name, s_aux=s_aux, learnable_sink=learnable_sink, sinks=sinks)
     if cu_seqlens_k is None and (table is None or seqused_k is None):
         raise ValueError(f"{name}: cu_seqlens_k: expected a tensor, or seqused_k with block_table, got None")
     checked = check(name, PACKED if table is None else PAGED, q=q, k=k, v=v)
@@ -220,7 +225,7 @@ def flash_attn_varlen_func(
             call.length("seqused_k", seqused_k)
     call.score(softmax_scale, softcap, alibi_slopes, sink)
     call.mask(causal, window_size)
-    call.drop(dropout_p)
+    call.drop(dropout_p, seed)
     if deterministic and (call.wants_gradient(sink) or call.wants_gradient(alibi_slopes)):
         raise ValueError(
             f"{name}: deterministic: expected False, as gradients of s_aux and alibi_slopes of packed"

@@ -10,11 +10,13 @@ import torch
 
 from attnc.api.repeats import are_left_out, repeat
 from attnc.api.tensors import INTEGERS, GivenTensors, refuse_gradients
-from attnc.compat.call import Call, Window, check, one_of, refuse, window
+from attnc.compat.call import Call, Window, check, one_of, one_sink, refuse, window
 from attnc.compat.rotary import find_rows, rotate_new
 
 #: GivenTensors of a call that its kernel may take, by its names for them.
-_CACHED = ("q", "k", "v", "cu_seqlens_q", "block_table", "cache_seqlens", "cache_leftpad")
+_CACHED = (
+    "q", "k", "v", "cu_seqlens_q", "block_table", "cache_seqlens", "cache_leftpad", "alibi_slopes", "s_aux",
+)  # fmt: skip
 
 
 def flash_attn_with_kvcache(
@@ -86,11 +88,12 @@ def flash_attn_with_kvcache(
     name = "flash_attn_with_kvcache"
     key = None
     others = (
-        k, v, rotary_cos, rotary_sin, rotary_seqlens, cache_batch_idx, alibi_slopes, s_aux, learnable_sink,
-        sinks, qv, q_descale, k_descale, v_descale, cu_seqlens_k_new, out,
+        k, v, rotary_cos, rotary_sin, rotary_seqlens, cache_batch_idx, qv, q_descale, k_descale, v_descale,
+        cu_seqlens_k_new, out,
     )  # fmt: skip
     known = block_table if page_table is None else page_table
-    given = (q, k_cache, v_cache, cu_seqlens_q, known, cache_seqlens, cache_leftpad)
+    sink = one_sink(name, s_aux, learnable_sink, sinks)
+    given = (q, k_cache, v_cache, cu_seqlens_q, known, cache_seqlens, cache_leftpad, alibi_slopes, sink)
     is_one_table = block_table is None or page_table is None
     if not attention_chunk and is_one_table and are_left_out(*others):
         key, found = repeat((name, softmax_scale, causal, window_size, softcap, num_splits), given)
@@ -100,7 +103,6 @@ def flash_attn_with_kvcache(
     refuse(name, qv=qv, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
     refuse(name, attention_chunk=attention_chunk)
     table = one_of(name, block_table=block_table, page_table=page_table)
-    sink = one_of(name, s_aux=s_aux, learnable_sink=learnable_sink, sinks=sinks)
     if table is not None:
         refuse(f"{name} with block_table", cache_batch_idx=cache_batch_idx)
     if (k is None) != (v is None):

@@ -44,6 +44,11 @@ def dense() -> dict[str, Any]:
     return {"q": draw(B, 5, H, D), "k": draw(B, N, HKV, D, seed=1), "v": draw(B, N, HKV, D, seed=2)}
 
 
+def by_head() -> dict[str, Any]:
+    """With numbers for each head, of which kernels have float32."""
+    return {"sinks": draw(H, seed=3), "slopes": draw(H, seed=4).abs().float()}
+
+
 def packed() -> dict[str, Any]:
     ends = torch.tensor([0, 3, 10], dtype=torch.int32)
     return {
@@ -104,6 +109,28 @@ DOORS: dict[str, tuple[Callable[[], dict[str, Any]], Door]] = {
         lambda x: flash_attn_func(x["q"], x["k"], x["v"], causal=True, return_lse=True),
     ),
     "softmax_scale": (dense, lambda x: flash_attn_func(x["q"], x["k"], x["v"], softmax_scale=0.3)),
+    "a sink": (
+        lambda: dense() | by_head(),
+        lambda x: flash_attn_func(x["q"], x["k"], x["v"], s_aux=x["sinks"], return_lse=True),
+    ),
+    "a sink of packed sequences": (
+        lambda: packed() | by_head(),
+        lambda x: flash_attn_varlen_func(
+            x["q"], x["k"], x["v"], x["starts"], x["starts_k"], alibi_slopes=x["slopes"], sinks=x["sinks"]
+        ),
+    ),
+    "a sink of a cache": (
+        lambda: paged() | by_head(),
+        lambda x: flash_attn_with_kvcache(
+            x["q"][:, None],
+            x["k"],
+            x["v"],
+            cache_seqlens=x["lengths"],
+            block_table=x["table"],
+            alibi_slopes=x["slopes"],
+            learnable_sink=x["sinks"],
+        ),
+    ),
     "flash_attn_varlen_func": (
         packed,
         lambda x: flash_attn_varlen_func(x["q"], x["k"], x["v"], x["starts"], x["starts_k"], causal=True),
@@ -234,6 +261,53 @@ def test_what_follows_itself_is_not_looked_at(name: str, monkeypatch: pytest.Mon
     repeats.forget()
     for got, right in zip(found, results(door(make())), strict=True):
         assert torch.equal(got, right)
+
+
+def test_a_sink_has_gradients_in_calls_that_follow_themselves() -> None:
+    make, door = DOORS["a sink"]
+    found = []
+    for _ in range(7):
+        given = make()
+        leaves = [given[name].detach().requires_grad_() for name in ("q", "sinks")]
+        o = results(door(given | dict(zip(("q", "sinks"), leaves, strict=True))))[0]
+        found.append(torch.autograd.grad(o.float().square().sum(), leaves))
+    assert found[0][1].dtype == torch.float16
+    assert found[0][1].abs().max() > 0
+    assert all(torch.equal(x, y) for one in found for x, y in zip(one, found[0], strict=True))
+
+
+@pytest.mark.parametrize("name", ["flash_attn_func", "flash_attn_varlen_func"])
+def test_dropout_has_another_seed_in_every_call(name: str) -> None:
+    """The same seeds as where every call is looked at."""
+
+    def drop(times: int) -> list[torch.Tensor]:
+        torch.manual_seed(3)
+        x = dense() if name == "flash_attn_func" else packed()
+        starts = [x[each] for each in ("starts", "starts_k") if each in x]
+        call: Any = flash_attn_func if name == "flash_attn_func" else flash_attn_varlen_func
+        found = []
+        for _ in range(6):
+            if times == 1:
+                repeats.forget()
+            found.append(call(x["q"], x["k"], x["v"], *starts, dropout_p=0.5))
+        return found
+
+    kept, looked = drop(6), drop(1)
+    assert all(torch.equal(x, y) for x, y in zip(kept, looked, strict=True))
+    assert not any(torch.equal(x, kept[0]) for x in kept[1:])
+
+
+def test_a_call_that_is_refused_is_refused_after_those_that_are_not() -> None:
+    """Where both have the kernels of short sequences, whose gradients have the same bits anyway."""
+    given = packed() | by_head()
+    sink = given["sinks"].requires_grad_()
+    call = partial(
+        flash_attn_varlen_func, given["q"], given["k"], given["v"], given["starts"], given["starts_k"], 7, 7
+    )
+    for _ in range(6):
+        call(s_aux=sink)
+    with pytest.raises(ValueError, match="deterministic"):
+        call(s_aux=sink, deterministic=True)
 
 
 @pytest.mark.one_in(3)
