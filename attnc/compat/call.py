@@ -233,7 +233,7 @@ def arranged(order: Sequence[int | torch.Tensor], widened: Collection[int] = ())
     return lambda tensors: ([tensors[x] if isinstance(x, int) else x for x in order], None)
 
 
-def draw_seed_for(dropout_p: float, q: Any) -> torch.Tensor | None:
+def draw_seed_for(dropout_p: Any, q: Any) -> torch.Tensor | None:
     """Returns the seed of a call with dropout, None of one without, or whose arguments will be refused."""
     wants = isinstance(q, torch.Tensor) and isinstance(dropout_p, float) and 0 < dropout_p < 1
     return draw_seed(q.device) if wants else None
