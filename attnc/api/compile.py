@@ -299,13 +299,14 @@ def _candidates(program: Program, name: str, ranked: Ranked) -> tuple[Sequence[s
     if name not in [attention.name for attention in program.attentions]:
         return known[:1] or [TRITON], ""
     shape = shape_in(program, name)
-    targets = ranked[kind_of(shape.dtype == "f32", shape.width, shape.gradients)]
+    kind = kind_of(
+        shape.dtype == "f32", shape.width, shape.gradients, lists_blocks=shape.lists_blocks_of_queries
+    )
+    targets = ranked[kind]
     if not known:
         made = [variant.attention for variant in variants(program, program.attention(name))]
         wanted = [attention for attention in made if attention.grads]
         able = [x for x in targets if all(_has_gradients(program, attention, x) for attention in wanted)]
-        if shape.listed is not None and shape.listed[0] == 1 < shape.listed[1] and not shape.packed:
-            able.sort(key=lambda x: x == HOPPER)  # which gathers blocks of each query slower than Triton
         return able or targets, ""
     lost = _lacks(program, name, HOPPER) if targets[0] == HOPPER and HOPPER not in known else ""
     return [next((target for target in targets if target in known), known[0])], lost

@@ -43,8 +43,8 @@ TILE_ROWS, NARROW_ROWS = 16, 64
 #: multiplies 512, however few of them there are, and is no faster where there are as many.
 _NARROW_GRADIENTS = 256
 #: What the ranking depends on: elements of 16 bits; gradients of wide heads of these; elements of f32; of f32
-#: in few columns, without gradients.
-Kind: TypeAlias = Literal["16 bits", "wide gradients", "f32", "narrow f32"]
+#: in few columns, without gradients; blocks that each query lists, which Triton gathers fastest.
+Kind: TypeAlias = Literal["16 bits", "wide gradients", "f32", "narrow f32", "listed blocks"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
 _CHOSEN = [""]
@@ -119,8 +119,12 @@ def index_of(x: torch.Tensor) -> int:
     return index if x.is_cuda and index is not None else -1
 
 
-def kind_of(is_f32: bool, width: int, gradients: bool) -> Kind:
-    """Returns what ranks the targets of an attention. width: the larger of D and Dv."""
+def kind_of(is_f32: bool, width: int, gradients: bool, *, lists_blocks: bool = False) -> Kind:
+    """Returns what ranks the targets of an attention. width: the larger of D and Dv; lists_blocks: whether
+    each query lists blocks of keys, in tensors that are not packed.
+    """
+    if lists_blocks:
+        return "listed blocks"
     if not is_f32:
         return "wide gradients" if gradients and width > _NARROW_GRADIENTS else "16 bits"
     return "f32" if gradients or width > _NARROW else "narrow f32"
@@ -167,7 +171,8 @@ def _targets_on(function: str, index: int, kind: Kind, chosen: str) -> tuple[str
 def ranking(capability: int, kind: Kind) -> tuple[str, ...]:
     """Returns targets by their speed on a GPU of this compute capability (90 for 9.0), the fastest first."""
     others = (SM80, TRITON) if kind in ("f32", "wide gradients") else (TRITON, SM80)
-    return (HOPPER, *others) if capability == _CAPABILITY and "f32" not in kind else others
+    is_wgmmas = kind in ("16 bits", "wide gradients")
+    return (HOPPER, *others) if capability == _CAPABILITY and is_wgmmas else others
 
 
 def misfit(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor | None) -> str:

@@ -181,6 +181,10 @@ class TileShape:
     narrow_cache: bool = False
     unites: bool = False
 
+    @property
+    def lists_blocks_of_queries(self) -> bool:
+        return self.listed is not None and self.listed[0] == 1 < self.listed[1] and not self.packed
+
     def divide(self, tiles: Tiles) -> Tiles:
         if self.segment and tiles.tile_kv is not None:
             tiles = replace(tiles, tile_kv=gcd(tiles.tile_kv, self.segment))

@@ -16,7 +16,7 @@ import numpy as np
 
 from attnc.expr.functions import REAL
 from attnc.expr.interval import Range, range_of
-from attnc.expr.nodes import Binary, Call, Compare, Const, Expr, InList, Load, Neg, Ref, walk
+from attnc.expr.nodes import Binary, Call, Compare, Const, Expr, Index, InList, Load, Neg, Ref, walk
 from attnc.expr.simplify import substitute
 from attnc.model.attention import Attention
 from attnc.model.dtypes import DType
@@ -397,14 +397,24 @@ def _many(attention: Attention, tensor: Tensor, drawn: Array, rng: Rng) -> Array
     return found
 
 
-def _saturate(attention: Attention, tensor: Tensor, drawn: Array, rng: Rng) -> Array:
+def _far(attention: Attention, tensor: Tensor, drawn: Array, rng: Rng) -> Array:
     """Here and there what a function of the epilogue reads is so large that its exponential overflows, or the
-    product of two of them does.
+    product of two of them does; and a sink is as far from any score, or a guess of the maximum, or -inf.
     """
-    if tensor.name not in find_saturated(attention):
+    if tensor.name in find_saturated(attention):
+        ends = rng.choice([-1.0, 1.0], drawn.shape) * rng.uniform(30, 200, drawn.shape)
+    elif tensor.name in find_sinks(attention):
+        ends = rng.choice([-np.inf, -1e4, -300.0, -90.0, 90.0, 300.0, 1e4], drawn.shape)
+    else:
         return drawn
-    far = rng.choice([-1.0, 1.0], drawn.shape) * rng.uniform(30, 200, drawn.shape)
-    return np.where(rng.random(drawn.shape) < 0.4, far, drawn)
+    return np.where(rng.random(drawn.shape) < 0.4, ends, drawn)
+
+
+def _steep(attention: Attention, tensor: Tensor, drawn: Array, rng: Rng) -> Array:
+    """Some of what multiplies a position, such as a slope, is infinite, and some 0."""
+    if tensor.name not in find_slopes(attention):
+        return drawn
+    return np.where(rng.random(drawn.shape) < 0.7, rng.choice([-np.inf, np.inf, 0.0], drawn.shape), drawn)
 
 
 def _divide(attention: Attention, tensor: Tensor, drawn: Array, rng: Rng) -> Array:
@@ -423,8 +433,9 @@ EXTRAS: Mapping[str, Callable[[Attention, Tensor, Array, Rng], Array]] = {
     "negative": _negative,
     "masked": _mask,
     "many": _many,
-    "far": _saturate,
+    "far": _far,
     "divisors": _divide,
+    "steep": _steep,
 }
 
 
@@ -447,10 +458,13 @@ def styles_for(attention: Attention) -> tuple[str, ...]:
         found.append("masked")
     if any(tensor.shape and tensor.name in find_compared(attention) for tensor in free):
         found.append("many")
-    if any(tensor.name in find_saturated(attention) for tensor in free):
-        found.append("far")
-    if any(tensor.name in find_divisors(attention) for tensor in free):
-        found.append("divisors")
+    for style, read in (
+        ("far", find_saturated(attention) | find_sinks(attention)),
+        ("divisors", find_divisors(attention)),
+        ("steep", find_slopes(attention)),
+    ):
+        if any(tensor.name in read for tensor in free):
+            found.append(style)
     return tuple(found)
 
 
@@ -517,6 +531,30 @@ def find_saturated(attention: Attention) -> set[str]:
     )
     read = {name for node in bounded for name in _loads(node)}
     return {name for name in read if DType(attention.tensor(name).dtype).is_float}
+
+
+def find_sinks(attention: Attention) -> set[str]:
+    """Returns float inputs that the sink reads."""
+    sink = attention.softmax.sink
+    return {
+        name
+        for name in (set() if sink is None else _loads(sink))
+        if DType(attention.tensor(name).dtype).is_float
+    }
+
+
+def find_slopes(attention: Attention) -> set[str]:
+    """Returns float inputs that multiply a distance or a position in the score."""
+    sides = (
+        pair
+        for node in walk(attention.score)
+        if isinstance(node, Binary) and node.op == "*"
+        for pair in ((node.left, node.right), (node.right, node.left))
+    )
+    scaling = {
+        name for a, b in sides if any(isinstance(part, Index) for part in walk(b)) for name in _loads(a)
+    }
+    return {name for name in scaling if DType(attention.tensor(name).dtype).is_float}
 
 
 def find_divisors(attention: Attention) -> set[str]:

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from attnc.expr.nodes import Binary, Compare, Expr, Index, Load, walk
+from attnc.expr.nodes import Compare, Expr, Load, walk
 from attnc.model.attention import Attention
 from attnc.model.dtypes import DType
 from attnc.model.tensors import Role, Tensor
@@ -31,6 +31,7 @@ from attnc.verify.data import (
     draw_words,
     farthest,
     find_counts,
+    find_slopes,
     find_words,
     generator,
     lists,
@@ -394,7 +395,7 @@ def _draw_extra(
             return draw_integers(rng, shape, at, far=far)
         case _ if softmax.dropout is not None and tensor.name in _names(softmax.dropout):
             return rng.choice([0.0, 0.1, 0.5, 0.9], shape)
-        case _ if _scales_an_index(attention.score, tensor.name):
+        case _ if tensor.name in find_slopes(attention):  # small, so that the mask is wider than a key
             return 2.0 ** -rng.uniform(1, 8, shape)
         case _:
             return rng.standard_normal(shape) + (1.5 if not shape else 0.0)
@@ -414,15 +415,3 @@ def _is_exponent(attention: Attention, name: str) -> bool:
 def _is_id(mask: Expr, name: str) -> bool:
     compared = (node for node in walk(mask) if isinstance(node, Compare))
     return any(name in _names(node.left) and name in _names(node.right) for node in compared)
-
-
-def _scales_an_index(score: Expr, name: str) -> bool:
-    """Returns whether an input multiplies a distance, as a slope does: it is drawn small, so that the mask
-    does not become one key wide.
-    """
-    for node in walk(score):
-        if isinstance(node, Binary) and node.op == "*":
-            sides = ((node.left, node.right), (node.right, node.left))
-            if any(name in _names(a) and any(isinstance(x, Index) for x in walk(b)) for a, b in sides):
-                return True
-    return False

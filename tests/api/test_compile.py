@@ -239,6 +239,9 @@ attention blocks {
 """
 
 
+PREFIX = "  input v: bf16[B, N, Hkv, 128] via prefix(k)"
+
+
 @pytest.mark.usefixtures("hopper")
 def test_blocks_that_each_query_selects_run_on_hopper_where_a_caller_names_it() -> None:
     """And on Triton, which is faster, where nobody does."""
@@ -246,4 +249,22 @@ def test_blocks_that_each_query_selects_run_on_hopper_where_a_caller_names_it() 
         warnings.simplefilter("error")
         assert attnc.compile(BLOCKS, cache=False).target == "triton"
         named = attnc.compile(BLOCKS, target="cuda.sm_90a", cache=False)
+    assert "loops = [kv], pack = gqa" in named.spec
+
+
+#: Blocks and tokens that each query lists, of columns of keys too, with gradients.
+LISTED = {
+    "blocks": BLOCKS.replace("128]\n}", "128]\n  grad q, k, v\n}"),
+    "tokens": BLOCKS.replace("keys = 64", "keys = 1").replace("128]\n}", "128]\n  grad q, k, v\n}"),
+    "latents": BLOCKS.replace("keys = 64", "keys = 1")
+    .replace("G, 128]\n  input k, v: bf16[B, N, Hkv, 128]", "G, 192]\n  input k: bf16[B, N, Hkv, 192]\n" + PREFIX)
+    .replace("128]\n}", "128]\n  grad q, k\n}"),
+}
+
+
+@pytest.mark.parametrize("kind", LISTED)
+def test_keys_that_each_query_lists_get_a_schedule_on_hopper_beside_gradients(kind: str) -> None:
+    """Which has none of them, and says so."""
+    with pytest.warns(attnc.SpecWarning, match="W0802"):
+        named = attnc.compile(LISTED[kind], target="cuda.sm_90a", cache=False)
     assert "loops = [kv], pack = gqa" in named.spec

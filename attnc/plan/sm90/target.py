@@ -155,12 +155,12 @@ class Sm90a(Target):
         return sum_of_dq(variant, deterministic=deterministic)
 
     def default_schedule(self, shape: TileShape) -> Iterator[str]:
-        if _lists_rows(shape) and not shape.gradients and not shape.latent:
-            yield "loops = [kv], pack = gqa, split.kv = auto"
-            return
         if shape.width > WIDEST and (shape.latent or not shape.gradients or shape.shares_sums):  # prompts too
             is_whole = shape.segment or (shape.packed and shape.listed is None)
             yield "loops = [kv], pack = gqa" + ("" if is_whole else ", split.kv = auto")
+            return
+        if _lists_rows(shape):  # of which no schedule has gradients
+            yield "loops = [kv], pack = gqa, split.kv = auto"
             return
         # tiles that see alike are as long as each other: there is no order to wait for, and a tile can be
         # claimed while the one before is copied
@@ -179,7 +179,7 @@ class Sm90a(Target):
         absolute order beside wide rows, segments are shared out where tiles of rows are few; and queries of
         few heads that select keys share tiles in prompts.
         """
-        if shape.unites and _lists_rows(shape) and not shape.gradients:
+        if shape.unites and _lists_rows(shape):
             return {"union": ("lists = union",), "each": ("lists = each",)}
         if shape.segment and shape.is_one_segment and shape.width > WIDEST and not shape.gradients:
             if shape.packed:
