@@ -8,7 +8,7 @@ import math
 
 from attnc.expr.construct import in_float32, number
 from attnc.expr.functions import REAL
-from attnc.expr.nodes import Binary, Call, Const, Dot, Expr, Load, Neg, Ref, walk
+from attnc.expr.nodes import Binary, Call, Const, Dot, Expr, Index, Load, Neg, Ref, walk
 from attnc.expr.simplify import substitute
 
 _ANY = frozenset({math.inf, -math.inf, math.nan})
@@ -37,9 +37,12 @@ def has_pole(value: Expr) -> bool:
 
 def outgrows(score: Expr) -> bool:
     """Returns whether the score may be +inf or no number at zeros, so that exp2(score - inf) is not 0. The
-    -inf of an excluded key does no harm.
+    -inf of an excluded key does no harm. An infinite number that multiplies a position, such as a slope, may
+    make another of it than of rows that exist.
     """
-    return has_pole(score) or not _infinities(score) <= {-math.inf}
+    return (
+        has_pole(score) or not _infinities(score) <= {-math.inf} or any(map(_scales_a_position, walk(score)))
+    )
 
 
 def may_exclude(score: Expr) -> bool:
@@ -63,6 +66,24 @@ def _may_be_pole(node: Expr) -> bool:
             return has_pole is not None and (at is None or has_pole(at))
         case _:
             return False
+
+
+def _scales_a_position(node: Expr) -> bool:
+    """Returns whether it is a product of something with positions and of a float that kernels hold. A float
+    of each row is 0 past the end.
+    """
+    if not isinstance(node, Binary) or node.op != "*":
+        return False
+    pairs = ((node.left, node.right), (node.right, node.left))
+    return any(any(map(_is_held, walk(a))) and any(map(_is_position, walk(b))) for a, b in pairs)
+
+
+def _is_held(node: Expr) -> bool:
+    return isinstance(node, Ref) and node.type == "float" and "q" not in node.axes
+
+
+def _is_position(node: Expr) -> bool:
+    return isinstance(node, Index) or (isinstance(node, Ref) and node.type == "int" and bool(node.axes))
 
 
 def _may_be_minus_infinity(function: str) -> bool:

@@ -257,7 +257,9 @@ LISTED = {
     "blocks": BLOCKS.replace("128]\n}", "128]\n  grad q, k, v\n}"),
     "tokens": BLOCKS.replace("keys = 64", "keys = 1").replace("128]\n}", "128]\n  grad q, k, v\n}"),
     "latents": BLOCKS.replace("keys = 64", "keys = 1")
-    .replace("G, 128]\n  input k, v: bf16[B, N, Hkv, 128]", "G, 192]\n  input k: bf16[B, N, Hkv, 192]\n" + PREFIX)
+    .replace(
+        "G, 128]\n  input k, v: bf16[B, N, Hkv, 128]", "G, 192]\n  input k: bf16[B, N, Hkv, 192]\n" + PREFIX
+    )
     .replace("128]\n}", "128]\n  grad q, k\n}"),
 }
 

@@ -7,10 +7,11 @@ import math
 import pytest
 
 from attnc.expr.finite import has_pole, is_finite, may_exclude, outgrows
-from attnc.expr.nodes import Binary, Call, Const, Dot, Expr, Index, Neg
+from attnc.expr.nodes import Binary, Call, Const, Dot, Expr, Index, Neg, Ref
 
 DOT, KEY, INF = Dot(), Index("kv_idx"), Const(math.inf)
 ONE, ZERO = Const(1.0), Const(0.0)
+SLOPE, OF_ROW = Ref("slope", "float"), Ref("slope_q", "float", ("q",))
 
 
 @pytest.mark.parametrize(
@@ -30,6 +31,10 @@ ONE, ZERO = Const(1.0), Const(0.0)
         (Binary("-", Neg(INF), Neg(INF)), False, False, True, True),
         (Call("max", (DOT, Neg(INF))), False, False, False, True),
         (Call("min", (DOT, INF)), False, False, False, True),
+        (Binary("+", DOT, SLOPE), False, False, False, False),
+        (Binary("*", SLOPE, DOT), False, False, False, False),
+        (Binary("-", DOT, Binary("*", Binary("*", SLOPE, ONE), KEY)), False, False, True, False),
+        (Binary("*", KEY, OF_ROW), False, False, False, False),
     ],
 )
 def test_what_may_be_no_finite_number(

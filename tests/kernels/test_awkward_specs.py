@@ -11,7 +11,7 @@ from attnc.verify.case import Case
 from attnc.verify.strategies import free_dims
 from attnc.verify.subject import Subject
 from tests.by_day import each_by_day
-from tests.targets import TARGETS, needs_gxx, skip_without_compiler
+from tests.targets import EACH, TARGETS, needs_gxx, skip_without_compiler
 from tests.verify.judging import assert_within_bound, spec, subject_of_text
 
 SCORE, SOFTMAX = "score = dot(q, k) / 4", "normalize = softmax"
@@ -280,3 +280,31 @@ def test_queries_without_keys_wait_for_their_copy() -> None:
     )
     made = subject_of_text(spec(lines, f"{TWO_WARPS}, stages = 1", target="cuda.sm_80"))
     assert_within_bound(made, Case(dims={"B": 1, "M": 21, "N": 0, "H": 1}, seed=5))
+
+
+SLOPED = "dot(q, k) - slope[h] * (q_pos - kv_idx)"
+#: The last key is seen by no row, or by one to which it is not sloped.
+STEEP = {
+    "softpick": (SLOPED, "kv_idx < q_pos"),
+    "softmax": (f"where(kv_idx == q_pos, dot(q, k), {SLOPED})", "causal"),
+}
+
+
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize("target", EACH)
+@pytest.mark.parametrize("form", STEEP)
+def test_an_infinite_slope_reaches_no_key_from_rows_that_do_not_exist(form: str, target: str) -> None:
+    skip_without_compiler(target)
+    score, mask = STEEP[form]
+    lines = (
+        "input q: bf16[B, M, H, 64]",
+        "input k, v: bf16[B, N, H, 64]",
+        "input slope: f32[H]",
+        f"score = {score}",
+        f"mask = {mask}",
+        f"normalize = {form}",
+        "output o: bf16[B, M, H, 64]",
+        "grad q, k, v, slope",
+    )
+    made = subject_of_text(spec(lines, "", target=target))
+    assert_within_bound(made, Case(dims={"B": 1, "M": 1, "N": 1, "H": 8}, extras="steep"))

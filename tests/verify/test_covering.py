@@ -289,7 +289,7 @@ def test_styles_of_other_inputs() -> None:
         assert isinstance(value, torch.Tensor)
         return np.asarray(value.float())
 
-    assert set(EXTRAS) == {"drawn", "zero", "one", "negative", "masked", "many", "far", "divisors"}
+    assert set(EXTRAS) == {"drawn", "zero", "one", "negative", "masked", "many", "far", "divisors", "steep"}
     assert not bias("zero").any()
     assert (bias("one") == 1).all()
     assert (bias("negative") <= 0).all()
@@ -394,3 +394,36 @@ def test_nothing_is_known_of_a_module_without_a_plan() -> None:
     space = Space(attention=made.variant.attention, configs=made.configs, usable=(0,))
     assert not space.boundaries
     assert list(covering_cases(space, made.limits(), 2))
+
+
+SLOPED = """
+attention sloped {
+  input q: f32[B, M, H, 16]
+  input k, v: f32[B, N, H, 16]
+  input slope: f32[H]
+  input sink: bf16[H]
+  score = dot(q, k) - slope[h] * (q_pos - kv_idx)
+  mask = kv_idx < q_pos
+  normalize = softmax(sink = sink[h])
+  output o: f32[B, M, H, 16]
+  output lse: f32[B, H, M]
+}
+schedule sloped for triton { tile.q = 16, tile.kv = 16 }
+"""
+
+
+def test_slopes_are_infinite_and_sinks_far_from_scores() -> None:
+    subject = subject_of_text(SLOPED)
+    attention = subject.variant.attention
+    assert styles_for(attention)[-2:] == ("far", "steep")
+    case = Case(dims={"B": 1, "H": 64, "M": 5, "N": 9}, seed=2)
+
+    def drawn(style: str) -> tuple[set[float], set[float]]:
+        inputs = build(attention, replace(case, extras=style)).inputs
+        return tuple(set(torch.as_tensor(inputs[name]).tolist()) for name in ("slope", "sink"))  # type: ignore[return-value]  # of two
+
+    assert {-math.inf, math.inf, 0.0} <= drawn("steep")[0]
+    assert max(map(abs, drawn("far")[0] | drawn("steep")[1])) < 10
+    assert {-math.inf, -300.0, -90.0, 90.0, 300.0} <= drawn("far")[1]
+    assert_within_bound(subject, replace(case, extras="far"))
+    assert_within_bound(subject, replace(case, extras="steep"))

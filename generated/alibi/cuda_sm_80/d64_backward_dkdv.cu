@@ -282,7 +282,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) alibi_backward_dkdv(const 
                     float& s = scores[r / 2][j][r % 2 * 2 + c];
                     float& dp = gradients[r / 2][j][r % 2 * 2 + c];
                     const float score = s * 0.18033688011112042f - slope * 1.4426950408889634f * abs(q_pos - kv_idx[r]);
-                    const float p = exp2_(score - lse2);
+                    float p = exp2_(score - lse2);
+                    p = lse2 == INF ? 0.0f : p;  // past the end a score may be anything
                     const float ds = p * (dp - delta);
                     s = p;
                     dp = ds;

@@ -281,6 +281,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) alibi_backward_dq(const __
                     float& dp = gradients[r / 2][j][r % 2 * 2 + c];
                     const float score = s * 0.18033688011112042f - slope * 1.4426950408889634f * abs(q_pos[r] - kv_idx);
                     float p = exp2_(score - lse2[r]);
+                    p = lse2[r] == INF ? 0.0f : p;  // past the end a score may be anything
                     if (partial) {
                         p = kv_idx <= q_pos[r] ? p : 0.0f;
                     }

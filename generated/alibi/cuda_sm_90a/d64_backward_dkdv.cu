@@ -357,6 +357,7 @@ __device__ __forceinline__ void run_consumer(
                         const float score = s * 0.18033688011112042f
                             - slope * 1.4426950408889634f * abs(q_pos - kv_idx[r]);
                         float p = exp2_(score - lse2);
+                        p = lse2 == INF ? 0.0f : p;  // past the end a score is undefined
                         s = p;
                     }
                 }

@@ -233,6 +233,7 @@ def _backward_dq_step(
     # alibi.attn:8  score = dot(q, k) / sqrt(D) - slope[h] * abs(q_pos - kv_idx)
     s = s * 0.18033688011112042 - slope * 1.4426950408889634 * tl.abs(q_pos[:, None] - kv_idx[None, :])
     p = tl.exp2(s - lse2[:, None])
+    p = tl.where(lse2[:, None] == float("inf"), 0.0, p)  # past the end a score may be anything
     if MASKED:
         # alibi.attn:9  mask = causal
         p = tl.where(kv_idx[None, :] <= q_pos[:, None], p, 0.0)
@@ -335,6 +336,7 @@ def _backward_dkdv_step(
     # alibi.attn:8  score = dot(q, k) / sqrt(D) - slope[h] * abs(q_pos - kv_idx)
     s = s * 0.18033688011112042 - slope * 1.4426950408889634 * tl.abs(q_pos[None, :] - kv_idx[:, None])
     p = tl.exp2(s - lse2[None, :])
+    p = tl.where(lse2[None, :] == float("inf"), 0.0, p)  # past the end a score may be anything
     if MASKED:
         # alibi.attn:9  mask = causal
         p = tl.where(kv_idx[:, None] <= q_pos[None, :], p, 0.0)
@@ -415,7 +417,7 @@ def alibi_backward_dkdv(
 
 CALL = TritonAttention(
     name="alibi",
-    operator="alibi_d64_70b2bf61",
+    operator="alibi_d64_07a95c51",
     inputs=(
         Tensor("q", "bf16[B, M, H, 64]", "bmh"),
         Tensor("k", "bf16[B, N, H, 64]", "bnh"),
