@@ -10,9 +10,10 @@ from attnc.expr.nodes import Const
 from attnc.model.attention import Softmax
 from attnc.model.dtypes import DType
 from attnc.plan.device import DEVICES
-from attnc.plan.layout import fits
+from attnc.plan.layout import Which, fits
 from attnc.plan.triton.resources import count_staged_bytes, estimate, misfit, room
 from tests.plan.wide_attention import config, variant
+from tests.verify.judging import modules_of
 
 
 def test_hopper_keeps_q_beside_the_stages_of_k_and_v() -> None:
@@ -80,6 +81,38 @@ def test_what_dropout_keeps_passes_through_shared_memory_on_hopper_alone() -> No
     for arch, kept in (("sm_80", 0), ("sm_90", 128 * 64), ("sm_100", 0)):
         with_, without = (estimate(config(128, 64, 2), v, DEVICES[arch]).shared for v in (dropping, plain))
         assert with_ - without == kept
+
+
+PAIRED = """attention paired {
+  input q: bf16[B, M, H, 64]
+  input k, v: bf16[B, N, H, 64]
+  input bias: f32[M, N]
+  input p: f32[]
+  input seed: i64[]
+  score = dot(q, k) / sqrt(D) + bias[q_idx, kv_idx]
+  normalize = softmax(dropout = p, seed = seed)
+  output o: bf16[B, M, H, 64]
+  grad q, k, v
+}
+schedule paired for triton {
+  tile.q = 64, tile.kv = 64, stages = 2, warps = 4
+}
+"""
+
+
+def test_what_dropout_keeps_passes_twice_beside_a_load_of_each_pair_on_its_way() -> None:
+    """As compiled, but that gradients of q take one."""
+    (module,) = modules_of(PAIRED)
+    kernels: tuple[Which, ...] = ("forward", "dkdv", "dq")
+    kept = {}
+    for kernel, stages in product(kernels, (1, 2)):
+        wanted = replace(module.kernels[kernel].configs[0], stages=stages)
+        needs = estimate(wanted, module.variant, DEVICES["sm_90"], kernel)
+        tile = wanted.tile_q * wanted.tile_kv
+        kept[kernel, stages] = next(b.bytes // tile for b in needs.buffers if b.name == "keep")
+    assert kept == {
+        ("forward", 1): 1, ("forward", 2): 2, ("dkdv", 1): 1, ("dkdv", 2): 2, ("dq", 1): 1, ("dq", 2): 1,
+    }  # fmt: skip
 
 
 def test_a_result_passes_through_shared_memory_after_all_else() -> None:

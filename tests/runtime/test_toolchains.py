@@ -205,6 +205,10 @@ KINDS: dict[str, dict[str, object]] = {
         "forward": "loops = [kv, q], softmax = online(rescale = every_step), tile.q = 128, tile.kv = 64",
     },
     "bias": {**BIAS, "grads": "grad q, k, v, bias", "forward": "tile.q = 64, tile.kv = 64, stages = 3"},
+    "bias and dropout": {
+        **GRADS, "inputs": "input bias: f32[M, N]\n  input p: f32[]\n  input seed: i64[]",
+        "score": BIAS["score"], "form": "softmax(dropout = p, seed = seed)",
+    },
     "persistent": {
         "d": 128, "dv": 128, "mask": "window(64, 0)",
         "forward": "tile.q = 128, tile.kv = 64, stages = 2, warps = 8, persistent = true",

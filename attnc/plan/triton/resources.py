@@ -237,7 +237,10 @@ class SharedMemory:
             beyond = moved - (tile_kv * (d - dv) + tile_q * tile_kv) * size
             yield Buffer(name="v", shape="beyond k and p", bytes=max(0, beyond))
         if self.attention.softmax.dropout is not None and self._by_mma and not self.device.has_tensor_memory:
-            yield _buffer("keep", (tile_q, tile_kv), 1, 1)  # drawn four keys to a thread, and used by rows
+            # drawn four keys to a thread, and used by rows; beside a load of each query and key that is on
+            # its way, by those of the load as well
+            copies = 2 if self._stages > 1 and self.kernel != "dq" and self._loads_pairs else 1
+            yield _buffer("keep", (tile_q, tile_kv), 1, copies)
         if outside_in:
             yield _buffer("acc", (tile_q, dv), 4, 2 if self.device.has_tensor_memory else 1)
         if self._joins_rows:
@@ -305,6 +308,10 @@ class SharedMemory:
         if self.kernel != "dkdv" or "q" not in self.attention.grads:
             return None
         return self.config.accumulate("q") if isinstance(self.config, BackwardConfig) else None
+
+    @property
+    def _loads_pairs(self) -> bool:
+        return any(len(axes_of(load)) == 2 for load in find_loads(self.attention.score, self.attention.mask))
 
     @property
     def _stores_scores(self) -> bool:
