@@ -59,7 +59,7 @@ DECLARED = frozenset((
     "BLOCK_M", "BLOCK_N", "BLOCK_S", "config", "dk_config", "dkdv_config", "dq_config", "dq_floats",
     "dv_config", "EARLY_DP", "KEY_ROWS", "KV_SECTION", "M_padded", "PDL", "ROW_TILE", "rows", "rows_config",
     "SECTION", "shared", "SPLIT", "SPLIT_ROWS", "SPLIT_SIZE", "SPLITS", "STAGES", "tiles", "TMA", "WARPS",
-    "EDGES", "HEAD_PARTS", "WALK_PARTS", "WALKS",
+    "EDGES", "HEAD_PARTS", "PLACES", "WALK_PARTS", "WALKS",
     "chunk", "copies", "key_tiles", "padded", "programs", "rounds", "sorting", "weights",
 ))  # fmt: skip
 #: Keywords of C++20, and names with a meaning in CUDA without any header.

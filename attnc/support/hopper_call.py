@@ -138,13 +138,15 @@ def _encode() -> Any:
 _COUNTERS: dict[tuple[int, int], torch.Tensor] = {}
 
 
-#: Numbers of a counter: two, aligned to 16 bytes, and as many bytes more.
-_COUNTED = (16 + _NOTHING) // 4
+#: Numbers of a counter: two, aligned to 16 bytes, and as many bytes more; then marks of the places that
+#: blocks take (`sm90_places.cuh`), one for each multiprocessor of any device.
+MARKS_AT, _MARKS = (16 + _NOTHING) // 4, 256
+_COUNTED = MARKS_AT + _MARKS
 
 
 def counter_of(index: int) -> torch.Tensor:
     """Zeros on the device, for one launch at a time: how many tiles are taken, and how many blocks have
-    ended, and from the fifth on what nobody writes.
+    ended; from the fifth on what nobody writes, and from `MARKS_AT` on which places are taken.
     """
     if index < 0:
         return torch.zeros(_COUNTED, dtype=torch.int32)

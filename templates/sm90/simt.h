@@ -104,6 +104,12 @@ static inline bool elect_one(SIMT_LINE)
 }
 
 template <class T> static T atomicAdd(T* place, T x) { return (*place += x) - x; }
+static inline int atomicExch(int* place, int x)
+{
+    const int before = *place;
+    *place = x;
+    return before;
+}
 static inline int atomicOr(int* place, int x)
 {
     const int before = *place;

@@ -4,7 +4,7 @@ Prompts walk over keys from the last tile to the first, where masked tiles come 
 kernels do so too: a split is a segment, whose tiles they take from the last to the first, and the kernel that
 joins splits begins with the last. A prompt keeps what is joined so far in shared memory, 4 bytes for each
 number of o: beside the accumulators of a segment registers have no room for it. Nor has shared memory beside
-tiles of more than 192 columns: then it lies in memory, a place for each block.
+tiles of more than 192 columns: then it lies in memory, a place for each block that runs.
 
 Heads of more than 256 columns have the kernel of two warpgroups for prompts too, which take turns at tiles.
 Whose turn it is follows from the number of the tile, counted from the first key on, for a warpgroup begins a

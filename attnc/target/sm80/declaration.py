@@ -122,6 +122,10 @@ def fixed_split_size(sizes: Sequence[str]) -> dict[str, str]:
     return {"SPLIT_SIZE": "config.split_size"} if "SPLIT_SIZE" in sizes else {}
 
 
+#: Places in memory of blocks that each have a multiprocessor to themselves.
+PLACES = "multiprocessors()"
+
+
 def cuda_kernels(
     kernels: list[CallText],
     addresses: list[str],
@@ -135,12 +139,14 @@ def cuda_kernels(
 ) -> CallText:
     """Returns kernels that take the same arguments. strides: of each tensor; maps: of TMA, as `TmaKernels`
     has them; waits: whether kernels wait for those before them, as `TmaKernels` do; decodes: the same, with
-    maps or without, and no tile is claimed.
+    maps or without, and no tile is claimed, but places are, if kernels know how many there are.
     """
+    places = {"PLACES": PLACES} if "PLACES" in numbers else {}
+    sizes = {**sizes, **places}
     fields: dict[str, Value] = {"kernels": Items(kernels)}
     if maps:
         fields["maps"] = Table({name: quote_word(rows) for name, rows in maps.items()})
-    fields |= {"counts": "False"} if decodes else {}
+    fields |= {"counts": "False"} if decodes and not places else {}
     fields |= {"waits": "True"} if decodes or waits else {}
     fields |= {"addresses": Words(addresses), "strides": Words(_by_axes(strides)), "numbers": Words(numbers)}
     if sizes:

@@ -36,7 +36,7 @@ class CudaText:
     are; thread: those of a thread; tiles, copiers: in shared memory; step: what is computed of a tile of
     keys; finish: what becomes of o; split: of the keys, None where they are not split; segment: keys whose
     sums start from nothing, 0 where those of a row are one chain; sums_in_memory: those of all segments
-    so far lie there, in a place of each block.
+    so far lie there, in a place of each block that runs.
     """
 
     module: Module
@@ -104,7 +104,9 @@ class CudaText:
 
     @property
     def _sums(self) -> list[str]:
-        return ["float* _sums_ptr;"] if self.sums_in_memory else []
+        """What a kernel takes for sums in memory: of those that decode also what places are marked in."""
+        marks = ["int* counter_ptr;"] if isinstance(self.kernel, Decode) else []
+        return ["float* _sums_ptr;", *marks] if self.sums_in_memory else []
 
     def _pass_arguments(
         self,
@@ -211,4 +213,5 @@ class CudaDecodeText(CudaText):
 
     @property
     def _size_names(self) -> list[str]:
-        return [*self.kernel.dims, *([] if self.split is None else self.split.size_names)]
+        places = ["PLACES"] if self.sums_in_memory else []
+        return [*self.kernel.dims, *([] if self.split is None else self.split.size_names), *places]

@@ -27,10 +27,10 @@ from attnc.target.declaration import (
     in_words,
     show_size,
     size_of_sums,
-    tiles,
 )
 from attnc.target.sm80.backward import finish_name
 from attnc.target.sm80.declaration import (
+    PLACES,
     CudaBackward,
     count_tiles,
     cuda_files,
@@ -81,7 +81,7 @@ def hopper_declaration(
             seen = {part.name: part.made for part in converts.parts}
             boxes = {seen.get(name, name): rows for name, rows in boxes.items()}
     if text.sums_in_memory:
-        blocks = _blocks(text) if isinstance(text, Sm90Text) else tiles(module, text.kernel)
+        blocks = _blocks(text) if isinstance(text, Sm90Text) else PLACES
         add_scratch(fields, "_sums", size_of_sums(module, blocks, text.layout.dv_multiplied))
         names = [*names, "_sums"]
     if (lists := text.lists) is not None:

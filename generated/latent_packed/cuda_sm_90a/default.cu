@@ -39,6 +39,7 @@
 #define ELEMENT bf16
 #include "sm90.cuh"
 #include "sm90_order.cuh"
+#include "sm90_places.cuh"
 
 constexpr int CONSUMERS = WARPS / 4 - 1, PRODUCERS = 4, THREADS = 32 * WARPS;  // warpgroups, warps
 constexpr int DV = 512, COLUMNS = DV / CONSUMERS;  // of o, of one consumer
@@ -75,13 +76,14 @@ struct Args {
     bf16* o_ptr;
     float* lse_ptr;
     float* _sums_ptr;
+    int* counter_ptr;
     long long stride_qm, stride_qh;
     long long stride_cu_q_0;
     long long stride_block_table_0, stride_block_table_1;
     long long stride_kv_len_0;
     long long stride_om, stride_oh;
     long long stride_lseh, stride_lsem;
-    int B, H, N, T;
+    int B, H, N, T, PLACES;
 };
 
 WGMMA_SS(64)
@@ -255,6 +257,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) latent_packed_forw
 
     // Loads that need no length of the sequence are issued before it is known.
     if (warpgroup > 0) {
+        // Sums of segments lie in memory, in a place that no other running block has.
+        int asked_place = multiprocessor() % args.PLACES, is_taken = 0;
+        if (threadIdx.x == 128 * 1)
+            is_taken = take_place(args.counter_ptr, asked_place);
         // Eight threads copy a row, 64 columns at a time, with all loads in flight at once. Missing rows become zeros.
         constexpr int ROWS_AT_ONCE = 16 * CONSUMERS, TIMES = BLOCK_M / ROWS_AT_ONCE;
         const int place = (threadIdx.x - 128) / 8, chunk = threadIdx.x % 8;
@@ -276,6 +282,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) latent_packed_forw
             for (int panel = 0; panel < QK_PANELS; ++panel)
                 store_shared(base + Q_AT + at_panel(place + i * ROWS_AT_ONCE, 8 * panel + chunk), chunks[i][panel]);
         proxy_fence();
+        if (threadIdx.x == 128 * 1) {
+            while (is_taken) {
+                asked_place = asked_place + 1 == args.PLACES ? 0 : asked_place + 1;
+                is_taken = take_place(args.counter_ptr, asked_place);
+            }
+            store_shared(base + MAXIMA_AT, asked_place);
+        }
     }
     N = max(min(kv_len, N), 0);
     N = where<int>(q_lo < M, N, 0);
@@ -310,6 +323,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) latent_packed_forw
     warpgroup_reg_alloc<CONSUMER_REGISTERS>();
     const int consumer = warpgroup - 1, g = lane / 4, t = lane % 4;
     named_barrier_sync(1, 128 * CONSUMERS);  // q is there
+    const int sums_place = load_shared<int>(base + MAXIMA_AT);
+    named_barrier_sync(1, 128 * CONSUMERS);  // all know it: maxima come in its place
 
     // Row r of a thread is row 16 * warp + 8 * r + g of the tile.
     int q_idx[ROWS], q_pos[ROWS];
@@ -407,7 +422,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) latent_packed_forw
     const u32 sums_at = base + SUMS_AT + ((16 * warp + g) * 4 + t) * 4;
     // Sums of a segment, SEGMENT keys from a multiple of that on, start from nothing, and join those of the segments
     // behind it, which lie in memory, in the block's place: 16 bytes of each fragment side by side for all threads.
-    Four* const sums = (Four*)args._sums_ptr + blockIdx.x * (long long)(COLUMNS / 8 * CONSUMERS * 128) + 128 * consumer
+    Four* const sums = (Four*)args._sums_ptr + sums_place * (long long)(COLUMNS / 8 * CONSUMERS * 128) + 128 * consumer
         + threadIdx.x % 128;
     int segment_lo = max(first, 0) / SEGMENT * SEGMENT;  // the first key of the segment at hand
     bool has_joined = false;
@@ -578,6 +593,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) latent_packed_forw
             for (int i = 0; i < 4; ++i)
                 acc[j][i] = join(all.values[i], acc[j][i], last[i / 2]);
         }
+    named_barrier_sync(1, 128 * CONSUMERS);  // all have read their sums
+    if (threadIdx.x == 128 * 1)
+        give_place(args.counter_ptr, sums_place);
     #pragma unroll
     for (int r = 0; r < ROWS; ++r)
         l[r] = row_sum(l[r]);
