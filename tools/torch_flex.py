@@ -119,8 +119,13 @@ def ungroup(grouped: Mapping[str, Any]) -> dict[str, dict[str, str]]:
 
 
 def _is_of(name: str, method: str) -> bool:
-    """Returns whether a test is one of a method's: its parameters and the device follow the method's name."""
-    return re.fullmatch(rf"{method}(_.*)?", name.rpartition("::")[2]) is not None
+    """Returns whether a test is one of a method's: its parameters follow the method's name, the device that
+    of the class, which need not be said.
+    """
+    of_class, _, own = method.rpartition("::")
+    found, _, test = name.rpartition("::")
+    is_of_class = not of_class or re.fullmatch(rf"{of_class}(CPU|CUDA)?", found) is not None
+    return is_of_class and re.fullmatch(rf"{own}(_.*)?", test) is not None
 
 
 def read_outcomes(lines: Iterable[str]) -> dict[str, tuple[str, str]]:

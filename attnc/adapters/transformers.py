@@ -36,6 +36,7 @@ from attnc.adapters.specs import (
 )
 from attnc.api.repeats import keep, repeat
 from attnc.api.tensors import FLOATS, NUMBERS, GivenTensors, draw_seed, to_dropout
+from attnc.support.arguments import requires_gradient
 
 is_compiling = torch.compiler.is_compiling
 MaskFunction: TypeAlias = Callable[..., torch.Tensor]
@@ -164,9 +165,9 @@ def attention(
         for name, x in (("attention_mask", own), ("position_bias", position_bias))
         if x is not None
     }
-    gradients = torch.is_grad_enabled() and any(x.requires_grad for x in (query, key, value))
+    gradients = torch.is_grad_enabled() and any(map(requires_gradient, (query, key, value)))
     learned = [("s_aux", s_aux), *tables.items()] if torch.is_grad_enabled() else []
-    wanted = [name for name, x in learned if x is not None and x.requires_grad]
+    wanted = [name for name, x in learned if x is not None and requires_gradient(x)]
     dropped = _draw(dropout, query.device)
     size, size_v = index(query.shape[-1]), index(value.shape[-1])  # numbers for torch.compile too
     form = _form_name(

@@ -17,7 +17,8 @@ import os
 import re
 import threading
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import cache as once
 from pathlib import Path
@@ -176,11 +177,23 @@ _FAMILIES: dict[Path, Family] = {}
 _MAKING = threading.RLock()
 
 
-def making() -> threading.RLock:
-    """Returns what a thread holds while it makes a kernel: a module that another one is importing has no
-    functions yet.
+@contextmanager
+def making() -> Iterator[None]:
+    """What a thread holds while it makes a kernel: a module that another one is importing has no functions
+    yet. Transforms of torch.func are left meanwhile: they would put an axis to the tables of a module.
     """
-    return _MAKING
+    with _MAKING, _leaving_transforms():
+        yield
+
+
+def _leaving_transforms() -> AbstractContextManager[object]:
+    import torch
+
+    if torch._C._functorch.peek_interpreter_stack() is None:
+        return nullcontext()
+    from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+
+    return temporarily_clear_interpreter_stack()
 
 
 def _reset_lock() -> None:

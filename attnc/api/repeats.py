@@ -118,8 +118,8 @@ def repeat(facts: tuple[Any, ...], tensors: Sequence[Any]) -> tuple[Any, Any]:
     known, else None.
 
     facts: hashable, the function among them; tensors: those of the call, None for what is left out. Neither
-    where nothing may be remembered: while torch.compile traces, under a mode of torch's or with tangents, and
-    for what is no tensor.
+    where nothing may be remembered: while torch.compile traces, under a mode of torch's, with tangents, in a
+    transform of torch.func, whose tensors look like others, and for what is no tensor.
     """
     if is_compiling() or torch._C._len_torch_dispatch_stack() or forward_ad._current_level >= 0:
         return None, None
@@ -134,6 +134,8 @@ def repeat(facts: tuple[Any, ...], tensors: Sequence[Any]) -> tuple[Any, Any]:
         return None, None
     if again is not None:
         return kind, (again(given),)
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        return None, None
     for fact in facts:
         for x in fact if isinstance(fact, tuple) else (fact,):
             if isinstance(x, torch.Tensor):  # a number that may change in place

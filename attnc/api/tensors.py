@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from attnc.diagnostics.shown import show_value
-from attnc.support.arguments import check_data, check_dense
+from attnc.support.arguments import check_data, check_dense, requires_gradient
 
 #: Types of the elements that kernels have queries of, of lengths and indices, and of what is converted.
 FLOATS = (torch.float16, torch.bfloat16, torch.float32)
@@ -174,7 +174,7 @@ def refuse_gradients(function: str, **tensors: Any) -> None:
     """Raises RuntimeError for a tensor that wants a gradient of a function that has none."""
     if torch.is_grad_enabled():
         for name, x in tensors.items():
-            if isinstance(x, torch.Tensor) and x.requires_grad:
+            if isinstance(x, torch.Tensor) and requires_gradient(x):
                 raise RuntimeError(
                     f"{function}: {name}: expected a tensor without gradients, as there are none, got one"
                     " that requires them: call it under torch.no_grad()"

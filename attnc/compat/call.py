@@ -29,6 +29,7 @@ from attnc.compat.blocks import list_of_blocks
 from attnc.compat.compiled import builds_in, load_form, making
 from attnc.compat.form import Facts, Form, Layout
 from attnc.diagnostics.shown import show_value
+from attnc.support.arguments import requires_gradient
 from attnc.support.memory import made_apart, make_picker
 
 #: No row is further from another; q_pos - left stays inside of 32 bits.
@@ -278,7 +279,7 @@ class Call:
         self.function = ""
 
     def wants_gradient(self, x: torch.Tensor | None) -> bool:
-        return x is not None and x.requires_grad and torch.is_grad_enabled()
+        return x is not None and torch.is_grad_enabled() and requires_gradient(x)
 
     def score(
         self,

@@ -17,6 +17,7 @@ from attnc.flex.programs import FlexKernel, convert_tensor, kernel_of, read_opti
 from attnc.flex.snapshot import Snapshot, find_token, keep_token, snapshot
 from attnc.flex.spec import DTYPES, NARROW, CallLayout
 from attnc.flex.trace import MaskMod, ScoreMod, Trace, trace
+from attnc.support.arguments import requires_gradient
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import AuxRequest, BlockMask
@@ -146,11 +147,7 @@ def _run(
     kernel: FlexKernel, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, traced: Trace, lse: bool
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     arguments = kernel.arguments(traced)
-    try:
-        found = kernel.function(query, key, value, *arguments)
-    except RuntimeError:
-        _refuse_transforms(query, key, value, *arguments)
-        raise
+    found = kernel.function(query, key, value, *arguments)
     return found if lse else (found, None)
 
 
@@ -241,25 +238,13 @@ def _made_ready(
     of 8 bits are converted where their kernels cannot take them: beside q of 32 bits, and where gradients
     may be asked for, of q or of what a score_mod reads.
     """
-    may_learn = torch.is_grad_enabled() and (query.requires_grad or score_mod is not None)
+    may_learn = torch.is_grad_enabled() and (score_mod is not None or requires_gradient(query))
     if key.dtype != query.dtype and (query.dtype == torch.float32 or may_learn):
         key, value = key.to(query.dtype), value.to(query.dtype)
     if key.shape[0] != query.shape[0]:
         key, value = (x.expand(query.shape[0], -1, -1, -1) for x in (key, value))
     query, key, value = (x if x.stride(-1) == 1 else x.contiguous() for x in (query, key, value))
     return query, key, value
-
-
-def _refuse_transforms(*arguments: Any) -> None:
-    """Raises RuntimeError inside of torch.vmap and of torch.func's derivatives, which kernels do not see
-    through.
-    """
-    for x in arguments:
-        if isinstance(x, torch.Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(x):
-            raise RuntimeError(
-                "flex_attention: expected plain tensors, got those of torch.vmap or torch.func: put the axis"
-                " that is mapped into the batch, and take gradients by torch.autograd"
-            ) from None
 
 
 def _layout(
@@ -275,7 +260,7 @@ def _layout(
     wants = torch.is_grad_enabled()
     wanted = read_options(kernel_options)
     tensors = (("q", query), ("k", key), ("v", value))
-    grad = tuple(name for name, x in tensors if wants and x.requires_grad)
+    grad = tuple(name for name, x in tensors if wants and requires_gradient(x))
     target, otherwise = targets_of(target, query, key, value, wanted, gradients=bool(grad))
     return CallLayout(
         dtype=DTYPES[query.dtype],

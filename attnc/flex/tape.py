@@ -27,6 +27,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from attnc.expr.nodes import Type
 from attnc.flex.errors import span_of
 from attnc.source import Span
+from attnc.support.arguments import are_transformed, requires_gradient
 
 # --- what is true of captured integers ----------------------------------------------------------------------
 
@@ -53,7 +54,7 @@ def remember(tensors: Sequence[torch.Tensor], what: object, look: Callable[[], T
 
     what: names the question, hashable; unseen: the answer where nothing can be looked at
     """
-    if any(x.is_meta or isinstance(x, FakeTensor) for x in tensors):
+    if any(x.is_meta or isinstance(x, FakeTensor) for x in tensors) or are_transformed(tensors):
         return unseen
     is_seen = not (any(x.is_cuda for x in tensors) and torch.cuda.is_current_stream_capturing())
     if any(x.is_inference() for x in tensors):  # changes are not counted: nothing can be remembered
@@ -180,7 +181,7 @@ class Tape:
         return self._captured[key]
 
     def is_learned(self, tensor: torch.Tensor) -> bool:
-        return tensor.requires_grad or id(tensor) in self.learned
+        return requires_gradient(tensor) or id(tensor) in self.learned
 
     def select(self, tensor: torch.Tensor, axis: int, index: int) -> torch.Tensor:
         """Returns the part of a tensor at an index of an axis; of one without axes, with one."""

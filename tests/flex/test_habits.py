@@ -145,14 +145,34 @@ def test_tensors_without_strides_are_refused(x: torch.Tensor, expected: str) -> 
         flex_attention(x, x, x)
 
 
-@pytest.mark.parametrize("transform", [torch.vmap, torch.func.grad])
-def test_transforms_of_functions_are_refused_by_name(transform: Callable[..., Any]) -> None:
-    def attend(q: torch.Tensor) -> torch.Tensor:
-        return flex_attention(q, Q, Q).sum()  # type: ignore[no-any-return]  # as torch's own
+@pytest.mark.parametrize("mapped", ["query", "bias", "documents"])
+def test_torch_func_transforms_calls_and_what_mods_capture(mapped: str) -> None:
+    """Whether documents ascend cannot be seen inside of a transform: nothing depends on it."""
+    bias, documents = torch.randn(2, 8, 8), torch.tensor([0, 0, 0, 1, 1, 2, 2, 2])
 
-    x = Q[None] if transform is torch.vmap else Q
-    with pytest.raises(RuntimeError, match=r"torch\.vmap or torch\.func"):
-        transform(attend)(x)
+    def attend(q: torch.Tensor, bias: torch.Tensor, documents: torch.Tensor) -> torch.Tensor:
+        def score_mod(score: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
+            return score + bias[h, i, j]
+
+        found = flex_attention(q, Q, Q, score_mod, mask_mod=lambda b, h, i, j: documents[i] == documents[j])
+        return found.square().sum()  # type: ignore[no-any-return]  # as torch's own
+
+    of_each = {
+        "query": [(Q * factor, bias, documents) for factor in (1.0, 2.0)],
+        "bias": [(Q, bias * factor, documents) for factor in (1.0, 2.0)],
+        "documents": [(Q, bias, documents), (Q, bias, documents * 0)],
+    }[mapped]
+    axes = tuple(0 if name == mapped else None for name in ("query", "bias", "documents"))
+    given = [
+        torch.stack(list(xs)) if axis == 0 else xs[0]
+        for xs, axis in zip(zip(*of_each, strict=True), axes, strict=True)
+    ]
+    found = torch.func.vmap(torch.func.grad(attend, argnums=(0, 1)), axes)(*given)
+    for number, one in enumerate(of_each):
+        leaves = [x.clone().requires_grad_() for x in one[:2]]
+        expected = torch.autograd.grad(attend(leaves[0], leaves[1], one[2]), leaves)
+        for x, y in zip(found, expected, strict=True):
+            torch.testing.assert_close(x[number], y)
 
 
 @pytest.mark.parametrize("sizes", [(0, 0), (0, 16), (16, 0)])

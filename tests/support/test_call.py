@@ -187,23 +187,6 @@ def test_forward_mode_is_refused_where_an_input_has_a_tangent(
                 full.full(dual, k, v)
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")  # which torch loads for them
-def test_a_transform_of_torch_func_is_refused_unless_it_is_of_other_tensors(
-    full: ModuleType, qkv: tuple[torch.Tensor, ...]
-) -> None:
-    q, k, v = qkv
-    message = r"^full is not transformed by torch.func \(vmap, grad, jvp\): for gradients call "
-    for transformed in (
-        lambda: torch.func.vmap(lambda x: full.full(x, k, v)[0])(torch.stack([q, q])),
-        lambda: torch.func.grad(lambda x: full.full(q, x, v)[0].float().sum())(k),
-        lambda: torch.func.jvp(lambda x: full.full(q, k, x)[0], (v,), (v,)),
-    ):
-        with pytest.raises(RuntimeError, match=message):
-            transformed()
-    scaled = torch.func.vmap(lambda factor: full.full(q, k, v)[0] * factor)(torch.ones(2).bfloat16())
-    assert torch.equal(scaled[1], full.full(q, k, v)[0])
-
-
 # --- packages -----------------------------------------------------------------------------------------------
 
 

@@ -89,6 +89,29 @@ def test_what_is_excluded_and_passes_is_told() -> None:
     assert judged == {"TestA::test_stale_cpu": {"outcome": "passed"}}
 
 
+def test_an_exclusion_may_be_of_one_class() -> None:
+    found = {
+        "TestOne::test_known_float16": ("failed", "no"),
+        "TestOneCUDA::test_known_cuda": ("failed", "no"),
+        "TestTwo::test_known_float16": ("passed", ""),
+        "TestTwoCUDA::test_known_cuda": ("failed", "what went wrong"),
+    }
+    judged = judge(found, {"TestOne::test_known": "a limit"})
+    assert [judged[name]["outcome"] for name in found] == ["excluded", "excluded", "passed", "failed"]
+    assert judged["TestTwo::test_known_float16"] == {"outcome": "passed"}
+
+
+def test_the_page_has_the_figures_of_what_was_kept() -> None:
+    page = " ".join((EXCLUDED.parents[1] / "docs" / "flex.md").read_text(encoding="utf-8").split())
+    for file in json.loads(KEPT.read_text(encoding="utf-8"))["files"]:
+        tests = file["tests"]
+        counts = [f"{len(tests['passed'])} passed"]
+        for outcome in ("skipped", "excluded"):
+            count = sum(map(len, tests.get(outcome, {}).values()))
+            counts += [f"{count} {outcome}"] if count else []
+        assert f"`{file['name']}`: {', '.join(counts)}" in page
+
+
 def test_a_record_has_tests_by_outcome_and_reason() -> None:
     tests = {
         "TestA::test_a": {"outcome": "passed"},

@@ -1,0 +1,149 @@
+"""What stands for a call while torch transforms or compiles it: its operators, and their rules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch.func import grad, jacrev, jvp, vmap
+
+import attnc
+from attnc.verify.interpreter import ensure_interpreter
+
+ensure_interpreter()
+
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")  # of torch's transforms
+
+TEXT = """
+attention {name} {{
+  input q: f32[B, M, H, 16]
+  input k, v: f32[B, N, H, 16]
+  score = dot(q, k) / sqrt(D)
+  mask = causal
+  normalize = softmax
+  output o: f32[B, M, H, 16]
+  {rest}
+}}
+"""
+#: An lse that is kept for gradients, or a result.
+FORMS = {"kept": "grad q, k, v", "returned": "output lse: f32[B, H, M]\n  grad q, k, v"}
+
+
+@pytest.fixture(params=FORMS)
+def attend(request: pytest.FixtureRequest) -> Callable[..., torch.Tensor]:
+    family = attnc.compile(TEXT.format(name="transformed", rest=FORMS[request.param]), target="triton")
+
+    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        found = family(q, k, v)
+        o: torch.Tensor = found if request.param == "kept" else found[0] + found[1].mT[..., None]
+        return o
+
+    return attend
+
+
+def drawn(*shapes: tuple[int, ...], seed: int = 0) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(shape, generator=generator) for shape in shapes]
+
+
+def gradients(
+    attend: Callable[..., torch.Tensor], tensors: Sequence[torch.Tensor], weights: torch.Tensor
+) -> tuple[torch.Tensor, ...]:
+    leaves = [x.detach().clone().requires_grad_() for x in tensors]
+    return torch.autograd.grad((attend(*leaves) * weights).sum(), leaves)
+
+
+@pytest.mark.parametrize("axis", [0, -1])
+def test_torch_func_maps_and_differentiates(attend: Callable[..., torch.Tensor], axis: int) -> None:
+    """As torch.autograd does, one after the other: gradients of each sample, too."""
+    qs, k, v, weights = drawn((3, 2, 5, 2, 16), (2, 7, 2, 16), (2, 7, 2, 16), (2, 5, 2, 16))
+    for _ in range(6):  # calls that follow themselves are launched without a look
+        attend(qs[0], k, v)
+
+    def loss(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return (attend(q, k, v) * weights).sum()
+
+    expected = [gradients(attend, (q, k, v), weights) for q in qs]
+    laid = qs.movedim(0, axis).contiguous()
+    axes = (axis, None, None)
+    assert torch.equal(vmap(attend, axes)(laid, k, v), torch.stack([attend(q, k, v) for q in qs]))
+    nested = vmap(vmap(attend, axes), (0, None, None))(laid[None], k, v)
+    assert torch.equal(nested[0, 2], attend(qs[2], k, v))
+    each = vmap(grad(loss, argnums=(0, 1, 2)), axes)(laid, k, v)
+    for found, wanted in zip(each, zip(*expected, strict=True), strict=True):
+        torch.testing.assert_close(found, torch.stack(wanted))
+
+    def whole(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+        return (vmap(attend, axes)(q, k, v) * weights).sum()
+
+    dq, dk = grad(whole, argnums=(0, 1))(laid, k)
+    torch.testing.assert_close(dq.movedim(axis, 0), torch.stack([one[0] for one in expected]))
+    torch.testing.assert_close(dk, sum(one[1] for one in expected))
+
+
+def test_rows_of_a_jacobian(attend: Callable[..., torch.Tensor]) -> None:
+    """By torch.func, and by torch.autograd with gradients in a batch."""
+    q, k, v = drawn((1, 2, 1, 16), (1, 3, 1, 16), (1, 3, 1, 16))
+    leaf = q.clone().requires_grad_()
+    o = attend(leaf, k, v)
+    units = torch.eye(o.numel()).view(-1, *o.shape)
+    rows = torch.stack([torch.autograd.grad(o, leaf, unit, retain_graph=True)[0] for unit in units])
+    torch.testing.assert_close(jacrev(lambda q: attend(q, k, v))(q).flatten(0, 3), rows)
+    (found,) = torch.autograd.grad(o, leaf, units, is_grads_batched=True)
+    assert torch.equal(found, rows)
+    jacobian: Any = torch.autograd.functional.jacobian
+    of_torch = jacobian(lambda q: attend(q, k, v), q, vectorize=True)
+    torch.testing.assert_close(of_torch.flatten(0, 3), rows)
+
+
+def test_gradients_of_lse_come_in_batches_too() -> None:
+    family = attnc.compile(TEXT.format(name="transformed", rest=FORMS["returned"]), target="triton")
+    leaves = [x.requires_grad_() for x in drawn((1, 5, 2, 16), (1, 7, 2, 16), (1, 7, 2, 16))]
+    results = family(*leaves)
+    many = [torch.stack(drawn(x.shape, x.shape, seed=1)) for x in results]
+    for chosen in ((0,), (1,), (0, 1)):
+        asked, given = [results[at] for at in chosen], [many[at] for at in chosen]
+        found = torch.autograd.grad(asked, leaves, given, is_grads_batched=True, retain_graph=True)
+        for number in range(2):
+            one = torch.autograd.grad(asked, leaves, [x[number] for x in given], retain_graph=True)
+            assert all(torch.equal(x[number], y) for x, y in zip(found, one, strict=True))
+
+
+def test_what_has_no_rule_is_refused_by_name(attend: Callable[..., torch.Tensor]) -> None:
+    q, k, v = drawn((1, 5, 2, 16), (1, 7, 2, 16), (1, 7, 2, 16))
+    with pytest.raises(RuntimeError, match=r"^transformed has no forward-mode derivative"):
+        jvp(lambda q: attend(q, k, v), (q,), (q,))
+    with pytest.raises(RuntimeError, match=r"^transformed has no second derivative"):
+        grad(lambda q: grad(lambda q: attend(q, k, v).sum())(q).sum())(q)
+    family = attnc.compile(TEXT.format(name="without", rest=""), target="triton")
+    assert vmap(lambda q: family(q, k, v))(q[None]).shape == (1, *q.shape)
+    assert vmap(lambda q: family(q, k, v))(q[None][:0]).shape == (0, *q.shape)
+    with pytest.raises(RuntimeError, match=r"^without has no backward"):
+        grad(lambda q: vmap(lambda q: family(q, k, v))(q[None]).sum())(q)
+    with pytest.raises(RuntimeError, match=r"^without: out: cannot be given inside of torch\.vmap"):
+        vmap(lambda q: family(q, k, v, out=torch.empty_like(q)))(q[None])
+
+
+def test_what_is_first_called_in_a_transform_is_made_outside_of_it() -> None:
+    q, k, v = drawn((2, 1, 5, 2, 16), (1, 7, 2, 16), (1, 7, 2, 16))
+
+    def attend(q: torch.Tensor) -> Any:
+        return attnc.compile(TEXT.format(name="inside", rest=""), target="triton", cache=False)(q, k, v)
+
+    assert torch.equal(vmap(attend)(q)[1], attend(q[1]))
+
+
+@pytest.mark.slow
+def test_kernels_that_serve_two_specs_have_operators_of_both() -> None:
+    """The same kernels make gradients of k and v, whichever of them are asked for, and in whatever order."""
+    tensors = dict(zip("qkv", drawn((1, 5, 2, 16), (1, 7, 2, 16), (1, 7, 2, 16)), strict=True))
+    for names in ("q, k, v", "v, q", "q, k"):
+        family = attnc.compile(TEXT.format(name="shared", rest=f"grad {names}"), target="triton")
+        leaves = {name: x.clone().requires_grad_(name in names) for name, x in tensors.items()}
+        wanted = [x for x in leaves.values() if x.requires_grad]
+        compiled = torch.compile(family.function, fullgraph=True, backend="aot_eager")
+        found = torch.autograd.grad(compiled(*leaves.values()).square().sum(), wanted)
+        expected = torch.autograd.grad(family(*leaves.values()).square().sum(), wanted)
+        assert all(map(torch.equal, found, expected)), names
