@@ -208,6 +208,34 @@ def test_training(name: str, is_compiled: bool, device: torch.device) -> None:
     assert_ran(gradients=True)
 
 
+@pytest.mark.parametrize("name", TRAINED)
+def test_gradients_in_batches(name: str, device: torch.device) -> None:
+    """Backward runs in a thread of its own, which knows nothing of the batch but what tensors have."""
+    tensors = inputs(device, grad=True)
+    many = torch.stack([torch.randn_like(tensors[0]) for _ in range(2)])
+    o = TRAINED[name](*tensors)
+    found = torch.autograd.grad(o, tensors, many, is_grads_batched=True)
+    for number, do in enumerate(many):
+        judge([o, *(x[number] for x in found)], exact(name, tensors, do))
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_transforms(name: str, device: torch.device) -> None:
+    """Gradients of each sample, by torch.func."""
+    q, k, v = inputs(device, grad=False)
+    do, door = torch.randn_like(q), TRAINED[name]
+
+    def loss(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return (door(q, k, v) * do).sum()
+
+    qs = torch.stack([q, q.flip(0)])
+    gradients: Any = torch.func.grad(loss, argnums=(0, 1, 2))
+    found = torch.func.vmap(gradients, (0, None, None))(qs, k, v)
+    for number, one in enumerate(qs):
+        expected = exact(name, [one, k, v], do)
+        judge([door(one, k, v), *(x[number] for x in found)], expected)
+
+
 @pytest.mark.parametrize("width", [264, 320, 512])
 @pytest.mark.parametrize("name", ["flex_attention", "flash_attn_func", "transformers"])
 def test_wide_heads(name: str, width: int, device: torch.device) -> None:
