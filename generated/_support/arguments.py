@@ -347,34 +347,46 @@ def check_probability(name: str, x: object) -> None:
         raise ValueError(f"{name}: expected a probability, 0 to 1{came}")
 
 
-def refuse_transforms(function: str, inputs: Sequence[object]) -> None:
-    """RuntimeError for tensors of forward-mode differentiation, or of a transform of torch.func: kernels do
-    not see tangents, nor the axis that vmap maps over.
+def are_transformed(inputs: Sequence[object]) -> bool:
+    """Returns whether some are tensors of a transform of torch.func, which operators see through and kernels
+    do not.
     """
-    in_transform = torch._C._functorch.peek_interpreter_stack() is not None
-    is_forward = forward_ad._current_level >= 0
-    if not in_transform and not is_forward:
+    if torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is None:
+        return False
+    is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
+    return any(is_wrapped(x) for x in inputs if isinstance(x, torch.Tensor))
+
+
+def refuse_tangents(function: str, inputs: Sequence[object]) -> None:
+    """RuntimeError for tensors of forward-mode differentiation: kernels do not see tangents."""
+    if forward_ad._current_level < 0:
         return
-    tensors = [x for x in inputs if isinstance(x, torch.Tensor)]
-    if in_transform and any(map(torch._C._functorch.is_functorch_wrapped_tensor, tensors)):
-        raise RuntimeError(
-            f"{function} is not transformed by torch.func (vmap, grad, jvp): for gradients call "
-            "torch.autograd.grad, and for a batch make it part of the first axis"
-        )
-    if is_forward and any(
+    if any(
         forward_ad.unpack_dual(x).tangent is not None  # type: ignore[no-untyped-call]  # torch's
-        for x in tensors
+        for x in inputs
+        if isinstance(x, torch.Tensor)
     ):
         raise RuntimeError(
             f"{function} has no forward-mode derivative: differentiate backward, by torch.autograd.grad"
         )
 
 
+def requires_gradient(x: torch.Tensor) -> bool:
+    """Returns whether a tensor, or one that torch.func has put an axis to, requires a gradient."""
+    if torch.compiler.is_compiling():
+        return x.requires_grad
+    while not x.requires_grad:
+        if not torch._C._functorch.is_functorch_wrapped_tensor(x):
+            return False
+        x = torch._C._functorch.get_unwrapped(x)
+    return True
+
+
 def wants_gradient(*inputs: object) -> bool:
     """Returns whether autograd has to be told of a call with these inputs."""
     if torch.is_grad_enabled():
         for x in inputs:
-            if isinstance(x, torch.Tensor) and x.requires_grad:
+            if isinstance(x, torch.Tensor) and requires_gradient(x):
                 return True
     return False
 

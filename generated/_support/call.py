@@ -18,6 +18,7 @@ from torch.autograd import forward_ad
 from .arguments import (
     Sizes,
     Tensor,
+    are_transformed,
     check_dense,
     check_outputs,
     check_probability,
@@ -26,7 +27,7 @@ from .arguments import (
     plain_number,
     refuse_gradients,
     refuse_shared,
-    refuse_transforms,
+    refuse_tangents,
     reject_overlapping_output,
     require_contiguous_rows,
     scalar_tensor,
@@ -46,7 +47,6 @@ from .gradients import (
     Applied,
     Backward,
     Differentiable,
-    Operators,
     PreparedGradients,
     apply_again,
     group_zeros,
@@ -67,6 +67,7 @@ from .memory import (
     memory_of,
     plain,
 )
+from .operators import Operators, call_operator, name_of
 from .place import Place, join_workspaces
 from .repeat import Again, Repeated, make_again
 from .sizes import as_tuple, evaluate
@@ -87,9 +88,8 @@ class Launch(Protocol):
         """
 
 
-#: What all calls have in common whose tensors have the same shapes, strides, types and devices: layouts of
-#: the results and of scratch memory, and launches, of which there are none where there is nothing to
-#: compute. A plain tuple is taken apart in no time.
+#: What all calls of such tensors have in common: layouts of the results and of scratch memory, and launches,
+#: none where there is nothing to compute. A plain tuple is taken apart in no time.
 Prepared: TypeAlias = tuple[tuple[Layout, ...], tuple[Layout, ...], tuple[Launch, ...]]
 
 
@@ -97,12 +97,13 @@ Prepared: TypeAlias = tuple[tuple[Layout, ...], tuple[Layout, ...], tuple[Launch
 class Attention(ABC):
     """The callable of a module, from a declaration of its tensors and kernels.
 
-    name: of the function; operator: what torch knows it by, with a digest of its kernels. kept: an lse, and
-    the attention before an epilogue, that kernels write if wanted; counters: to add to, if given. sizes:
-    those that follow from others; group: query heads of a K/V head, 0 for any number. longest: keys that
-    configs are chosen by; costs: of each config, by the sizes of a call: the least is taken where nothing was
-    measured; work: 0 where there is nothing to compute. scratch: f32 memory for the kernels; made: what the
-    first writes for the others. clears: rows of results that no sequence has are 0. probability: a scalar.
+    name: of the function; operator: what torch knows its kernels by, with a digest, and then it (`name_of`).
+    kept: an lse, and the attention before an epilogue, that kernels write if wanted; counters: to add to, if
+    given. sizes: those that follow from others; group: query heads of a K/V head, 0 for any number. longest:
+    keys that configs are chosen by; costs: of each config, by the sizes of a call: the least is taken where
+    nothing was measured; work: 0 where there is nothing to compute. scratch: f32 memory for the kernels;
+    made: what the first writes for the others. clears: rows of results that no sequence has are 0.
+    probability: a scalar.
     """
 
     name: str
@@ -130,6 +131,7 @@ class Attention(ABC):
     prepared_gradients: dict[Key, PreparedGradients] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
+        self.operator = name_of(self)
         self.config_type: type = type(self.configs[0])
         self.input_names = tuple(tensor.name for tensor in self.inputs)
         self.output_names = tuple(tensor.name for tensor in self.outputs)
@@ -166,8 +168,8 @@ class Attention(ABC):
 
     def _runner(self, *, traces: bool) -> Callable[..., Any]:
         """Returns the call itself: a closure, whose variables are found faster than attributes. traces:
-        whether it is an operator while torch compiles something, which may be another thread's, and of
-        tensors without memory.
+        whether it is an operator while torch compiles something, which may be another thread's, of tensors
+        without memory and of those of torch.func.
         """
         prepared = self.prepared
         repeated, keeping = self.repeated, self.repeated_keeping
@@ -208,9 +210,9 @@ class Attention(ABC):
                     again = repeated.call(inputs)
                     if again is not None:
                         return again(inputs)
-            if traces and inputs and isinstance(inputs[0], FakeTensor):
+            refuse_tangents(name, inputs)
+            if traces and inputs and (isinstance(inputs[0], FakeTensor) or are_transformed(inputs)):
                 return self.trace(inputs, out, config, backward_config, extras)
-            refuse_transforms(name, inputs)
             if has_backward:
                 if is_grad_enabled():
                     for x in inputs:
@@ -321,13 +323,12 @@ class Attention(ABC):
         backward_config: Mapping[str, KernelConfig] | None,
         extras: tuple[torch.Tensor | None, ...],
     ) -> Any:
-        """Returns what torch.compile traces in place of the rest: one call of an operator."""
+        """Returns what torch.compile traces, and torch.func transforms: one call of an operator."""
         if self.backward is None:
             refuse_gradients(self.name, inputs)
         elif wants_gradient(*inputs):
             self._check_gradients(inputs, out, extras)
-        if self.has_scalars:
-            inputs = self.tensors_of(inputs)
+        inputs = self.tensors_of(inputs)
         self.register_operators()
         chosen = self.encode(config, backward_config)
         kept, counters = extras[: len(self.kept)], extras[len(self.kept) :]
@@ -335,17 +336,16 @@ class Attention(ABC):
             results = check_outputs(out, self.output_names)
             getattr(torch.ops.attnc, f"{self.operator}_out")(*inputs, *counters, *results, *kept, chosen)
             return out if self.is_single else results
-        made = getattr(torch.ops.attnc, self.operator)(*inputs, *counters, chosen)
+        made = call_operator(self, (*inputs, *counters), chosen)
         if self.kept:
-            results, rest = made[: len(self.outputs)], made[len(self.outputs) :]
-            for given, x in zip(kept, rest, strict=False):
+            for given, x in zip(kept, made[len(self.outputs) :], strict=False):
                 if given is not None:
                     given.copy_(x)
-            return results[0] if self.is_single else tuple(results)
+            return made[0] if self.is_single else tuple(made[: len(self.outputs)])
         return made
 
     def register_operators(self) -> bool:
-        """Makes the operators known to torch, the first time that torch.compile meets the function."""
+        """Makes the operators known to torch, the first time that they are called for."""
         if not hasattr(torch.ops.attnc, self.operator):
             Operators(self).register()
         return True

@@ -7,14 +7,14 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, NoReturn, Protocol
 
 import torch
 from torch.autograd import forward_ad
 
-from .arguments import DTYPES, Sizes, Tensor, check_dense
+from .arguments import DTYPES, Tensor, check_dense
 from .configs import KernelConfig, Measured
-from .memory import Key, Layout, Memory, contiguous, laid_like, lay_like, layout, layouts_of_3, make_picker
+from .memory import Key, Layout, Memory, contiguous, laid_like, layout, layouts_of_3, make_picker
 from .repeat import Again, Repeated, make_again
 from .sizes import Names, evaluate
 
@@ -340,8 +340,49 @@ def launch_gradients(
     seen = tensors if call.first_input == 1 else [x for x in tensors if x is not None]
     found = None if configs else call.repeated_gradients[len(seen), turn].call(seen)
     if found is None:
+        if any(map(_is_batched, tensors[: call.first_input])):
+            return prepared_of(call, (), (), (), tuple), _find_each(call, tensors, configs, turn)
         found = _find_gradients(call, tensors, configs, turn)
     return found, _launch_prepared(call, found, found.made, tensors)
+
+
+def _is_batched(x: torch.Tensor | None) -> bool:
+    """Returns whether a tensor has the axis of `torch.autograd.grad(is_grads_batched=True)`, which kernels do
+    not see.
+    """
+    return x is not None and torch._C._functorch.is_legacy_batchedtensor(x)
+
+
+#: Calls of such a function inside of each other, at most.
+_MOST_LEVELS = 64
+
+
+def _unbatch(x: torch.Tensor) -> tuple[torch.Tensor, int]:
+    """Returns a tensor with that axis, which becomes the first, and its level: other threads do not know it.
+    RuntimeError for one that has several.
+    """
+    for level in range(1, _MOST_LEVELS + 1):
+        found = torch._remove_batch_dim(x, level, 1, 0)
+        if not _is_batched(found):
+            return found, level
+    raise RuntimeError("gradients have at most one axis of is_grads_batched=True")
+
+
+def _find_each(
+    call: DifferentiableCall,
+    tensors: Sequence[Any],
+    configs: Mapping[str, KernelConfig] | None,
+    turn: tuple[int, ...] | None,
+) -> list[torch.Tensor]:
+    """Returns the gradients for a batch of those of o and lse, computed one after the other."""
+    batched = {at: _unbatch(x) for at, x in enumerate(tensors) if _is_batched(x)}
+    whole, level = next(iter(batched.values()))
+    each = []
+    for number in range(len(whole)):
+        of_one = [batched[at][0][number] if at in batched else x for at, x in enumerate(tensors)]
+        found, made = launch_gradients(call, of_one, configs, turn)
+        each.append(found.finish(made))
+    return [torch._add_batch_dim(torch.stack(x), 0, level) for x in zip(*each, strict=True)]
 
 
 def _launch_prepared(
@@ -447,6 +488,11 @@ def by_input(call: DifferentiableCall, found: Sequence[torch.Tensor]) -> tuple[t
     return tuple(each)
 
 
+def refuse_second_derivative(name: str) -> NoReturn:
+    """RuntimeError."""
+    raise RuntimeError(f"{name} has no second derivative: it was differentiated with create_graph=True")
+
+
 class Differentiable(torch.autograd.Function):
     """An attention for autograd: lse is kept, and the probabilities are computed again from it."""
 
@@ -468,9 +514,7 @@ class Differentiable(torch.autograd.Function):
     def backward(ctx: Any, *cotangents: torch.Tensor | None) -> Any:
         call, _, chosen, _, turn = ctx.applied
         if torch.is_grad_enabled():
-            raise RuntimeError(
-                f"{call.name} has no second derivative: it was differentiated with create_graph=True"
-            )
+            refuse_second_derivative(call.name)
         found, made = launch_gradients(call, [*cotangents, *ctx.saved_tensors], chosen, turn)
         return found.returned(made)
 
@@ -478,122 +522,3 @@ class Differentiable(torch.autograd.Function):
 #: `Differentiable.apply` but for a look for transforms of torch.func, which takes as long as the rest: where
 #: a guard has seen that there are none.
 apply_again: Callable[..., Any] = super(torch.autograd.Function, Differentiable).apply
-
-
-Tensors = Sequence[Any]
-
-
-class TracedCall(DifferentiableCall, Protocol):
-    """What operators ask of a call (`call.Attention`) besides.
-
-    operator: their name; decode: (config, backward_config) of the text that an operator takes; bind_sizes:
-    the sizes of its inputs.
-    """
-
-    operator: str
-    outputs: tuple[Tensor, ...]
-    counters: tuple[Tensor, ...]
-    input_names: tuple[str, ...]
-
-    def decode(self, chosen: str) -> tuple[KernelConfig | None, dict[str, KernelConfig]]: ...
-
-    def bind_sizes(self, inputs: Sequence[torch.Tensor]) -> Sizes: ...
-
-
-class Operators:
-    """NAME, of the results alone and never with gradients of its own; NAME_out, into tensors of the caller;
-    and NAME_backward, which has no derivative.
-    """
-
-    def __init__(self, call: TracedCall) -> None:
-        self.call = call
-
-    def register(self) -> None:
-        """Makes the operators known to torch."""
-        call, name = self.call, f"attnc::{self.call.operator}"
-        inputs = [f"Tensor {tensor.name}" for tensor in call.inputs]
-        counters = [f"Tensor(a{i}!)? {tensor.name}" for i, tensor in enumerate(call.counters)]
-        results = [tensor.name for tensor in (*call.outputs, *call.kept)]
-        returned = "Tensor" if len(results) == 1 else f"({', '.join(['Tensor'] * len(results))})"
-        forward = torch.library.custom_op(
-            name,
-            self._forward,
-            mutates_args=[tensor.name for tensor in call.counters],
-            schema=f"({', '.join([*inputs, *counters, 'str chosen'])}) -> {returned}",
-        )
-        forward.register_fake(self._fake)
-        written = [
-            f"Tensor(o{i}!){'?' if tensor in call.kept else ''} {tensor.name}"
-            for i, tensor in enumerate((*call.outputs, *call.kept))
-        ]
-        into = torch.library.custom_op(
-            f"{name}_out",
-            self._forward_out,
-            mutates_args=[*(tensor.name for tensor in call.counters), *results],
-            schema=f"({', '.join([*inputs, *counters, *written, 'str chosen'])}) -> ()",
-        )
-        into.register_fake(lambda *tensors: None)
-        if call.backward is None:
-            return
-        cotangents = ["Tensor do", *(["Tensor dlse"] if call.lse >= 0 else [])]
-        given = [*cotangents, *inputs, "Tensor o", "Tensor lse", "str chosen"]
-        backward = torch.library.custom_op(
-            f"{name}_backward", self._backward, mutates_args=(), schema=f"({', '.join(given)}) -> Tensor[]"
-        )
-        backward.register_fake(self._backward_fake)
-        forward.register_autograd(self._differentiate, setup_context=self._keep)
-
-    def _keep(self, ctx: Any, inputs: Tensors, output: Any) -> None:
-        *tensors, ctx.chosen = inputs
-        written = output if isinstance(output, tuple) else (output,)
-        ctx.save_for_backward(*tensors, *(written[at] for at in self.call.needed))
-
-    def _split(self, given: Tensors) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-        count = len(self.call.inputs)
-        return tuple(given[:count]), tuple(given[count:])
-
-    def _forward(self, *given: Any) -> Any:
-        *tensors, chosen = given
-        inputs, counters = self._split(tensors)
-        kept = self.call.empty_kept(inputs)
-        with torch.no_grad():
-            made = self.call.execute(inputs, None, self.call.decode(chosen)[0], None, (*kept, *counters))
-        results = (*(made if isinstance(made, tuple) else (made,)), *kept)
-        return results if len(results) > 1 else results[0]
-
-    def _fake(self, *given: Any) -> Any:
-        inputs, _ = self._split(given)
-        sizes = self.call.bind_sizes(inputs)
-        made = tuple(
-            torch.empty(sizes.shape_of(tensor), dtype=tensor.dtype, device=inputs[0].device)
-            for tensor in (*self.call.outputs, *self.call.kept)
-        )
-        return made if len(made) > 1 else made[0]
-
-    def _forward_out(self, *given: Any) -> None:
-        *tensors, chosen = given
-        inputs, rest = self._split(tensors)
-        count = len(self.call.counters)
-        counters, written = rest[:count], rest[count:]
-        out, kept = written[: len(self.call.outputs)], written[len(self.call.outputs) :]
-        with torch.no_grad():
-            given = out if len(out) > 1 else out[0]
-            self.call.execute(inputs, given, self.call.decode(chosen)[0], None, (*kept, *counters))
-
-    def _backward(self, *given: Any) -> list[torch.Tensor]:
-        *tensors, chosen = given
-        found = self.call.gradients(*tensors, self.call.decode(chosen)[1])
-        inputs = tensors[self.call.first_input :]
-        return [lay_like(x, inputs[at]) for at, x in zip(self.call.wanted, found, strict=True)]
-
-    def _backward_fake(self, *given: Any) -> list[torch.Tensor]:
-        inputs = dict(zip(self.call.input_names, given[2 if self.call.lse >= 0 else 1 :], strict=False))
-        assert self.call.backward is not None
-        pairs = [(gradient, inputs[gradient.name]) for gradient in self.call.backward.gradients]
-        return [torch.empty_like(x, dtype=gradient.dtype(x.dtype)) for gradient, x in pairs]
-
-    def _differentiate(self, ctx: Any, *cotangents: Any) -> tuple[Any, ...]:
-        operator = getattr(torch.ops.attnc, f"{self.call.operator}_backward")
-        wanted = cotangents[: 2 if self.call.lse >= 0 else 1]
-        found = operator(*wanted, *ctx.saved_tensors, ctx.chosen)
-        return (*by_input(self.call, found), None)

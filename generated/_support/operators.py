@@ -1,0 +1,223 @@
+# Copied by `attnc compile`, from attnc/support. Do not edit.
+"""Operators of torch in place of a call, for torch.compile and the transforms of torch.func."""
+
+import hashlib
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn, Protocol
+
+import torch
+
+from .arguments import Sizes, Tensor, are_transformed
+from .configs import KernelConfig
+from .gradients import DifferentiableCall, by_input, refuse_second_derivative
+from .memory import lay_like
+
+Tensors = Sequence[Any]
+
+
+class TracedCall(DifferentiableCall, Protocol):
+    """What operators ask of a call (`call.Attention`) besides.
+
+    operator: their name; decode: (config, backward_config) of the text that an operator takes; bind_sizes:
+    the sizes of its inputs.
+    """
+
+    operator: str
+    outputs: tuple[Tensor, ...]
+    counters: tuple[Tensor, ...]
+    sizes: dict[str, str]
+    input_names: tuple[str, ...]
+
+    def decode(self, chosen: str) -> tuple[KernelConfig | None, dict[str, KernelConfig]]: ...
+
+    def bind_sizes(self, inputs: Sequence[torch.Tensor]) -> Sizes: ...
+
+
+def name_of(call: TracedCall) -> str:
+    """Returns what torch knows a call by: the digest of its kernels, which may serve several, and one of what
+    else its operators follow.
+    """
+    gradients = () if call.backward is None else call.backward.gradients
+    declared = (call.inputs, call.outputs, call.kept, call.counters, call.sizes, gradients)
+    return call.operator + hashlib.sha256(repr(declared).encode()).hexdigest()[:8]
+
+
+def call_operator(call: TracedCall, given: Tensors, chosen: str) -> Any:
+    """Returns the results, and what is kept, of inputs and counters."""
+    if call.backward is not None and are_transformed(given):
+        return _Transformed.apply(call, chosen, *given)  # type: ignore[no-untyped-call]  # torch's
+    return getattr(torch.ops.attnc, call.operator)(*given, chosen)
+
+
+class _Transformed(torch.autograd.Function):
+    """The operators of an attention for torch.func, which differentiates no operator of Python by itself."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(call: TracedCall, chosen: str, *given: Any) -> Any:
+        return getattr(torch.ops.attnc, call.operator)(*given, chosen)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Tensors, output: Any) -> None:
+        ctx.call, ctx.chosen, *given = inputs
+        written = output if isinstance(output, tuple) else (output,)
+        count = len(ctx.call.inputs)
+        ctx.others = len(given) - count
+        ctx.save_for_backward(*given[:count], *(written[at] for at in ctx.call.needed))
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Any) -> Any:
+        call = ctx.call
+        wanted = cotangents[: 2 if call.lse >= 0 else 1]
+        found = _TransformedBackward.apply(call, ctx.chosen, *wanted, *ctx.saved_tensors)  # type: ignore[no-untyped-call]  # torch's
+        return None, None, *by_input(call, found), *(None,) * ctx.others
+
+
+class _TransformedBackward(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(call: TracedCall, chosen: str, *given: Any) -> Any:
+        return tuple(getattr(torch.ops.attnc, f"{call.operator}_backward")(*given, chosen))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Tensors, output: Any) -> None:
+        ctx.name = inputs[0].name
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Any) -> Any:
+        refuse_second_derivative(ctx.name)
+
+
+def _mapping(name: str) -> Callable[..., Any]:
+    """Returns what torch.vmap makes of an operator of attnc's: its calls for one after the other."""
+
+    def rule(info: Any, axes: Sequence[Any], *given: Any) -> tuple[Any, Any]:
+        operator, count = getattr(torch.ops.attnc, name), info.batch_size
+        batches = [
+            x if axis is None else _rows(x.movedim(axis, 0)) for x, axis in zip(given, axes, strict=True)
+        ]
+        each = []
+        for number in range(max(count, 1)):  # of an empty batch, what has its results' shapes
+            of_one = [
+                x if axis is None else x[number] if count else x.new_zeros(x.shape[1:])
+                for x, axis in zip(batches, axes, strict=True)
+            ]
+            each.append(operator(*of_one))
+        if isinstance(each[0], torch.Tensor):
+            return torch.stack(each)[:count], 0
+        results = [torch.stack(x)[:count] for x in zip(*each, strict=True)]
+        return type(each[0])(results), type(each[0])([0] * len(results))
+
+    return rule
+
+
+def _rows(x: torch.Tensor) -> torch.Tensor:
+    """Returns a batch with the contiguous last axis that kernels ask for."""
+    return x.contiguous() if x.dim() > 1 and x.stride(-1) != 1 else x
+
+
+class Operators:
+    """NAME, of the results alone and never with gradients of its own; NAME_out, into tensors of the caller;
+    and NAME_backward, which has no derivative.
+    """
+
+    def __init__(self, call: TracedCall) -> None:
+        self.call = call
+
+    def register(self) -> None:
+        """Makes the operators known to torch."""
+        call, name = self.call, f"attnc::{self.call.operator}"
+        inputs = [f"Tensor {tensor.name}" for tensor in call.inputs]
+        counters = [f"Tensor(a{i}!)? {tensor.name}" for i, tensor in enumerate(call.counters)]
+        results = [tensor.name for tensor in (*call.outputs, *call.kept)]
+        returned = "Tensor" if len(results) == 1 else f"({', '.join(['Tensor'] * len(results))})"
+        forward = torch.library.custom_op(
+            name,
+            self._forward,
+            mutates_args=[tensor.name for tensor in call.counters],
+            schema=f"({', '.join([*inputs, *counters, 'str chosen'])}) -> {returned}",
+        )
+        forward.register_fake(self._fake)
+        forward.register_vmap(_mapping(call.operator))
+        written = [
+            f"Tensor(o{i}!){'?' if tensor in call.kept else ''} {tensor.name}"
+            for i, tensor in enumerate((*call.outputs, *call.kept))
+        ]
+        into = torch.library.custom_op(
+            f"{name}_out",
+            self._forward_out,
+            mutates_args=[*(tensor.name for tensor in call.counters), *results],
+            schema=f"({', '.join([*inputs, *counters, *written, 'str chosen'])}) -> ()",
+        )
+        into.register_fake(lambda *tensors: None)
+        into.register_vmap(self._refuse_vmap)
+        if call.backward is None:
+            return
+        cotangents = ["Tensor do", *(["Tensor dlse"] if call.lse >= 0 else [])]
+        given = [*cotangents, *inputs, "Tensor o", "Tensor lse", "str chosen"]
+        backward = torch.library.custom_op(
+            f"{name}_backward", self._backward, mutates_args=(), schema=f"({', '.join(given)}) -> Tensor[]"
+        )
+        backward.register_fake(self._backward_fake)
+        backward.register_vmap(_mapping(f"{call.operator}_backward"))
+        forward.register_autograd(self._differentiate, setup_context=self._keep)
+
+    def _keep(self, ctx: Any, inputs: Tensors, output: Any) -> None:
+        *tensors, ctx.chosen = inputs
+        written = output if isinstance(output, tuple) else (output,)
+        ctx.save_for_backward(*tensors, *(written[at] for at in self.call.needed))
+
+    def _refuse_vmap(self, *given: Any) -> NoReturn:
+        raise RuntimeError(f"{self.call.name}: out: cannot be given inside of torch.vmap")
+
+    def _split(self, given: Tensors) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        count = len(self.call.inputs)
+        return tuple(given[:count]), tuple(given[count:])
+
+    def _forward(self, *given: Any) -> Any:
+        *tensors, chosen = given
+        inputs, counters = self._split(tensors)
+        kept = self.call.empty_kept(inputs)
+        with torch.no_grad():
+            made = self.call.execute(inputs, None, self.call.decode(chosen)[0], None, (*kept, *counters))
+        results = (*(made if isinstance(made, tuple) else (made,)), *kept)
+        return results if len(results) > 1 else results[0]
+
+    def _fake(self, *given: Any) -> Any:
+        inputs, _ = self._split(given)
+        sizes = self.call.bind_sizes(inputs)
+        made = tuple(
+            torch.empty(sizes.shape_of(tensor), dtype=tensor.dtype, device=inputs[0].device)
+            for tensor in (*self.call.outputs, *self.call.kept)
+        )
+        return made if len(made) > 1 else made[0]
+
+    def _forward_out(self, *given: Any) -> None:
+        *tensors, chosen = given
+        inputs, rest = self._split(tensors)
+        count = len(self.call.counters)
+        counters, written = rest[:count], rest[count:]
+        out, kept = written[: len(self.call.outputs)], written[len(self.call.outputs) :]
+        with torch.no_grad():
+            given = out if len(out) > 1 else out[0]
+            self.call.execute(inputs, given, self.call.decode(chosen)[0], None, (*kept, *counters))
+
+    def _backward(self, *given: Any) -> list[torch.Tensor]:
+        *tensors, chosen = given
+        found = self.call.gradients(*tensors, self.call.decode(chosen)[1])
+        inputs = tensors[self.call.first_input :]
+        return [lay_like(x, inputs[at]) for at, x in zip(self.call.wanted, found, strict=True)]
+
+    def _backward_fake(self, *given: Any) -> list[torch.Tensor]:
+        inputs = dict(zip(self.call.input_names, given[2 if self.call.lse >= 0 else 1 :], strict=False))
+        assert self.call.backward is not None
+        pairs = [(gradient, inputs[gradient.name]) for gradient in self.call.backward.gradients]
+        return [torch.empty_like(x, dtype=gradient.dtype(x.dtype)) for gradient, x in pairs]
+
+    def _differentiate(self, ctx: Any, *cotangents: Any) -> tuple[Any, ...]:
+        operator = getattr(torch.ops.attnc, f"{self.call.operator}_backward")
+        wanted = cotangents[: 2 if self.call.lse >= 0 else 1]
+        found = operator(*wanted, *ctx.saved_tensors, ctx.chosen)
+        return (*by_input(self.call, found), None)
