@@ -2,8 +2,8 @@
 `templates/sm90/simt.h` for a Hopper GPU.
 
 The `.cu` text is compiled as it is by g++, and the Python module beside it is used as it is; only its
-launch is replaced. What stands in for a Hopper GPU is more text than a kernel: it is a library of its own,
-which all kernels share, and is optimised whatever `ATTNC_SIMT_FLAGS` says of kernels.
+launch is replaced. The machine that stands in for a GPU is a library of its own, which all kernels share, and
+is optimised whatever `ATTNC_SIMT_FLAGS` says of kernels.
 """
 
 from __future__ import annotations
@@ -189,14 +189,14 @@ def _compile(source: str, defines: tuple[tuple[str, int | str], ...], folder: st
         raise ValueError("the source has no kernel")
     text = "".join([source, _ARGUMENTS, *(_ENTRY % kernel for kernel in found)])
     flags = [*_own_flags(), *(f"-D{name}={value}" for name, value in defines)]
-    return _load(text, folder, flags, (_machine(),) if folder == "sm90" else ())
+    return _load(text, folder, flags, (_machine(folder),))
 
 
 @cache
-def _machine() -> Path:
-    """Returns the library of what stands in for a Hopper GPU, which stays loaded: kernels find it by name."""
+def _machine(folder: str) -> Path:
+    """Returns the library of what stands in for a GPU, which stays loaded: kernels find it by name."""
     flags = [*_own_flags(), "-O3", "-fno-semantic-interposition", "-fno-strict-aliasing"]
-    return Path(_load('#include "simt_machine.h"\n', "sm90", flags)._name)
+    return Path(_load('#include "simt_machine.h"\n', folder, flags)._name)
 
 
 def _load(text: str, folder: str, flags: list[str], libraries: Sequence[Path] = ()) -> ctypes.CDLL:

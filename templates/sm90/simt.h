@@ -42,9 +42,7 @@ template <class T>
 static T shuffle(T x, int lane, SIMT_LINE)
 {
     static_assert(sizeof(T) == 4, "a shuffle moves 4 bytes");
-    const simt::Show* all = simt::exchange(simt::SHUFFLE, line, [&](simt::Show& s) { memcpy(&s.word, &x, 4); });
-    memcpy(&x, &all[lane].word, 4);
-    return x;
+    return __builtin_bit_cast(T, simt::shuffle(__builtin_bit_cast(u32, x), lane, line));
 }
 
 template <class T> static T shuffle_xor(T x, int mask, SIMT_LINE) { return shuffle(x, (simt::current % simt::WARP) ^ mask, line); }
@@ -70,15 +68,7 @@ static inline int count_bits(u32 x) { return __builtin_popcount(x); }
 static inline int __clz(int x) { return x == 0 ? 32 : __builtin_clz((u32)x); }
 static inline int __popc(unsigned x) { return __builtin_popcount(x); }
 
-static inline u32 ballot(bool x, SIMT_LINE)
-{
-    const simt::Show* all = simt::exchange(simt::VOTE, line, [&](simt::Show& s) { s.flag = x; });
-    u32 which = 0;
-    for (int lane = 0; lane < simt::WARP; ++lane)
-        which |= u32(all[lane].flag) << lane;
-    return which;
-}
-
+static inline u32 ballot(bool x, SIMT_LINE) { return simt::ballot(x, line); }
 static inline int warp_min(int x, SIMT_LINE)
 {
     for (int mask = 1; mask < simt::WARP; mask *= 2)
@@ -88,14 +78,7 @@ static inline int warp_min(int x, SIMT_LINE)
 
 static inline int warp_max(int x, SIMT_LINE) { return -warp_min(-x, line); }
 
-static inline bool any_lane(bool x, SIMT_LINE)
-{
-    const simt::Show* all = simt::exchange(simt::VOTE, line, [&](simt::Show& s) { s.flag = x; });
-    bool any = false;
-    for (int lane = 0; lane < simt::WARP; ++lane)
-        any |= all[lane].flag;
-    return any;
-}
+static inline bool any_lane(bool x, SIMT_LINE) { return simt::ballot(x, line) != 0; }
 
 static inline bool elect_one(SIMT_LINE)
 {
@@ -165,43 +148,10 @@ static T load_shared(u32 place, SIMT_LINE)
     return x;
 }
 
-namespace simt {
-template <bool TRANSPOSED>
-static void stmatrix_x4(u32 row, u32 x0, u32 x1, u32 x2, u32 x3, int line)
-{
-    at(row, 16, 16, line, "a row of stmatrix");
-    Show* all = (Show*)exchange(MATRIX, line, [&](Show& s) { s.words[0] = x0, s.words[1] = x1, s.words[2] = x2, s.words[3] = x3; });
-    const int piece = current % WARP / 8, mine = current % 8;
-    uint16_t values[8];
-    for (int column = 0; column < 8; ++column) {
-        const int i = TRANSPOSED ? column : mine, j = TRANSPOSED ? mine : column;
-        values[column] = uint16_t(all[4 * i + j / 2].words[piece] >> 16 * (j % 2));
-    }
-    memcpy(shared + (row - BASE), values, 16);
-    wrote(row, 16, line);
-    together(MATRIX, line);  // all lanes have written when one goes on
-}
-
-template <bool TRANSPOSED>
-static void ldmatrix_x4(u32 (&x)[4], u32 row, int line)
-{
-    const unsigned char* mine = at(row, 16, 16, line, "a row of ldmatrix");
-    check_read(row, 16, line);
-    const Show* all = exchange(MATRIX, line, [&](Show& s) { s.row = mine; });
-    const int g = current % WARP / 4, t = current % 4;
-    for (int p = 0; p < 4; ++p) {
-        uint16_t pair[2];
-        for (int i = 0; i < 2; ++i)
-            memcpy(&pair[i], TRANSPOSED ? all[8 * p + 2 * t + i].row + 2 * g : all[8 * p + g].row + 4 * t + 2 * i, 2);
-        memcpy(&x[p], pair, 4);
-    }
-}
-}  // namespace simt
-
-static inline void stmatrix_x4(u32 row, u32 x0, u32 x1, u32 x2, u32 x3, SIMT_LINE) { simt::stmatrix_x4<false>(row, x0, x1, x2, x3, line); }
-static inline void stmatrix_x4_trans(u32 row, u32 x0, u32 x1, u32 x2, u32 x3, SIMT_LINE) { simt::stmatrix_x4<true>(row, x0, x1, x2, x3, line); }
-static inline void ldmatrix_x4(u32 (&x)[4], u32 row, SIMT_LINE) { simt::ldmatrix_x4<false>(x, row, line); }
-static inline void ldmatrix_x4_trans(u32 (&x)[4], u32 row, SIMT_LINE) { simt::ldmatrix_x4<true>(x, row, line); }
+static inline void stmatrix_x4(u32 row, u32 x0, u32 x1, u32 x2, u32 x3, SIMT_LINE) { simt::store_matrices(row, {x0, x1, x2, x3}, false, line); }
+static inline void stmatrix_x4_trans(u32 row, u32 x0, u32 x1, u32 x2, u32 x3, SIMT_LINE) { simt::store_matrices(row, {x0, x1, x2, x3}, true, line); }
+static inline void ldmatrix_x4(u32 (&x)[4], u32 row, SIMT_LINE) { simt::load_matrices(x, row, false, line); }
+static inline void ldmatrix_x4_trans(u32 (&x)[4], u32 row, SIMT_LINE) { simt::load_matrices(x, row, true, line); }
 static inline void proxy_fence() { simt::fence_proxy(); }
 
 // ---- mbarriers
@@ -272,7 +222,7 @@ static inline void bulk_add(float* to, u32 from, u32 bytes, SIMT_LINE)
 {
     simt::bulk_copy(simt::Kind::bulk_add, from, to, bytes, 0, line);
 }
-static inline void tma_commit() { ++simt::lane_now().groups; }
+static inline void tma_commit() { simt::commit_stores(); }
 static inline void tma_wait_read(SIMT_LINE) { simt::wait_stores(0, true, line); }
 static inline void tma_wait(SIMT_LINE) { simt::wait_stores(0, false, line); }
 
@@ -302,7 +252,7 @@ static inline void copies_arrive(u32 barrier, SIMT_LINE) { simt::copies_arrive(b
 
 // ---- clusters: attnc/support/sm90_cluster.cuh
 
-static inline int block_rank() { return simt::block->rank; }
+static inline int block_rank() { return simt::block_rank(); }
 static inline void cluster_sync(SIMT_LINE)
 {
     simt::together(simt::SYNC, line);
@@ -310,17 +260,13 @@ static inline void cluster_sync(SIMT_LINE)
 }
 static inline void cluster_arrive_if(u32 barrier, bool arrives, SIMT_LINE)
 {
-    if (!arrives)
-        return;
-    simt::barrier_arrive(barrier, 0, line);
-    for (int rank = 0; rank < simt::cluster_size; ++rank)
-        if (rank != simt::block->rank)
-            simt::remote_arrive(barrier, rank, line);
+    if (arrives)
+        simt::cluster_arrive(barrier, line);
 }
 static inline void tma_load_multicast(u32 to, const TensorMap& map, u32 barrier, int c0, int c1, int c2, int c3, SIMT_LINE)
 {
-    for (int rank = 0; rank < simt::cluster_size; ++rank)
-        simt::in_block(rank, line, [&] { simt::tensor_copy(simt::Kind::load, to, &map, barrier, line, c0, c1, c2, c3); });
+    const int coordinates[] = {c0, c1, c2, c3};
+    simt::multicast(to, &map, barrier, line, coordinates, 4);
 }
 static inline void cluster_send(u32 place, u32 barrier, int rank, int word, SIMT_LINE) { simt::tell(place, barrier, rank, word, line); }
 static inline void cluster_wait(u32 barrier, u32 parity, SIMT_LINE) { simt::barrier_wait(barrier, parity, line); }
@@ -361,7 +307,5 @@ static void wgmma(float (&d)[N][4], const u32 (&a)[4], u64 b, bool accumulate, S
 
 static inline void mma_sync(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1, SIMT_LINE)
 {
-    using namespace simt;
-    const Show* all = exchange(MATRIX, line, [&](Show& s) { memcpy(s.words, a, sizeof a), s.words[4] = b0, s.words[5] = b1; });
-    multiply_fragments(c, all, is_f16<element>);
+    simt::multiply_fragments(c, a, b0, b1, simt::is_f16<element>, line);
 }

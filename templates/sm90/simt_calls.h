@@ -1,9 +1,48 @@
-// What a kernel calls of the Hopper GPU that it runs on; a part of sm90/simt.h.
+// What a kernel sees of the Hopper GPU that it runs on, and calls of it; a part of sm90/simt.h.
 //
-// Behind the declarations are texts that have to be compiled with a kernel, as what they do is part of it.
+// The machine is a library of its own (`attnc.verify.simt`), compiled once and with optimisation, whatever a kernel is compiled with.
 #pragma once
 
-#include "simt_state.h"
+#include <stdint.h>
+#include <string.h>
+#include <math.h>
+
+#define __global__ __attribute__((visibility("default")))
+#define __device__ inline
+#define __forceinline__
+#define __shared__
+#define __align__(n)
+#define __grid_constant__
+#define __launch_bounds__(...)
+#define __cluster_dims__(...)
+#define __maxnreg__(...)
+#define __restrict__
+
+#define SIMT __attribute__((visibility("default")))
+#ifdef SIMT_MACHINE
+#define SIMT_STATE SIMT
+#else
+#define SIMT_STATE extern SIMT
+#endif
+
+struct Dim { unsigned x, y, z; };
+SIMT_STATE Dim threadIdx, blockIdx, blockDim, gridDim;
+
+namespace simt {
+
+typedef uint32_t u32;
+typedef uint64_t u64;
+constexpr int WARP = 32, MOST_SHARED = 232448;
+constexpr u32 BASE = 1024;  // of dynamic shared memory in its window: what lies before it is the system's
+
+SIMT_STATE int current, threads_of_block;  // thread
+SIMT_STATE int cluster_size;               // blocks of a cluster
+
+enum class Kind { load, store, bulk_load, bulk_store, bulk_add, word };
+
+}  // namespace simt
+
+SIMT_STATE unsigned char shared[simt::MOST_SHARED + 1024] __attribute__((aligned(1024)));  // more than a block can have, to see what it writes past its own
 
 namespace simt {
 
@@ -11,11 +50,12 @@ namespace simt {
 enum { SHUFFLE = 1, VOTE, SYNC, NAMED, MATRIX, FENCE, COMMIT, RETIRE, MULTIPLY, REGISTERS, ELECT };
 
 [[noreturn]] SIMT void fail(int line, const char* format, ...);
-SIMT Lane& lane_now();
 SIMT void give_turn();
-SIMT bool is_last(int kind, int line);
-SIMT void go_on();
 SIMT bool together(int kind, int line);
+SIMT u32 shuffle(u32 x, int lane, int line);
+SIMT u32 ballot(bool x, int line);
+SIMT void store_matrices(u32 row, const u32 (&x)[4], bool transposed, int line);
+SIMT void load_matrices(u32 (&x)[4], u32 row, bool transposed, int line);
 SIMT const char* launch(
     void (*kernel)(), int grid_size, int threads, int bytes, uint64_t seed, char* memory, int resident, int cluster = 1);
 
@@ -25,13 +65,14 @@ SIMT void check_read(u32 place, u32 bytes, int line);
 SIMT void fence_proxy();
 SIMT void barrier_init(u32 place, u32 count, int line);
 SIMT void barrier_arrive(u32 place, u32 bytes, int line);
-SIMT void remote_arrive(u32 place, int rank, int line);
 SIMT bool barrier_passed(u32 place, u32 parity, int line);
 SIMT void barrier_wait(u32 place, u32 parity, int line);
 // How a warp comes to a named barrier: an aligned one is waited for by the same instruction in all warps.
 enum class Meeting { aligned, anywhere, arrival };
 SIMT void named_barrier(int id, int threads, Meeting meeting, int line);
+SIMT int block_rank();
 SIMT void cluster_barrier(int line);
+SIMT void cluster_arrive(u32 place, int line);
 SIMT void set_registers(int wanted, bool more, int line);
 SIMT void wait_for_memory(const volatile int* place, int value, int line);
 
@@ -42,6 +83,8 @@ SIMT void copy_async(u32 place, const void* from, u32 bytes, u32 aligned, int li
 SIMT void copies_arrive(u32 bar, int line);
 SIMT void wait_copies(int line);
 SIMT void tell(u32 place, u32 bar, int rank, int word, int line);
+SIMT void multicast(u32 place, const void* map, u32 bar, int line, const int* coordinates, int rank);
+SIMT void commit_stores();
 
 // What the name of a wgmma says: its columns, whether a comes from registers, which operands are transposed, the type.
 struct Form { int n; bool from_registers, transposed_a, transposed_b, is_f16; };
@@ -50,42 +93,7 @@ SIMT void multiply(Form form, float* sum, const u32* a, u64 left, u64 right, boo
 SIMT void wgmma_fence(int line);
 SIMT void wgmma_commit(int line);
 SIMT void wgmma_wait(u32 groups, int line);
-SIMT void multiply_fragments(float (&c)[4], const Show* all, bool is_f16);  // of mma.sync
-
-// Executes `act` once for the warp when all its lanes are here. Returns whether this lane did.
-template <class Act>
-static bool together(int kind, int line, Act act)
-{
-    if (!is_last(kind, line))
-        return false;
-    act();
-    go_on();
-    return true;
-}
-
-// Every lane shows something to all lanes.
-template <class Fill>
-static const Show* exchange(int kind, int line, Fill fill)
-{
-    Show* shown = block->shown[lane_now().turn++ & 1];
-    fill(shown[current]);
-    const int first = current / WARP * WARP;
-    together(kind, line);
-    return shown + first;
-}
-
-// Does something with the shared memory of a block of the cluster, which is there until its last thread has ended.
-template <class Act>
-static void in_block(int rank, int line, Act act)
-{
-    if (rank < 0 || rank >= cluster_size)
-        fail(line, "block %d of a cluster of %d", rank, cluster_size);
-    there = block->cluster->blocks[rank];
-    if (!there->live || there->ended == threads_of_block)
-        fail(line, "block %u of the cluster has ended", there->index.x);
-    act();
-    there = block;
-}
+SIMT void multiply_fragments(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1, bool is_f16, int line);  // of mma.sync
 
 template <class... At>
 static void tensor_copy(Kind kind, u32 place, const void* map, u32 bar, int line, At... at)

@@ -198,6 +198,15 @@ SIMT void copy_box(Kind kind, u32 place, const void* map, u32 bar, int line, con
         begin_store(copy, line);
 }
 
+// The same box to every block of the cluster.
+void multicast(u32 place, const void* map, u32 bar, int line, const int* coordinates, int rank)
+{
+    for (int to = 0; to < cluster_size; ++to)
+        in_block(to, line, [&] { copy_box(Kind::load, place, map, bar, line, coordinates, rank); });
+}
+
+void commit_stores() { ++lane_now().groups; }
+
 // st.async: a word to another block, which counts on a barrier there. What is known by it is what this warp has done itself, and that
 // it has heard what it waited for at its own barrier of that place.
 SIMT void tell(u32 place, u32 bar, int rank, int word, int line)

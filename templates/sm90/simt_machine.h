@@ -2,8 +2,9 @@
 #pragma once
 
 #define SIMT_MACHINE
-#include "simt_calls.h"
+#include "simt_state.h"
 #include "simt_threads.h"
 #include "simt_memory.h"
+#include "simt_lanes.h"
 #include "simt_copies.h"
 #include "simt_wgmma.h"

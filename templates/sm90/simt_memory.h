@@ -203,7 +203,7 @@ SIMT void barrier_arrive(u32 place, u32 bytes, int line)
 }
 
 // At the barrier of another block of the cluster.
-SIMT void remote_arrive(u32 place, int rank, int line)
+static void remote_arrive(u32 place, int rank, int line)
 {
     in_block(rank, line, [&] {
         there->touched[block->rank][current / WARP] = warp_now().tick;
@@ -211,6 +211,17 @@ SIMT void remote_arrive(u32 place, int rank, int line)
     });
     if (chance(8))
         give_turn();
+}
+
+int block_rank() { return block->rank; }
+
+// At the barrier of every block of the cluster, the own one first.
+void cluster_arrive(u32 place, int line)
+{
+    barrier_arrive(place, 0, line);
+    for (int rank = 0; rank < cluster_size; ++rank)
+        if (rank != block->rank)
+            remote_arrive(place, rank, line);
 }
 
 SIMT bool barrier_passed(u32 place, u32 parity, int line)

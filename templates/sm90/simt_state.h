@@ -1,52 +1,21 @@
-// What a block of a Hopper kernel is while a CPU runs it; a part of sm90/simt.h.
+// What a block of a Hopper kernel is while a CPU runs it; a part of sm90/simt_machine.h.
 #pragma once
+
+#include "simt_calls.h"
 
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
-#include <math.h>
 #include <ucontext.h>
-
-#define __global__ __attribute__((visibility("default")))
-#define __device__ inline
-#define __forceinline__
-#define __shared__
-#define __align__(n)
-#define __grid_constant__
-#define __launch_bounds__(...)
-#define __cluster_dims__(...)
-#define __maxnreg__(...)
-#define __restrict__
-
-// The machine is a library of its own (`attnc.verify.simt`), compiled once and with optimisation, whatever a kernel is compiled with.
-// A kernel reads its state and what can be called (`simt_calls.h`).
-#define SIMT __attribute__((visibility("default")))
-#ifdef SIMT_MACHINE
-#define SIMT_STATE SIMT
-#else
-#define SIMT_STATE extern SIMT
-#endif
-
-struct Dim { unsigned x, y, z; };
-SIMT_STATE Dim threadIdx, blockIdx, blockDim, gridDim;
-SIMT_STATE unsigned char shared[232448 + 1024] __attribute__((aligned(1024)));  // more than a block can have, to see what it writes past its own
 
 namespace simt {
 
-typedef uint32_t u32;
-typedef uint64_t u64;
-constexpr int MOST_SHARED = 232448;
-constexpr int WARP = 32, MOST_WARPS = 32, THREADS = WARP * MOST_WARPS, STACK = 128 * 1024, UNIT = 16;
+constexpr int MOST_WARPS = 32, THREADS = WARP * MOST_WARPS, STACK = 128 * 1024, UNIT = 16;
 constexpr int BARRIERS = 96, COPIES = 512, SUMS = 12, PRODUCTS = 512, OPERANDS = 96;
 constexpr int CHUNKS = 1024, ARRIVALS = 64, UNTOLD = -1;  // of cp.async: copies and arrivals of a thread under way
 constexpr int MOST_CLUSTER = 2;  // blocks that share tiles
-constexpr u32 BASE = 1024;  // of dynamic shared memory in its window: what lies before it is the system's
-
-SIMT_STATE int cluster_size;  // blocks of a cluster
 
 // What is known to have happened in a block. Of every warp: its generic writes of shared memory up to an arrival, its generic reads, the
 // groups of wgmma and of bulk stores that it has waited for; of every mbarrier: the phases completed, and those followed by a
@@ -110,8 +79,6 @@ struct alignas(64) Map {
     u32 box[5], swizzle;       // bytes of the swizzle's span: 0, 32, 64 or 128
 };
 static_assert(sizeof(Map) == 128, "the size of a CUtensorMap");
-
-enum class Kind { load, store, bulk_load, bulk_store, bulk_add, word };
 
 struct Copy {
     bool live, made, read;
@@ -229,13 +196,13 @@ struct Block {
     Show shown[2][THREADS];
 };
 
-SIMT_STATE Block* block;
-SIMT_STATE Block* there;  // whose shared memory and mbarriers are meant: that block, or another one of its cluster
-SIMT_STATE int current, threads_of_block, used_bytes;  // thread; of shared memory
-SIMT_STATE int resident_blocks;  // on a multiprocessor: they share its registers
-SIMT_STATE u32 idle;                                   // turns in which nothing happened
-SIMT_STATE jmp_buf scheduler, escape;
-SIMT_STATE uint64_t random_state;
-SIMT_STATE char message[4096];
+static Block* block;
+static Block* there;  // whose shared memory and mbarriers are meant: that block, or another one of its cluster
+static int used_bytes;  // of shared memory
+static int resident_blocks;  // on a multiprocessor: they share its registers
+static u32 idle;             // turns in which nothing happened
+static jmp_buf scheduler, escape;
+static uint64_t random_state;
+static char message[4096];
 
 }  // namespace simt

@@ -157,9 +157,44 @@ SIMT void go_on()
         give_turn();
 }
 
+// Executes `act` once for the warp when all its lanes are here. Returns whether this lane did.
+template <class Act>
+static bool together(int kind, int line, Act act)
+{
+    if (!is_last(kind, line))
+        return false;
+    act();
+    go_on();
+    return true;
+}
+
 SIMT bool together(int kind, int line)
 {
     return together(kind, line, [] {});
+}
+
+// Every lane shows something to all lanes.
+template <class Fill>
+static const Show* exchange(int kind, int line, Fill fill)
+{
+    Show* shown = block->shown[lane_now().turn++ & 1];
+    fill(shown[current]);
+    const int first = current / WARP * WARP;
+    together(kind, line);
+    return shown + first;
+}
+
+// Does something with the shared memory of a block of the cluster, which is there until its last thread has ended.
+template <class Act>
+static void in_block(int rank, int line, Act act)
+{
+    if (rank < 0 || rank >= cluster_size)
+        fail(line, "block %d of a cluster of %d", rank, cluster_size);
+    there = block->cluster->blocks[rank];
+    if (!there->live || there->ended == threads_of_block)
+        fail(line, "block %u of the cluster has ended", there->index.x);
+    act();
+    there = block;
 }
 
 SIMT void describe(const Named& named)

@@ -316,8 +316,9 @@ SIMT void wgmma_wait(u32 groups, int line)
     });
 }
 
-SIMT void multiply_fragments(float (&c)[4], const Show* all, bool is_f16)
+void multiply_fragments(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1, bool is_f16, int line)
 {
+    const Show* all = exchange(MATRIX, line, [&](Show& s) { memcpy(s.words, a, sizeof a), s.words[4] = b0, s.words[5] = b1; });
     const int g = current % WARP / 4, t = current % 4;
     for (int e = 0; e < 4; ++e)
         for (int k = 0; k < 16; ++k) {  // registers a0, a1 and b0 hold the first half of the depth

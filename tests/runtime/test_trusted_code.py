@@ -265,11 +265,15 @@ needs_gxx = pytest.mark.skipif(not simt.available(), reason="g++ compiles the ke
 
 @needs_gxx
 def test_a_library_of_the_simulator_that_was_cut_is_built_again(cache: Path) -> None:
+    simt._machine.cache_clear()
     assert simulated(1) == [1.0] * 32
-    (library,) = cache.iterdir()
-    content = library.read_bytes()
-    library.unlink()  # what is loaded stays as it is
-    library.write_bytes(content[:-1000])
+    kernel_and_machine = [*cache.iterdir()]
+    assert len(kernel_and_machine) == 2
+    for library in kernel_and_machine:
+        content = library.read_bytes()
+        library.unlink()  # what is loaded stays as it is
+        library.write_bytes(content[:-1000])
+    simt._machine.cache_clear()
     simt._compile.cache_clear()
     assert simulated(1) == [1.0] * 32
 
