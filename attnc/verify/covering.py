@@ -32,6 +32,8 @@ _OVERHEAD = 6.0
 FORGIVING = ("very_negative", "huge", "zero_q", "constant", "denormal", "zeros", "ones")
 #: Cases of the array that come before those at the edges; a run of fewer has no others.
 _FIRST = 4
+#: Rows of a case of many keys: all that a thread has of a fragment, 8 apart, and some more.
+_ROWS = 20
 #: Entries of a list that is short, and sizes that are not of lists alone.
 _FEW, _SEQUENCES = 4, ("B", "H", "Hkv", "G", "M", "N")
 #: What is drawn when the level of a factor does not matter, more often than what is not.
@@ -280,7 +282,7 @@ def thin_cases(space: Space, limits: Limits) -> Iterator[Case]:
             case "rows":
                 longest, change = "M", {"M": size, "N": 3}
             case "keys" | "entries":
-                longest, change = "N", {"M": 2, "N": size}
+                longest, change = "N", {"M": _ROWS, "N": size}
             case "tiles":
                 longest = next((name for name in ("B", "Hkv", "H", "G") if name in names), "B")
                 change = {longest: size, "M": 1, "N": 3 * space.configs[config].BLOCK_N}
@@ -290,6 +292,8 @@ def thin_cases(space: Space, limits: Limits) -> Iterator[Case]:
         if longest not in names:
             continue
         found = [Case(dims=dims, lengths=_full(space) if longest == "N" else "drawn")]
+        if boundary.quantity == "keys":
+            found[0] = replace(found[0], logits="climbing", values="positive")
         if boundary.quantity == "keys" and space.attention.grads and "M" in dims:
             wide = {**dims, "M": 100}  # sums of dq, which tiles of one sign add to
             if limits.includes_gradients(wide, config):

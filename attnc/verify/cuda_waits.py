@@ -59,7 +59,7 @@ def missing_instructions(text: str) -> tuple[str, ...]:
     """Lists the functions in a kernel's text that do not execute their instruction in every call."""
     tokens, found = list_tokens(text), dict[str, None]()
     for at, name in enumerate(tokens):
-        if name in INSTRUCTIONS and (body := _body_at(tokens, at)) is not None:
+        if name in INSTRUCTIONS and (body := body_at(tokens, at)) is not None:
             executed = "".join(_statements(body))
             for instruction in INSTRUCTIONS[name]:
                 if instruction not in executed:
@@ -67,7 +67,7 @@ def missing_instructions(text: str) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _body_at(tokens: Sequence[str], at: int) -> Sequence[str] | None:
+def body_at(tokens: Sequence[str], at: int) -> Sequence[str] | None:
     """Returns the tokens between the braces of a function whose name stands at a place; None for a call."""
     end = _end_of(tokens, at + 1, "(", ")")
     if end is None or tokens[end : end + 1] != ["{"]:

@@ -79,6 +79,32 @@ def _spike(rng: Rng, at: DenseSizes) -> tuple[Floats, Floats]:
     return q, k + 2.0**-6 * rng.standard_normal(k.shape)
 
 
+def _own_key(rng: Rng, at: DenseSizes) -> tuple[Floats, Floats]:
+    """Gives every row a key of its own that outweighs all others, beyond float32 where heads have 64 columns:
+    each key of a tile is the maximum of some row, and rows side by side have other results.
+    """
+    code = rng.choice([-1.0, 1.0], (at.B, at.N, at.Hkv, at.D))
+    own = rng.integers(0, max(at.N, 1), (at.B, at.M, at.H))
+    # of half of the rows one that a causal mask keeps
+    seen = np.clip(np.arange(at.M) + at.N - at.M + 1, 1, max(at.N, 1))[:, None]
+    own = np.where(rng.random(own.shape) < 0.5, own % seen, own)
+    if not at.N or not at.Hkv:
+        return _random(rng, at)
+    head = np.arange(at.H) // max(at.H // at.Hkv, 1)
+    q = code[np.arange(at.B)[:, None, None], own, head]
+    size = np.sqrt(23.0)
+    return size * q, size * code
+
+
+def _climbing(rng: Rng, at: DenseSizes) -> tuple[Floats, Floats]:
+    """Moves the maximum a little from tile to tile, so that what is summed is rescaled all the time and still
+    counts at the end: what each step rounds adds up.
+    """
+    q, k = _draw_aligned(rng, at, np.linspace(-3, 3, at.N))
+    noise = (2.0**-2 * x for x in _random(rng, at))
+    return q + next(noise), k + next(noise)
+
+
 def _rising(rng: Rng, at: DenseSizes) -> tuple[Floats, Floats]:
     """Moves the maximum at every key, so that every step rescales."""
     return _draw_aligned(rng, at, np.linspace(-20, 20, at.N))
@@ -157,6 +183,7 @@ LOGITS: Mapping[str, Callable[[Rng, DenseSizes], tuple[Floats, Floats]]] = {
     "large": _large,
     "constant": _constant,
     "spike": _spike,
+    "own_key": _own_key,
     "rising": _rising,
     "falling": _falling,
     "very_negative": _very_negative,
@@ -169,9 +196,10 @@ LOGITS: Mapping[str, Callable[[Rng, DenseSizes], tuple[Floats, Floats]]] = {
     "bump": _bump(0.5),
     "early_bump": _bump(0.2),
     "alternating": _alternating,
+    "climbing": _climbing,
 }
 #: Those that a case has for a purpose: splits that are joined, sums over many tiles, maxima that are lazy.
-PURPOSEFUL = ("last", "alternating", "bump", "early_bump")
+PURPOSEFUL = ("last", "alternating", "bump", "early_bump", "climbing")
 ORDINARY = tuple(style for style in LOGITS if style not in PURPOSEFUL)
 
 

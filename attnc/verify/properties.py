@@ -25,6 +25,7 @@ from attnc.verify.calls import call_violations
 from attnc.verify.case import Case
 from attnc.verify.check import same_bits
 from attnc.verify.cuda_waits import wait_violations
+from attnc.verify.early_launches import early_violations
 from attnc.verify.gradient_properties import GRADIENT_PROPERTIES, gradient_violations
 from attnc.verify.narrow import equals_16_bits, is_narrow
 from attnc.verify.offsets import offset_violations
@@ -487,6 +488,7 @@ def violations(subject: Subject, case: Case, only: str = "") -> Iterator[str]:
         yield from offset_violations(subject)
     if only in ("", "waits"):
         yield from wait_violations(subject)
+        yield from early_violations(subject)
 
 
 def result_violations(subject: Subject, case: Case, only: str = "") -> Iterator[str]:

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from attnc.plan import ir
+from attnc.plan.sm90.backward import JOIN_BLOCKS, JOIN_WARPS, Sm90Backward
 from attnc.verify.boundaries import PROCESSORS
 from attnc.verify.case import Case
 from attnc.verify.check import keeps
@@ -86,7 +87,7 @@ def simulated_cases(space: Space) -> Iterator[Case]:
     )
     tiles = {"M": (PROCESSORS + 1) * space.configs[first].BLOCK_M + _MORE, "N": _MORE}
     keyless = {"M": space.configs[first].BLOCK_M + _MORE, "N": 0}
-    most = _fill(space.configs_of(filled))
+    most = _fill(space.configs_of(filled), _joined_rows(space))
     has_lengths = "empty" in levels.get("lengths", ())
     unseen = replace(filled, lengths="empty") if has_lengths else filled
     rows = space.configs[unseen.config].BLOCK_M + _MORE if has_lengths else 0
@@ -94,13 +95,26 @@ def simulated_cases(space: Space) -> Iterator[Case]:
         yield replace(case, dims={name: {**_FEW, **sizes}.get(name, 3) for name in names})
 
 
-def _fill(configs: Mapping[str, Any]) -> dict[str, int]:
+def _joined_rows(space: Space) -> int:
+    """Returns how many rows of dk or dv, the narrower, all blocks that add their parts take at a time; 0:
+    there are no such blocks.
+    """
+    backward = None if space.plan is None else space.plan.backward
+    layout = None if backward is None else backward.layout
+    if not isinstance(layout, Sm90Backward) or not layout.cuts_walks:
+        return 0
+    columns = 8 * 32 * JOIN_WARPS * JOIN_BLOCKS * PROCESSORS
+    return columns // min(layout.layout.d, layout.layout.dv)
+
+
+def _fill(configs: Mapping[str, Any], joined: int) -> dict[str, int]:
     """Returns rows and keys for the configs of a case: of the forward several tiles of rows, of each kernel
-    one tile more than it has stages, on either side where it is one of the backward.
+    one tile more than it has stages, on either side where it is one of the backward, and more keys than
+    `joined`.
     """
     forward = configs["forward"]
     rows = [_TILES * forward.BLOCK_M]
-    keys = [max(getattr(forward, "splits", 0), 1) * _turns(forward) * forward.BLOCK_N]
+    keys = [joined, max(getattr(forward, "splits", 0), 1) * _turns(forward) * forward.BLOCK_N]
     for name, config in configs.items():
         if name != "forward" and hasattr(config, "BLOCK_N"):
             rows.append(_turns(config) * config.BLOCK_M)

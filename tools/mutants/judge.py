@@ -30,6 +30,7 @@ from attnc.verify.case import Case
 from attnc.verify.check import report_broken
 from attnc.verify.covering import FORGIVING
 from attnc.verify.cuda_waits import wait_violations
+from attnc.verify.early_launches import early_violations
 from attnc.verify.offsets import offset_violations
 from attnc.verify.properties import result_violations
 from attnc.verify.search import AttentionTrial, Step, list_steps, run
@@ -136,7 +137,8 @@ class Bench:
         began, texts = time.monotonic(), self.texts(mutant)
         try:
             subject = subject_of(self.module, texts)
-            rules = chain(offset_violations(subject), wait_violations(subject))  # which take no run
+            found = (offset_violations, wait_violations, early_violations)  # which take no run
+            rules = chain.from_iterable(rule(subject) for rule in found)
             if (message := next(rules, None)) is not None:
                 return Judgment(outcome="killed", message=message[:300])
             if subject.device == "cpu" and self.is_same_code(subject, mutant.file):
