@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -161,6 +162,41 @@ def test_tensors_at_one_address_have_maps_of_their_own() -> None:
     for number, rows in ((0, 128), (1, 64), (0, 128), (1, 64)):
         launch.map(number, 4096, x._replace(rows=rows))
     assert [given[4][1] for given in made] == [128, 64]
+
+
+class Doubling:
+    """In the place of a launch on copies: writes twice what it is given first to the second."""
+
+    def run(self, given: Sequence[torch.Tensor]) -> None:
+        first, second = given
+        assert (memory_of(first), memory_of(second)) == (padded((3, 5, 8), BF16),) * 2
+        second.copy_(2 * first)
+
+
+@pytest.mark.parametrize("view", ["as it is", "of one axis", "of other axes", "with a batch of its own"])
+def test_a_launch_on_copies_knows_tensors_whose_view_is_another(view: str) -> None:
+    """A plan that is kept gives what has the same address: copies follow the layout that was prepared."""
+    memory, other = (torch.arange(n, n + 240.0).bfloat16() for n in (7, 500))
+    q, o = (x[9:].as_strided((3, 5, 8), (8, 40, 1)) for x in (memory, other))
+    declared = {"q": Tensor("q", "bf16[M, H, 8]", "mh"), "o": Tensor("o", "bf16[M, H, 8]", "mh")}
+    memories = {"q": memory_of(q), "o": memory_of(o)}
+    place = Place({}, memories, declared, ("q", "o"), ("o",), pretended(), torch.device("cpu"))
+    launch: Any = object.__new__(HopperLaunch)
+    launch.tma, launch.on_copies = (
+        ({"q": None, "o": None}, SimpleNamespace(copied=copied), None, place),
+        Doubling(),
+    )
+    given = {
+        "as it is": lambda x: x,
+        "of one axis": lambda x: x.as_strided((230,), (1,)),
+        "of other axes": lambda x: x.transpose(0, 1),
+        "with a batch of its own": lambda x: x.unsqueeze(0),
+    }[view]
+    expected, beside = 2 * q, other.clone()
+    launch.run_on_copies([given(q), given(o)])
+    assert torch.equal(o, expected)
+    beside[9:].as_strided((3, 5, 8), (8, 40, 1)).copy_(expected)
+    assert torch.equal(other, beside)
 
 
 def test_a_counter_that_stays_is_made_apart(monkeypatch: pytest.MonkeyPatch) -> None:
