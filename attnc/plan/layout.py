@@ -53,6 +53,12 @@ class BackwardLayout(Protocol):
         0: none is shared.
         """
 
+    @property
+    def joined_rows(self) -> int:
+        """Rows of dk or dv, the narrower, whose parts the blocks of a multiprocessor add at a time; 0: none
+        has parts.
+        """
+
 
 # --- what a block takes, and what a launch moves
 

@@ -259,7 +259,7 @@ def thin_cases(space: Space, limits: Limits) -> Iterator[Case]:
         several = {"B": 2, "H": 2, "Hkv": 2}
         for logits, beside in (("bump", {}), ("early_bump", several)):
             dims = {name: {**sizes, **beside}.get(name, 1) for name in names}
-            yield Case(dims=dims, seed=1, config=config, logits=logits, lengths=_full(space))
+            yield Case(dims=dims, seed=1, config=config, logits=logits, values="ends", lengths=_full(space))
     if space.backward and {"M", "N"} <= set(names):
         shape = space.configs[config]
         sizes = {"B": 3, "M": 2 * shape.BLOCK_M + 12, "N": 2 * shape.BLOCK_N + 12}
@@ -293,7 +293,7 @@ def thin_cases(space: Space, limits: Limits) -> Iterator[Case]:
             continue
         found = [Case(dims=dims, lengths=_full(space) if longest == "N" else "drawn")]
         if boundary.quantity == "keys":
-            found[0] = replace(found[0], logits="climbing", values="positive")
+            found[0] = replace(found[0], logits="climbing", values="ends")
         if boundary.quantity == "keys" and space.attention.grads and "M" in dims:
             wide = {**dims, "M": 100}  # sums of dq, which tiles of one sign add to
             if limits.includes_gradients(wide, config):

@@ -97,12 +97,12 @@ def _own_key(rng: Rng, at: DenseSizes) -> tuple[Floats, Floats]:
 
 
 def _climbing(rng: Rng, at: DenseSizes) -> tuple[Floats, Floats]:
-    """Moves the maximum a little from tile to tile, so that what is summed is rescaled all the time and still
-    counts at the end: what each step rounds adds up.
+    """Moves the maximum from tile to tile of a long row, up or down by row: what each step rounds of a sum
+    that is rescaled adds up.
     """
-    q, k = _draw_aligned(rng, at, np.linspace(-3, 3, at.N))
+    q, k = _draw_aligned(rng, at, np.linspace(-30, 30, at.N))
     noise = (2.0**-2 * x for x in _random(rng, at))
-    return q + next(noise), k + next(noise)
+    return rng.choice([-1.0, 1.0], (at.B, at.M, at.H, 1)) * q + next(noise), k + next(noise)
 
 
 def _rising(rng: Rng, at: DenseSizes) -> tuple[Floats, Floats]:
@@ -214,11 +214,21 @@ def _one_hot(rng: Rng, v: Floats) -> Floats:
     return np.broadcast_to((keys % max(v.shape[3], 1) == features) * 1.0, v.shape)
 
 
+def _ends(rng: Rng, v: Floats) -> Floats:
+    """Leaves values of the first keys in odd columns, of the last ones in even columns, and nothing between:
+    what a maximum that moves in the middle does to a sum is all that its columns show.
+    """
+    keys, features = np.arange(v.shape[1])[:, None, None], np.arange(v.shape[3])
+    few = -(-v.shape[1] // 4)
+    return np.asarray(np.where(np.where(features % 2, keys, v.shape[1] - 1 - keys) < few, np.abs(v) + 1, 0.0))
+
+
 VALUES: Mapping[str, Callable[[Rng, Floats], Floats]] = {
     "random": lambda rng, v: v,
     "positive": lambda rng, v: np.abs(v) + 1,
     "ones": lambda rng, v: np.ones_like(v),
     "one_hot": _one_hot,
+    "ends": _ends,
     "cancelling": _cancelling,
     "zeros": lambda rng, v: np.copysign(0.0, v),
     "denormal": lambda rng, v: v * 2.0**-22,

@@ -12,7 +12,6 @@ from dataclasses import replace
 from typing import Any
 
 from attnc.plan import ir
-from attnc.plan.sm90.backward import JOIN_BLOCKS, JOIN_WARPS, Sm90Backward
 from attnc.verify.boundaries import PROCESSORS
 from attnc.verify.case import Case
 from attnc.verify.check import keeps
@@ -100,11 +99,7 @@ def _joined_rows(space: Space) -> int:
     there are no such blocks.
     """
     backward = None if space.plan is None else space.plan.backward
-    layout = None if backward is None else backward.layout
-    if not isinstance(layout, Sm90Backward) or not layout.cuts_walks:
-        return 0
-    columns = 8 * 32 * JOIN_WARPS * JOIN_BLOCKS * PROCESSORS
-    return columns // min(layout.layout.d, layout.layout.dv)
+    return 0 if backward is None or backward.layout is None else PROCESSORS * backward.layout.joined_rows
 
 
 def _fill(configs: Mapping[str, Any], joined: int) -> dict[str, int]:

@@ -220,6 +220,10 @@ class CudaBackwardLayout:
         """
         return self.layout.v_in_k or (self.breaks_sticks and not (self.sums or self.sliced))
 
+    @property
+    def joined_rows(self) -> int:
+        return 0
+
     def slices(self, kernel: KernelName) -> int:
         widest = max(self.layout.qk.width, self.layout.v.width)
         return -(-widest // (2 * SLICE if over_rows(kernel) else SLICE)) if self.sliced else 1

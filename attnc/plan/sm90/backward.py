@@ -163,6 +163,11 @@ class Sm90Backward(CudaBackwardLayout):
         return any(map(self.walks_for_each, self.by_wgmma))
 
     @property
+    def joined_rows(self) -> int:
+        columns = 8 * 32 * JOIN_WARPS * JOIN_BLOCKS
+        return columns // min(self.layout.d, self.layout.dv) if self.cuts_walks else 0
+
+    @property
     def few_walks(self) -> str:
         """Walks over a single head fewer than which are cut too. Where all are as long as each other, so few
         that half of the multiprocessors have none. None where blocks take turns: each would wait for the
