@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -173,7 +173,16 @@ class Doubling:
         second.copy_(2 * first)
 
 
-@pytest.mark.parametrize("view", ["as it is", "of one axis", "of other axes", "with a batch of its own"])
+#: Other views of a tensor, which begin where it does.
+VIEWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "as it is": lambda x: x,
+    "of one axis": lambda x: x.as_strided((230,), (1,)),
+    "of other axes": lambda x: x.transpose(0, 1),
+    "with a batch of its own": lambda x: x.unsqueeze(0),
+}
+
+
+@pytest.mark.parametrize("view", VIEWS)
 def test_a_launch_on_copies_knows_tensors_whose_view_is_another(view: str) -> None:
     """A plan that is kept gives what has the same address: copies follow the layout that was prepared."""
     memory, other = (torch.arange(n, n + 240.0).bfloat16() for n in (7, 500))
@@ -186,12 +195,7 @@ def test_a_launch_on_copies_knows_tensors_whose_view_is_another(view: str) -> No
         ({"q": None, "o": None}, SimpleNamespace(copied=copied), None, place),
         Doubling(),
     )
-    given = {
-        "as it is": lambda x: x,
-        "of one axis": lambda x: x.as_strided((230,), (1,)),
-        "of other axes": lambda x: x.transpose(0, 1),
-        "with a batch of its own": lambda x: x.unsqueeze(0),
-    }[view]
+    given = VIEWS[view]
     expected, beside = 2 * q, other.clone()
     launch.run_on_copies([given(q), given(o)])
     assert torch.equal(o, expected)
