@@ -139,6 +139,17 @@ class GivenTensors:
         return f"[{', '.join(sizes)}]"
 
 
+def is_hidden(value: Any) -> bool:
+    """Returns whether a number is one that torch.compile traces as a tensor: NumPy's, but for np.float64,
+    which is Python's too, and 0-d tensors.
+    """
+    return (
+        torch.compiler.is_dynamo_compiling()
+        and not isinstance(value, int | float)
+        and getattr(value, "ndim", None) == 0
+    )
+
+
 def to_float(name: str, value: Any) -> float:
     """Returns a number of Python's, NumPy's or torch's as Python's own. TypeError for what is none."""
     if isinstance(value, int | float) or hasattr(value, "__float__"):

@@ -21,6 +21,7 @@ from attnc.api.tensors import (
     NUMBERS,
     GivenTensors,
     draw_seed,
+    is_hidden,
     refuse_gradients,
     to_dropout,
     to_finite,
@@ -289,7 +290,10 @@ class Call:
         sink: torch.Tensor | None,
     ) -> None:
         device = self._tensors["q"].device
-        scale = None if scale is None else to_finite(f"{self._name}: softmax_scale", scale)
+        if is_hidden(scale):
+            scale = torch.as_tensor(scale, dtype=torch.float32, device=device)
+        elif scale is not None:
+            scale = to_finite(f"{self._name}: softmax_scale", scale)
         cap = 0.0 if softcap is None else to_finite(f"{self._name}: softcap", softcap)
         if cap > 0:
             inner = (self._form["size"] ** -0.5 if scale is None else scale) / cap
@@ -297,7 +301,7 @@ class Call:
             self._tensors["softmax_scale"] = number(inner, torch.float32, device)
             self._form["softcap"] = True
             self._cap = cap, inner
-        elif scale is not None and not _is_usual(scale, self._form["size"]):
+        elif scale is not None and (is_hidden(scale) or not _is_usual(scale, self._form["size"])):
             self._tensors["softmax_scale"] = number(scale, torch.float32, device)
             self._form["scaled"] = True
         for name, x in (("alibi_slopes", slopes), ("s_aux", sink)):

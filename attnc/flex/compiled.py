@@ -183,6 +183,8 @@ def attend(
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
     """Returns (o, lse or None, largest scores or None) of checked arguments, as `flex_attention` has them."""
     recorder = Recorder(query.device)
+    if scale is not None and not isinstance(scale, int | float):  # a tensor, as numbers of NumPy are here
+        score_mod, scale = _scaled(score_mod, torch.as_tensor(scale, device=query.device)), 1.0
     if scale is not None:
         recorder.floats.append(float(scale))
     score = None if score_mod is None else recorder.record(score_mod, (torch.float32, *_POSITIONS))
@@ -209,6 +211,16 @@ def attend(
     if auxiliary.max_scores:
         largest = torch.ops.attnc.flex_attention_max_scores(query.detach(), key.detach(), *given)
     return o, log_sum if auxiliary.lse else None, largest
+
+
+def _scaled(score_mod: ScoreMod | None, scale: torch.Tensor) -> ScoreMod:
+    """Returns a mod of the score times a number that is a tensor."""
+
+    def mod(score: Any, *indices: Any) -> Any:
+        score = score * scale
+        return score if score_mod is None else score_mod(score, *indices)
+
+    return mod
 
 
 @torch.library.custom_op("attnc::flex_attention", mutates_args=())

@@ -109,6 +109,8 @@ class _StepRecording(TorchFunctionMode):
         if isinstance(value, int):
             recorder.integers.append(value)
             return ("integer", len(recorder.integers) - 1)
+        if getattr(value, "ndim", None) == 0:  # a number of NumPy's, which is a tensor while torch compiles
+            return ("tensor", self._find_captured(torch.as_tensor(value, device=recorder.device)))
         return ("constant", value)
 
     def _position_of(self, value: Any) -> int | None:

@@ -382,7 +382,7 @@ class Attention(ABC):
         made = []
         for tensor, x in zip(self.inputs, inputs, strict=True):
             if tensor.is_scalar:
-                value = plain_number(x)
+                value = plain_number(x, tensor.dtype, inputs[0])
                 if tensor.name == self.probability:
                     check_probability(tensor.name, value)
                 made.append(scalar_tensor(tensor.name, value, tensor.dtype, inputs[0], self.input_names[0]))

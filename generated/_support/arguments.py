@@ -303,12 +303,15 @@ def require_contiguous_rows(name: str, x: torch.Tensor) -> None:
         raise ValueError(f"{name}: expected a contiguous last axis (stride 1), got strides {x.stride()}")
 
 
-def plain_number(x: object) -> object:
-    """Returns what another library has for a number, such as np.float32(1), as Python's own; anything else as
-    it is.
+def plain_number(x: object, dtype: torch.dtype, like: torch.Tensor) -> object:
+    """Returns what another library has for a number, such as np.float32(1), as Python's own, or, where
+    torch.compile traces it as a tensor, as one of this type; anything else as it is.
     """
     if isinstance(x, (torch.Tensor, int, float)) or getattr(x, "ndim", None) != 0:
         return x
+    if torch.compiler.is_dynamo_compiling():
+        traced = torch.as_tensor(x, device=like.device)
+        return traced.to(dtype) if dtype.is_floating_point >= traced.is_floating_point() else traced
     item = getattr(x, "item", None)
     return x if item is None else item()
 

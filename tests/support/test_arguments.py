@@ -13,6 +13,8 @@ from attnc.support.arguments import check_tensor, plain_number, scalar_tensor
 
 pytestmark = pytest.mark.quick
 
+LIKE = torch.zeros(1)
+
 
 @pytest.mark.parametrize("number", [1e39, -(10**400), 3.5e38])
 def test_a_number_beyond_the_type_is_refused_by_name(number: float) -> None:
@@ -41,14 +43,14 @@ def test_a_number_of_the_type_is_taken(number: float) -> None:
     ],
 )
 def test_numbers_of_numpy_are_taken(number: Any, dtype: torch.dtype) -> None:
-    found = scalar_tensor("cap", plain_number(number), dtype, torch.zeros(1), "q")
+    found = scalar_tensor("cap", plain_number(number, dtype, LIKE), dtype, LIKE, "q")
     assert (found.dtype, found.shape, found.item()) == (dtype, (), float(number))
 
 
 @pytest.mark.parametrize("number", [np.float32(1.5), np.complex64(1), np.array([3]), np.str_("3")])
 def test_what_is_no_integer_of_numpy_is_none(number: Any) -> None:
     with pytest.raises(TypeError, match=r"^n: expected an integer or a 0-d tensor, got "):
-        scalar_tensor("n", plain_number(number), torch.int32, torch.zeros(1), "q")
+        scalar_tensor("n", plain_number(number, torch.int32, LIKE), torch.int32, LIKE, "q")
 
 
 def test_another_number_of_axes_is_said_before_the_type() -> None:
