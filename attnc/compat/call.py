@@ -284,7 +284,7 @@ class Call:
 
     def score(
         self,
-        scale: float | None,
+        scale: Any,
         softcap: float | None,
         slopes: torch.Tensor | None,
         sink: torch.Tensor | None,

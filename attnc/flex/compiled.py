@@ -175,7 +175,7 @@ def attend(
     score_mod: ScoreMod | None,
     mask_mod: MaskMod | None,
     blocks: Blocks | None,
-    scale: float | None,
+    scale: Any,
     auxiliary: Auxiliary,
     order: str,
     kernel_options: Mapping[str, Any] | None,
