@@ -219,9 +219,12 @@ def test_gradients_in_batches(name: str, device: torch.device) -> None:
         judge([o, *(x[number] for x in found)], exact(name, tensors, do))
 
 
+@pytest.mark.filterwarnings(
+    "ignore:There is a performance drop because we have not yet implemented the batch"
+)
 @pytest.mark.parametrize("name", TRAINED)
 def test_transforms(name: str, device: torch.device) -> None:
-    """Gradients of each sample, by torch.func."""
+    """Gradients of each sample, by torch.func; torch's operators are called for each with a warning."""
     q, k, v = inputs(device, grad=False)
     do, door = torch.randn_like(q), TRAINED[name]
 
