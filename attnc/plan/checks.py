@@ -19,7 +19,7 @@ from attnc.plan.differentiable import refuse_backward, refuse_rounded_gradients
 from attnc.plan.fitting import unsupported
 from attnc.plan.list_refusals import refuse_lists
 from attnc.plan.listed_rows import lists_rows
-from attnc.plan.lists import listing_of, lists_blocks
+from attnc.plan.lists import listing_of, lists_blocks, walks_packed_lists
 from attnc.plan.names import cannot_be_passed
 from attnc.plan.order import check_order
 from attnc.plan.signature import arguments, capacity, unbound
@@ -137,7 +137,7 @@ def refuse_decoding(
     yield from refuse_cut_tiles(knobs)
     if attention.q.storage.is_packed and not by_rows and target.packs_decoded_queries:
         yield from _refuse_shared_keys(knobs)
-    elif attention.q.storage.is_packed and not by_rows:
+    elif attention.q.storage.is_packed and not by_rows and not walks_packed_lists(attention):
         span = attention.q.storage.span
         message = "a kernel for decoding (split.kv, pack) needs q to be an ordinary tensor"
         yield unsupported(message, span, "q is packed here", *_beside_lists(attention))
@@ -167,7 +167,7 @@ def _beside_lists(attention: Attention) -> tuple[str, ...]:
         rows = "lists of tokens become rows of memory"
         return (f"pack k and v, too, or write a schedule for 'cuda.sm_90a': {rows}",)
     rows = "write a schedule for 'cuda.sm_90a' with 'loops = [kv], pack = gqa': blocks become rows of memory"
-    return ("give sequences an axis B, and lengths: 'length M = ...'", f"or {rows}")
+    return ("list blocks of a multiple of 16 keys, for each query", f"or {rows}")
 
 
 def refuse_cut_tiles(knobs: Mapping[str, Knob]) -> Iterator[Diagnostic]:

@@ -15,7 +15,7 @@ from attnc.model.attention import Attention, Variant
 from attnc.model.dtypes import DType
 from attnc.model.schedule import Knob, Phase, Schedule
 from attnc.plan.fitting import several_values, unsupported
-from attnc.plan.listed_rows import has_empty_rows, lists_rows, queries_together, unites_lists
+from attnc.plan.listed_rows import lists_rows, queries_together, unites_lists
 from attnc.plan.lists import (
     GROUP,
     KV_HEAD,
@@ -72,8 +72,8 @@ def _refuse_union(attention: Attention, listing: Listing | None, schedule: Sched
         label, instead = "tiles have one head", "write 'loops = [kv], pack = gqa'"
     elif (listing.rows, listing.keys) != (1, 1):
         label = "of lists of single keys, one for each query"
-    elif has_empty_rows(attention) or "M" in attention.lengths:
-        label = "beside a sink, of queries all of which count"
+    elif "M" in attention.lengths:
+        label = "beside 'length M': all queries of a tile have lists"
     elif queries_together(attention) == 1:
         label = f"of at most {WARPGROUP // 2} heads that share keys, as a number"
     if label:

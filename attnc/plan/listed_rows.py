@@ -68,7 +68,7 @@ def can_unite(attention: Attention) -> bool:
     listing = listing_of(attention)
     if listing is None or (listing.rows, listing.keys) != (1, 1):
         return False
-    if has_empty_rows(attention) or "M" in attention.lengths:
+    if "M" in attention.lengths:
         return False
     return queries_together(attention) > 1 and not DType(attention.k.dtype).is_narrow
 
@@ -188,7 +188,7 @@ def along_rows(loops: Regions, made: ListedRows) -> tuple[Regions, tuple[Let, ..
         gathers=True,
     )
     kept: tuple[Loop, ...] = tuple(replace(loop, listed=walked) for loop in loops.loops)
-    length: Expr = Call("max", (LIST_LENGTH, ZERO)) if made.marks else LIST_LENGTH
+    length: Expr = Call("max", (LIST_LENGTH, ZERO)) if made.marks and made.queries == 1 else LIST_LENGTH
     lines = (Let(name="list_line", value=number), Let(name="N", value=length))
     return replace(loops, loops=kept), lines
 

@@ -111,6 +111,21 @@ def selects_keys(attention: Attention, schedule: Schedule) -> bool:
     return listing is not None and listing.rows > 0 and packs_heads(schedule)
 
 
+def walks_packed_lists(attention: Attention) -> bool:
+    """Returns whether packed queries walk over blocks of keys, by a list of each."""
+    listing = listing_of(attention)
+    is_of_blocks = listing is not None and listing.rows > 0 and not listing.gathers
+    return is_of_blocks and attention.q.storage.is_packed
+
+
+def lists_packed_rows(attention: Attention) -> bool:
+    """Returns whether lists are counted along the rows of all packed sequences, not those of each."""
+    listing = listing_of(attention)
+    if listing is None or listing.row_axis is None:
+        return False
+    return any(isinstance(node, Load) for node in walk(listing.condition.indices[listing.row_axis]))
+
+
 def adds_to_keys(attention: Attention) -> bool:
     """Returns whether queries that select single keys, or a few, by lists of their own have gradients of
     these keys, which are summed in memory.

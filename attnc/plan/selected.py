@@ -30,7 +30,7 @@ from attnc.model.attention import Attention, Variant
 from attnc.model.schedule import BackwardConfig, Schedule
 from attnc.plan.decode import pack_heads, vary_heads
 from attnc.plan.gradients import chain_rule
-from attnc.plan.ir import Grid, Loop, OutputKernel, Probabilities, Regions, Statement, expressions_of
+from attnc.plan.ir import Axis, Grid, Loop, OutputKernel, Probabilities, Regions, Statement, expressions_of
 from attnc.plan.ir.backward import (
     Backward,
     BackwardKernel,
@@ -51,6 +51,7 @@ from attnc.plan.signature import kv_heads, several_parts
 from attnc.plan.steps import (
     IN_BOUNDS,
     dims_of,
+    key_lengths,
     kv_head_of,
     lengths,
     make_step,
@@ -58,6 +59,7 @@ from attnc.plan.steps import (
     other_axis,
     outruns,
     rows,
+    sequences,
     sizes,
 )
 from attnc.plan.steps import program as program_of
@@ -119,7 +121,7 @@ class _SelectedMaker:
         grads = set(self.attention.grads)
         wants_keys = bool({"k", "v"} & grads)
         keeps = wants_keys and self.listing.gathers and bool(joined_parts(self.attention))
-        if "q" in grads or keeps:
+        if "q" in grads or keeps or self.attention.q.storage.is_packed:  # else `rows` has a kernel of its own
             yield replace(self.queries(stored=wants_keys), keeps=keeps)
         if wants_keys:
             yield self.in_turns(of_keys) if self.listing.gathers else self.blocks(of_keys)
@@ -189,9 +191,14 @@ class _SelectedMaker:
         selected: ListWalk | None,
     ) -> BackwardKernel:
         attention, inner = self.attention, loops.axis
+        over: Axis = "q" if inner == "kv" else "kv"
         choices = self.target.backward_configs(self.variant, self.schedule, name_of(makes), None)
         walks_queries = inner == "q" and selected is None
-        of_sequence = lengths(attention, names, in_tile=not walks_queries)
+        of_sequence = (
+            key_lengths(attention, names)
+            if walks_queries and attention.q.storage.is_packed
+            else lengths(attention, names, in_tile=not walks_queries)
+        )
         places = rows(attention, names)
         rule = chain_rule(attention, names, ())
         softmax = Probabilities(scale=rule.raw_scale, dropout=None, form=attention.softmax.form)
@@ -209,9 +216,9 @@ class _SelectedMaker:
         heads = (kv_head, kv_heads(attention), self.pack.group)
         return BackwardKernel(
             name=f"{attention.name}_backward_{''.join(makes)}",
-            grid=Grid(over="q" if inner == "kv" else "kv", persistent=False, longest_first=False),
+            grid=Grid(over=over, persistent=False, longest_first=False, sequences=sequences(attention, over)),
             kv_head=kv_head,
-            dims=sizes(attention, dims_of((*used, *heads))),
+            dims=sizes(attention, dims_of((*used, *heads)), over),
             program=(*program, *line),
             outer=outer,
             regions=loops,

@@ -308,7 +308,12 @@ def tiles(module: Module, kernel: Decode) -> str:
     rows = show(walk.rows)
     if walk.group is not None:
         rows = show(Binary("*", walk.rows, walk.group))
-    each = f"cdiv({rows}, BLOCK_M) * B" if walk.sequences is None else f"({rows} // BLOCK_M + B + 1)"
+    if walk.sequences is None:
+        each = f"cdiv({rows}, BLOCK_M) * B"
+    elif kernel.pack is not None and kernel.pack.alone and module.listed_rows is None:
+        each = f"({show(walk.rows)} + B + 1) * cdiv({show(kernel.pack.group)}, BLOCK_M)"
+    else:
+        each = f"({rows} // BLOCK_M + B + 1)"
     return each + ("" if heads == "1" else f" * {heads}")
 
 

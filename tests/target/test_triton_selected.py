@@ -10,7 +10,8 @@ from attnc.plan.joined import joined_parts
 from attnc.support.sizes import evaluate
 from attnc.target.triton import selected
 from attnc.target.triton.render import text_of
-from attnc.target.triton.selected import BlockText, SelectedText, SumText, TurnText
+from attnc.target.triton.selected import SelectedText, SumText, TurnText
+from attnc.target.triton.selected_blocks import BlockText
 from tests.plan.test_selected import planned
 from tests.verify.judging import modules_of
 

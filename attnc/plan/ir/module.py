@@ -103,8 +103,9 @@ class ListedRows:
     together as `queries` says. Such a list has all keys that any of these lists, and behind its rows a byte
     for each, with a bit for every query that lists it. entries: rows that a list has at most. packed:
     sequences of queries follow each other, and there is one line for each row of memory. marks: rows of
-    memory that are no query of a sequence have lists of length -1, since a denominator without keys would
-    show: a sink, or what softpick adds.
+    memory that are no query of a sequence are told from others, since a denominator without keys would show:
+    a sink, or what softpick adds. Their lists have the length -1; behind those of several queries stands how
+    many of these are queries of a sequence, which come first.
 
     program: what is found of a list first, from `b`, `h_kv` and `query`, or the row of memory `query_row`;
     is_query: whether a query of a sequence has the list; indices: which list of the caller's it is made of;
@@ -140,8 +141,9 @@ class ListedRows:
 
     @property
     def stride(self) -> Expr:
-        """Words of a list: how many rows, which, and the bytes of each."""
-        return add(add(self.entries, ONE), self.members)
+        """Words of a list: how many rows, which, the bytes of each, and how many queries it is of."""
+        counted = ONE if self.marks and self.queries > 1 else ZERO
+        return add(add(self.entries, ONE), add(self.members, counted))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

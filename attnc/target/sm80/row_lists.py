@@ -8,7 +8,8 @@ import math
 from collections.abc import Collection, Iterator, Mapping
 from functools import cached_property
 
-from attnc.expr.nodes import TRUE, Expr
+from attnc.expr.construct import conj
+from attnc.expr.nodes import TRUE, And, Expr
 from attnc.model.dtypes import DType
 from attnc.plan.ir import Let, Module, Statement, statement_expressions
 from attnc.plan.ir.lists import ListMaking
@@ -142,11 +143,23 @@ class CudaRowListsText(RowLists, CudaListsText):
 
     @property
     def found(self) -> str:
-        return f"{scalar(self.rows.is_query)} ? found : -1" if self.rows.marks else "found"
+        marks = self.rows.marks and self.queries == 1
+        return f"{scalar(self.rows.is_query)} ? found : -1" if marks else "found"
 
     @property
     def end(self) -> str:
-        return "max(list_length, 0)" if self.rows.marks else "list_length"
+        return "max(list_length, 0)" if self.rows.marks and self.queries == 1 else "list_length"
+
+    @property
+    def counts_queries(self) -> bool:
+        """Whether a list of several queries says how many of these are queries of a sequence."""
+        return self.rows.marks and self.queries > 1
+
+    @property
+    def of_queries(self) -> str:
+        """The condition that the packed queries at hand are of a sequence."""
+        terms = self.rows.is_query.operands if isinstance(self.rows.is_query, And) else (self.rows.is_query,)
+        return scalar(conj(*(term for term in terms if not names_of(term) & self._of_query)))
 
     @property
     def keeps(self) -> list[str]:
@@ -191,6 +204,11 @@ def lists_text(module: Module, dtypes: Mapping[str, DType]) -> CudaListsText | N
     return CudaListsText(module, module.lists, dtypes)
 
 
-def in_sequence_of(module: Module) -> str:
-    """Returns the condition that a query with a list of rows is one of a sequence, "" where all are."""
-    return "list_length >= 0" if module.listed_rows is not None and module.listed_rows.marks else ""
+def in_sequence_of(module: Module, row: str) -> str:
+    """Returns the condition that a query with a list of rows is one of a sequence, "" where all are. row: the
+    number of a thread's row in its tile.
+    """
+    rows = module.listed_rows
+    if rows is None or not rows.marks:
+        return ""
+    return "list_length >= 0" if rows.queries == 1 else f"({row}) / query_rows < list_queries"

@@ -49,7 +49,7 @@ class Sm90DecodeText(CudaDecodeText):
         self.loop = self.loop.descend() if self.segment else self.loop
         row = "8 * r + g" if layout.by_warps else "16 * warp + 8 * r + g"
         lane = "consumer == 0 && " if layout.shares_columns else ""
-        self.thread = replace(self.thread, row=row, lane=lane, in_sequence=in_sequence_of(module))
+        self.thread = replace(self.thread, row=row, lane=lane, in_sequence=in_sequence_of(module, row))
         self.finish = Sm90Finish(module, kernel, self.dtypes, "COLUMNS")
         parts = layout.list_products(kernel.configs)
         sums = list(dict.fromkeys(columns for part in parts for _, columns in part))

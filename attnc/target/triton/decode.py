@@ -99,7 +99,12 @@ class DecodeText(KernelText):
         if self._alone is None:
             rows = f"row_tiles = tl.cdiv({self.all_rows}, BLOCK_M)"
             return [rows, "row_lo = tile % row_tiles * BLOCK_M"]
-        return [f"head_tiles = tl.cdiv({self._alone}, BLOCK_M)", "row_tiles = M * head_tiles"]
+        queries = self.query_count if self._is_packed else "M"
+        return [f"head_tiles = tl.cdiv({self._alone}, BLOCK_M)", f"row_tiles = {queries} * head_tiles"]
+
+    @property
+    def _is_packed(self) -> bool:
+        return self.kernel.walk.sequences is not None
 
     @property
     def _alone(self) -> str | None:
@@ -109,6 +114,9 @@ class DecodeText(KernelText):
     @property
     def heads(self) -> list[str]:
         head, heads = self.kernel.walk.head, self.kernel.walk.heads
+        if self._is_packed:
+            lines = [f"{head} = tile // row_tiles"] if head else []
+            return [*lines, "query_row = tile % row_tiles // head_tiles"]
         lines = ["b = tile // row_tiles"]
         if head:
             lines = ["head = tile // row_tiles", f"b = head // {heads}", f"{head} = head % {heads}"]
@@ -138,6 +146,8 @@ class DecodeText(KernelText):
     @property
     def before_loads(self) -> tuple[Statement, ...]:
         """What a program finds out about itself without reading memory, while the kernel before it ends."""
+        if self._is_packed:  # M is not known yet
+            return ()
         return tuple(takewhile(lambda statement: not isinstance(statement, Fetch), self.kernel.program))
 
     @property
@@ -174,7 +184,10 @@ class DecodeText(KernelText):
 
     def _to_sequence(self, name: str, pointer: str) -> list[str]:
         """Statements that move a pointer to the sequence at hand."""
-        if self.view.row_zero(name).tensor.axis(Role.BATCH) is None:
+        zero = self.view.row_zero(name)
+        if zero.first is not None:
+            return [f"{pointer} += {zero.first}.to(tl.int64) * stride_{name}m"]
+        if zero.tensor.axis(Role.BATCH) is None:
             return []
         return [f"{pointer} += b.to(tl.int64) * stride_{name}b"]
 

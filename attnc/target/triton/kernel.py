@@ -91,10 +91,35 @@ class ProgramText:
 
     @property
     def find_sequence(self) -> str:
-        walk = self.kernel.walk
-        assert walk.sequences is not None
-        cu, rows = walk.sequences.cu_seqlens, scalar(walk.sequences.rows)
-        return f"_find_sequence({cu}_ptr, stride_{cu}_0, rank // heads, B, {rows}, {walk.size})"
+        return self.sequence_of("rank // heads", self.kernel.walk.size)
+
+    def sequence_of(self, number: str, size: str) -> str:
+        """Returns what finds the sequence of a tile of so many rows, and its place there."""
+        sequences = self.kernel.walk.sequences
+        assert sequences is not None
+        cu, rows = sequences.cu_seqlens, scalar(sequences.rows)
+        return f"_find_sequence({cu}_ptr, stride_{cu}_0, {number}, B, {rows}, {size})"
+
+    @property
+    def find_query(self) -> list[str]:
+        """Statements that find a packed query, whose number is `query_row`, where each has tiles of its own;
+        none where queries are not packed.
+        """
+        if self.kernel.walk.sequences is None:
+            return []
+        return [
+            f"b, q_first, q_rows, q_lo = {self.sequence_of('query_row', '1')}",
+            "# what follows the last sequence has rows to write, but no queries",
+            "M = tl.where(b < B, q_rows, 0)",
+            "b = tl.minimum(b, B - 1)",
+        ]
+
+    @property
+    def query_count(self) -> str:
+        """How many numbers packed queries have."""
+        sequences = self.kernel.walk.sequences
+        assert sequences is not None
+        return f"({scalar(sequences.rows)} + B + 1)"
 
     def keys_of(self, loop: Loop) -> str:
         """Returns what a loop over keys runs over; the one tile or so at an edge is not worth filling a

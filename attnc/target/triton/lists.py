@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from attnc.expr.nodes import Expr, Load, show
 from attnc.plan.ir import Module
 from attnc.plan.ir.lists import ListMaking
-from attnc.plan.lists import LIST_ROWS
+from attnc.plan.lists import LIST_ROWS, lists_packed_rows
 from attnc.target.declaration import CallText, declare_allocation, show_product
 from attnc.target.lists import Lists
 from attnc.target.triton.kernel import triton_kernel
@@ -35,6 +35,7 @@ class ListsText(Lists):
         kernels = () if module.backward is None else module.backward.kernels
         walks = (loop.listed for planned in kernels for loop in planned.regions.loops)
         self.inverts = any(walk is not None and walk.memory == "columns" for walk in walks)
+        self.cuts_columns = self.inverts and lists_packed_rows(module.variant.attention)
         self.sorts = any(planned.selected is not None or planned.adds for planned in kernels)
 
     def print_scalar(self, expr: Expr) -> str:

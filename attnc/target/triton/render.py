@@ -48,7 +48,8 @@ from attnc.target.triton.lists import ListsText
 from attnc.target.triton.parameters import PreprocessText
 from attnc.target.triton.printer import SYNTAX, load, scalar, score, statement, tiled, widening
 from attnc.target.triton.row_lists import RowListsText
-from attnc.target.triton.selected import BlockText, OrderText, SelectedText, SumText, TurnText
+from attnc.target.triton.selected import OrderText, SelectedText, SumText, TurnText
+from attnc.target.triton.selected_blocks import BlockText
 from attnc.target.triton.tokens import TokenSumText, TokenText
 from attnc.tuned.choices import NOT_TUNED, Tuned
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from attnc.expr.nodes import Const, Expr, show
 from attnc.model.dtypes import DType
+from attnc.model.tensors import Role
 from attnc.plan.ir import Fetch, Module, Statement
 from attnc.plan.ir.backward import BackwardKernel, Made
 from attnc.plan.ir.kernel import DotPart
@@ -44,12 +45,12 @@ def _grouping(module: Module, kernel: BackwardKernel) -> tuple[str, str]:
     return "1" if heads == Const(1) else scalar(heads), scalar(group)
 
 
-def _factor(text: str) -> str:
+def factor(text: str) -> str:
     return text if text.isalnum() else f"({text})"
 
 
 def keys_of_list(entries: str, block: int) -> str:
-    return entries if block == 1 else f"{_factor(entries)} * {block}"
+    return entries if block == 1 else f"{factor(entries)} * {block}"
 
 
 def whole_tiles_of_list(entries: str, block: int) -> str:
@@ -81,7 +82,8 @@ class SelectedParameters(Parameters):
     @property
     def sizes(self) -> list[str]:
         kept = ["chunk", "padded"] if self._keeps else []
-        return [*dict.fromkeys((*self.kernel.dims, "M_padded")), *kept]
+        rows = self.tensors.packed_queries if self.tensors.packs(Role.QUERY) else "M_padded"
+        return [*dict.fromkeys((*self.kernel.dims, rows)), *kept]
 
     @property
     def signature(self) -> list[str]:
@@ -89,8 +91,10 @@ class SelectedParameters(Parameters):
 
     @property
     def programs(self) -> str:
-        queries = "chunk" if self._keeps else "M"
-        return f"{queries} * B * {self.kv_heads} * cdiv({self.group}, BLOCK_M)"
+        queries = "chunk * B" if self._keeps else "M * B"
+        if (sequences := self.kernel.grid.sequences) is not None:
+            queries = f"({show(sequences.rows)} + B + 1)"
+        return f"{queries} * {self.kv_heads} * cdiv({self.group}, BLOCK_M)"
 
     @property
     def rounds(self) -> str:
@@ -105,15 +109,6 @@ class SelectedParameters(Parameters):
             config=self.config,
             rounds=self.rounds,
         )
-
-
-class BlockParameters(SelectedParameters):
-    """Parameters of a kernel that owns tiles of blocks."""
-
-    @property
-    def programs(self) -> str:
-        assert self.module.lists is not None
-        return f"list_blocks * cdiv({self.module.lists.keys}, BLOCK_N) * B * {self.kv_heads}"
 
 
 class TurnParameters(SelectedParameters):
@@ -195,7 +190,7 @@ class SelectedText(BackwardText):
         """
         return [
             f"head = head_lo + {number}",
-            f"h = h_kv * {_factor(self.group)} + tl.minimum(head, {self.group} - 1)",
+            f"h = h_kv * {factor(self.group)} + tl.minimum(head, {self.group} - 1)",
             f"q_idx = tl.where(head < {self.group}, q_lo, M)",
         ]
 
@@ -231,6 +226,8 @@ class SelectedText(BackwardText):
 
     @property
     def first_row(self) -> str:
+        if self.packs_queries:
+            return f"h.to(tl.int64) * {self.tensors.packed_queries} + q_first"
         return "(b * H + h).to(tl.int64) * M_padded"
 
     @property
@@ -318,7 +315,8 @@ class KeysText(SelectedText):
     def step_names(self) -> list[str]:
         step = self.kernel.step
         own = [*self.sums_of_tile, *(part.k for part in self.parts), *([] if self.v == "k" else ["v"])]
-        own += ["Q", "DO", "LSE2", "DELTA", "b", "h_kv", *self.row_names, "H", "M", "M_padded"]
+        own += ["Q", "DO", "LSE2", "DELTA", "b", "h_kv", *self.row_names, "H", "M"]
+        own += ["q_first", self.tensors.packed_queries] if self.packs_queries else ["M_padded"]
         own += [name for name in (self.group,) if name.isidentifier()]
         own += [*self.tensors.strides("q"), *self.tensors.strides("do")]
         own += ["N"] if self.uses_q_pos else []
@@ -328,38 +326,6 @@ class KeysText(SelectedText):
     @property
     def _constants(self) -> list[str]:
         return unique((*super()._constants, "BLOCK_M"))
-
-
-class BlockText(KeysText):
-    """Text of a kernel that owns a tile of a block: rows of q are the heads of queries that list it."""
-
-    parameters_type = BlockParameters
-    row_names = ("list_row", "row_lo", "stop")
-
-    @property
-    def keys(self) -> int:
-        assert self.module.lists is not None
-        return self.module.lists.keys
-
-    @property
-    def rows_of_entry(self) -> str:
-        """Rows of an entry of the inverted list, which is a block of queries."""
-        (loop,) = self.kernel.regions.loops
-        assert loop.listed is not None
-        return self.group if loop.listed.block == 1 else f"{loop.listed.block} * {_factor(self.group)}"
-
-    def find_rows(self, number: str) -> list[str]:
-        (loop,) = self.kernel.regions.loops
-        assert loop.listed is not None
-        group, block = _factor(self.group), loop.listed.block
-        at = f"list_row + 1 + row // {_factor(self.rows_of_entry)}"
-        query = "entry" if block == 1 else f"entry * {block} + row // {group} % {block}"
-        return [
-            f"row = row_lo + {number}",
-            f"h = h_kv * {group} + row % {group}",
-            f"entry = tl.load({at}, mask=row < stop, other=0.0).to(tl.int32, bitcast=True)",
-            f"q_idx = tl.where(row < stop, {query}, M)",
-        ]
 
 
 class TurnText(KeysText):

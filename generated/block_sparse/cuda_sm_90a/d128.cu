@@ -363,15 +363,16 @@ __device__ __forceinline__ void run_consumer(const Args& args, u32 base, WorkTil
 
         // One tile of keys. On entry p is of the previous tile; on return it is of this one.
         bool accumulate = false;
+        int kv_next;  // the tile behind this one, found while products are under way
         auto step = [&](auto kind, int kv_lo) {
-            const bool last = previous(kv_lo) < 0;
             mbarrier_wait(barrier_of(base, K_FULL, k.index), k.phase);
             wgmma_fence();
             issue_qk();
             issue_pv(accumulate);
+            kv_next = previous(kv_lo);
             wgmma_wait<1>();
             warpgroup_fence_operand(scores);
-            release_k(last);
+            release_k(kv_next < 0);
             next_p(kind, kv_lo, finish_pv);
             accumulate = true;
         };
@@ -381,22 +382,23 @@ __device__ __forceinline__ void run_consumer(const Args& args, u32 base, WorkTil
             mbarrier_wait(barrier_of(base, K_FULL, k.index), k.phase);
             wgmma_fence();
             issue_qk();
+            kv_next = previous(kv_lo);
             wgmma_wait<0>();
             warpgroup_fence_operand(scores);
-            release_k(previous(kv_lo) < 0);
+            release_k(kv_next < 0);
             first_p(kv_lo);
             mbarrier_wait(barrier_of(base, V_FULL, v.index), v.phase);
             // The maximum is computed until every row has seen a key, and in a tile that is computed again to the end.
             auto all_rows_see = [&](int kv_lo) { return kv_lo < all_see_hi; };
             bool lazy = !recompute && all_rows_see(kv_lo);
-            kv_lo = previous(kv_lo);
+            kv_lo = kv_next;
             #pragma unroll 1
-            for (; kv_lo >= 0 && (!lazy || is_partial(kv_lo)); kv_lo = previous(kv_lo)) {
+            for (; kv_lo >= 0 && (!lazy || is_partial(kv_lo)); kv_lo = kv_next) {
                 step(TrueType{}, kv_lo);
                 lazy = !recompute && (lazy || all_rows_see(kv_lo));
             }
             #pragma unroll 1
-            for (; kv_lo >= 0; kv_lo = previous(kv_lo))
+            for (; kv_lo >= 0; kv_lo = kv_next)
                 step(FalseType{}, kv_lo);
             wgmma_fence();
             issue_pv(accumulate);

@@ -261,7 +261,8 @@ __device__ __forceinline__ void run_producer(const Args& args, u32 base, const W
         load_tile<BLOCK_M, Q_BOX, QK_PANELS>(base + Q_AT + q.index * Q_BYTES, args.q_map,
             barrier_of(base, Q_FULL, q.index), q_lo, h, b);
         #pragma unroll 1
-        for (; kv_lo < hi; kv_lo = next(kv_lo)) {
+        for (int kv_next; kv_lo < hi; kv_lo = kv_next) {
+            kv_next = next(kv_lo);
             mbarrier_wait(barrier_of(base, K_EMPTY, k.index), k.phase);
             mbarrier_expect(barrier_of(base, K_FULL, k.index), K_BYTES);
             load_tile<BLOCK_N, K_BOX, QK_PANELS>(base + K_AT + k.index * K_BYTES, args.k_map,
@@ -331,6 +332,7 @@ __device__ __forceinline__ void run_consumer(
         const u64 q_rows = wgmma_descriptor(base + Q_AT + q.index * Q_BYTES + consumer * 64 * 128, 16, 1024);
         const u64 do_rows = wgmma_descriptor(base + DO_AT + q.index * DO_BYTES + consumer * 64 * 128, 16, 1024);
 
+        int kv_next = next(kv_lo), kv_after;  // the tiles behind this one
         // One tile of keys. last: q and do are not needed again.
         auto step = [&](bool last) {
             const u32 k_tile = base + K_AT + k.index * K_BYTES;
@@ -405,6 +407,7 @@ __device__ __forceinline__ void run_consumer(
             wgmma_fence();
             add_product(dq, left, wgmma_descriptor(k_tile, BLOCK_N * 128, 1024));
             wgmma_commit();
+            kv_after = next(kv_next);  // takes a load, and the product its time
             wgmma_wait<0>();
             warpgroup_fence_operand(dq);
             mbarrier_arrive_if(barrier_of(base, K_EMPTY, k.index), lane == 0);
@@ -415,9 +418,9 @@ __device__ __forceinline__ void run_consumer(
             mbarrier_wait(barrier_of(base, Q_FULL, q.index), q.phase);
             #pragma unroll 1
             while (kv_lo < hi) {
-                const int kv_next = next(kv_lo);
                 step(kv_next >= hi);
                 kv_lo = kv_next;
+                kv_next = kv_after;
             }
             q.advance();
         }

@@ -1,0 +1,78 @@
+"""selected_packed_blocks for triton: calls what is fastest for the device, D and the sizes.
+
+Each target has a function of its own in its folder. Made from specs/selected_packed_blocks.attn; `attnc compile specs/selected_packed_blocks.attn` makes it again.
+"""
+
+import torch
+
+from .._support.by_target import ByTarget
+
+#: What launches the kernels of a target, the compute capabilities that they are for, and whether the CPU runs them too.
+TARGETS = {
+    "triton": ("triton", 80, None, True),
+}
+PARAMS = ("D",)
+#: Targets by D: the first that runs on a device that was not measured.
+VARIANTS = {
+    (128,): ("triton",),
+}
+#: Measured: device and variant -> (largest M, N, batch times heads, and 0 for a call without gradients; target); the first row that admits them decides.
+TUNED = {}
+CHOICE = ByTarget(__name__, "selected_packed_blocks", TARGETS, VARIANTS, TUNED)
+
+
+def selected_packed_blocks(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cu_seqlens: torch.Tensor,
+    selected: torch.Tensor,
+    *,
+    target: str | None = None,
+    out: tuple[torch.Tensor, torch.Tensor] | None = None,
+    **options: object,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention of the spec's score, masked: o = softmax(score) v.
+
+    Shapes and dtypes, for D in {128}:
+        q: bf16[T, Hkv * G, D]
+        k: bf16[T, Hkv, D]
+        v: bf16[T, Hkv, D]
+        cu_seqlens: i32[B + 1]
+        selected: i32[T, Hkv, S]
+        o: bf16[T, Hkv * G, D]
+        lse: f32[Hkv * G, T]
+    The last axis of q, k and v is contiguous; every other stride is free, and nothing is copied.
+    Sequence b has the rows cu_seqlens[b] .. cu_seqlens[b + 1] of q and of the results; cu_seqlens[0] is 0.
+    Key j of sequence b is row cu_seqlens[b] + j; cu_seqlens[0] is 0.
+    out: (o, lse) to write to.
+    target: which one, instead of the table's choice.
+    options: what the function of that target takes besides.
+
+    Returns (o, lse).
+    Raises ValueError or TypeError naming the argument, what was expected and what came.
+    """
+    # any target says which is no such tensor, and what it expected
+    if not (isinstance(
+        q, torch.Tensor,
+    ) and q.dim() == 3 and not q.is_nested and isinstance(k, torch.Tensor) and k.dim() == 3 and not k.is_nested and torch._C._get_tracing_state() is None):
+        return CHOICE.any()(q, k, v, cu_seqlens, selected, out=out, **options)
+    key = (q.shape[2],)
+    if key not in VARIANTS:
+        raise _unknown(key)
+    function = CHOICE.named(target, key) if target else CHOICE.only(q.device, key)
+    if function is None:
+        sizes = (
+            q.shape[0],
+            k.shape[0],
+            q.shape[1],
+            torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad),
+        )
+        function = CHOICE.fastest(q.device, key, sizes)
+    return function(q, k, v, cu_seqlens, selected, out=out, **options)
+
+
+def _unknown(values):
+    """The error that says what was asked for, and what there is."""
+    asked, *there_is = (", ".join(map("{} = {}".format, PARAMS, variant)) for variant in (values, *VARIANTS))
+    return ValueError(f"selected_packed_blocks was not compiled for {asked}; there is: {'; '.join(there_is)}")
