@@ -103,6 +103,13 @@ def wanted_loads(attention: Attention) -> tuple[WantedLoad, ...]:
     return tuple(found)
 
 
+def find_score_inputs(attention: Attention) -> frozenset[str]:
+    """Returns the inputs, beside q, k and v, whose gradients are sums over scores: kernels of their own make
+    those of the sink and of the epilogue.
+    """
+    return frozenset(entry.load.tensor for entry in wanted_loads(attention) if entry.reader == "score")
+
+
 def names_of_sum(name: str) -> tuple[str, ...]:
     """Returns names of the sum for a gradient: in a thread, of a column and a block, and its place in
     memory.

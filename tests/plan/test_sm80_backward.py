@@ -51,6 +51,22 @@ def test_shared_memory_is_counted_by_buffer() -> None:
     assert kernel.shared == (estimate.shared,)
 
 
+@pytest.mark.parametrize("apart", [True, False])
+def test_blocks_share_wide_gradients_beside_those_of_a_sink(apart: bool) -> None:
+    """A kernel of rows makes these; sums of what the score reads want the scores of all blocks."""
+    reads = {"softmax": "softmax(sink = x[h])"} if apart else {"score": "dot(q, k) * x[h]"}
+
+    def make() -> Module:
+        grads, inputs = "q, k, v, x", ("x: f32[H]",)
+        return planned(schedule="", target="cuda.sm_80", d=512, grads=grads, inputs=inputs, **reads)
+
+    if not apart:
+        assert refusal(make).startswith("E0601 no config of schedule 'under_test' for dq fits")
+        return
+    layout = layout_of(make())
+    assert (layout.sliced, layout.sums) == (True, False)
+
+
 def test_configs_that_cannot_run_are_dropped() -> None:
     module = module_of(
         "warp_split = kv\n"

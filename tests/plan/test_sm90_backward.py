@@ -117,6 +117,8 @@ def test_wide_heads_share_p_where_ds_needs_nothing_else(
                 "inputs": ("x: f32[H]",),
             },
         ),
+        # a kernel of rows makes the gradient of the sink
+        (CAUSAL, {"grads": "q, k, v, x", "softmax": "softmax(sink = x[h])", "inputs": ("x: f32[H]",)}),
         (CAUSAL, {"score": "50 * tanh(dot(q, k) / 50)"}),
         (CAUSAL, {"score": "dot(q, k) + slope[h] * (kv_idx - q_pos)", "inputs": ("slope: f32[H]",)}),
     ],

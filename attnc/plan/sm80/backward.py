@@ -22,8 +22,9 @@ from attnc.plan.fitting import (
     several_values,
     unsupported,
 )
+from attnc.plan.gradients import find_score_inputs
 from attnc.plan.layout import Buffer, Estimate, KernelName
-from attnc.plan.signature import feature
+from attnc.plan.signature import feature, normalise
 from attnc.plan.sm80.forward import REMEDIES
 from attnc.plan.sm80.layout import (
     LATENT_ROWS,
@@ -96,7 +97,7 @@ def plan_cuda_backward(variant: Variant, schedule: Schedule, layout: CudaLayout)
         return CudaBackwardLayout(layout=layout, exchange=False, adds_dq=False, sums=False)
     default = configs(schedule, "dkdv", variant)[0]
     adds_dq = "q" in attention.grads and default.accumulate("q") != "two_pass"
-    sums = bool(set(attention.grads) - {"q", "k", "v"})
+    sums = bool(find_score_inputs(normalise(attention)))
     wide = not adds_dq if layout.is_f32 else layout.qk.width + layout.v.width > _NARROW
     said = schedule.phases["dkdv"].get("warp_split")
     orders = (wide, not wide) if said is None else (said.choices[0] == "q",)

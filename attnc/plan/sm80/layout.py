@@ -196,8 +196,8 @@ LATENT_ROWS = MMA
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CudaBackwardLayout:
     """layout: of the tiles, as in the forward. exchange: warps share keys; adds_dq: the kernel for dk and dv
-    adds to dq; sums: there are gradients besides those of q, k and v; reads_rows: kernels read lse and delta
-    of each row, as none does of weights without a softmax. sliced: several blocks make the scores
+    adds to dq; sums: there are gradients of what the score reads beside q and k; reads_rows: kernels read lse
+    and delta of each row, as none does of weights without a softmax. sliced: several blocks make the scores
     of a tile, and each some columns of its gradients, which are too many for the registers of one.
     breaks_sticks: warps tell each other what keys of stick-breaking leave and give.
 

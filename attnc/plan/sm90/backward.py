@@ -402,15 +402,13 @@ def check_sums(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
 def _by_wgmma(variant: Variant, accumulate: str | None) -> Iterator[KernelName]:
     attention = without_list(normalise(variant.attention))
     grads = set(attention.grads)
-    loads = wanted_loads(attention)
-    finished = {x.load.tensor for x in loads} - {x.load.tensor for x in loads if x.reader != "epilogue"}
-    others = grads - {"q", "k", "v"} - finished  # a kernel in front of all others makes those
+    loads = [entry for entry in wanted_loads(attention) if entry.reader == "score"]
     d, dv = feature(attention.q), feature(attention.v)
     if attention.softmax.form == "stick_breaking":  # whose sums over keys are those of mma.sync's warps
         return
     if not all(t.storage.is_plain or t.storage.is_packed for t in (attention.q, attention.k, attention.v)):
         return
-    if accumulate == "two_pass" and not others and max(d, dv) <= _WIDEST_OF_ALL:
+    if accumulate == "two_pass" and not loads and max(d, dv) <= _WIDEST_OF_ALL:
         yield "dq"
     # a kernel over queries makes other gradients, but for those of what is loaded of each key
     apart = accumulate == "two_pass" and all(x.along != ("kv",) for x in loads)
@@ -422,7 +420,7 @@ def _by_wgmma(variant: Variant, accumulate: str | None) -> Iterator[KernelName]:
         return
     if adds_dq and not shares_ds(variant.attention):
         return
-    if ({"k", "v"} & grads or adds_dq) and (not others or apart) and accumulate != "sequential":
+    if ({"k", "v"} & grads or adds_dq) and (not loads or apart) and accumulate != "sequential":
         yield from ("dv", "dk") if wide and not is_p_enough(attention) else ("dkdv",)
 
 

@@ -28,7 +28,7 @@ from attnc.model.attention import Attention, Variant
 from attnc.model.dtypes import DType
 from attnc.model.schedule import Schedule, TileConfig
 from attnc.plan.device import DEVICES
-from attnc.plan.gradients import has_constant_slope, wanted_loads
+from attnc.plan.gradients import find_score_inputs, has_constant_slope
 from attnc.plan.layout import KernelName
 from attnc.plan.signature import feature, has_rows, kv_heads
 from attnc.plan.sm80.backward import plan_cuda_backward
@@ -187,18 +187,12 @@ def refuse_wide_gradients(attention: Attention) -> str:
 def _refuse_shared(attention: Attention, *grads: str) -> str:
     if not has_constant_slope(attention) or attention.softmax.dropout is not None:
         return "of ds, p is one factor, and the other a constant here: no soft caps, no dropout"
-    if set(attention.grads) - set(grads) - _epilogue_alone(attention):
+    if find_score_inputs(attention) or {"q", "k", "v"} & set(attention.grads) - set(grads):
         *others, last = grads
         return f"these kernels make the gradients of {', '.join(others)} and {last} alone"
     if kv_heads(attention) != Dim("H") and Index("h") in walk(attention.mask):
         return "one mask for all heads that share the keys"
     return ""
-
-
-def _epilogue_alone(attention: Attention) -> set[str]:
-    """Returns inputs whose gradients the epilogue's kernel makes: those that nothing else reads."""
-    wanted = wanted_loads(attention)
-    return {x.load.tensor for x in wanted} - {x.load.tensor for x in wanted if x.reader != "epilogue"}
 
 
 #: Products by columns: the first fragment of a consumer's sums, columns, and the first panel of the tile.

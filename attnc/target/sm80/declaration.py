@@ -226,7 +226,9 @@ class CudaBackward(BackwardDeclaration):
         super().__init__(module, [name for planned in module.backward.kernels for name in planned.makes])
         self._arguments, self.files = arguments, files
         plan = backward_layout_of(module.backward)
-        self._layout, self._sums = plan.layout, plan.sums
+        self._layout = plan.layout
+        preprocess = module.backward.preprocess
+        self._sums = plan.sums or (preprocess is not None and bool(preprocess.prologue.adjoints))
         self.limits_registers = any(planned.limits_registers for planned in self._backward.kernels)
         self.kv_heads = "Hkv" if "Hkv" in arguments.sizes else "H"
 

@@ -22,8 +22,8 @@
 
 // One compilation for each configuration: d128.py passes these with -D.
 #ifndef BLOCK_M
-#define BLOCK_M 64  // query rows of a tile
-#define BLOCK_N 64  // keys of a tile
+#define BLOCK_M 128  // query rows of a tile
+#define BLOCK_N 32  // keys of a tile
 #define WARPS 4
 #define STAGES 1  // tiles in shared memory of what the inner loop copies
 #define ALIGNED 1  // rows start at multiples of 16 bytes

@@ -128,7 +128,7 @@ CALL = HopperAttention(
                         "gated_backward_preprocess",
                         "M_padded // BLOCK_M * B * H",
                         config="dkdv",
-                        changes={"WARPS": "4", "STAGES": "1", "shared": "16"},
+                        changes={"WARPS": "4", "STAGES": "1", "shared": "0"},
                     ),
                     Kernel(
                         "gated_backward_dkdv",

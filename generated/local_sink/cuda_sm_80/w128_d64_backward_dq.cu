@@ -23,7 +23,7 @@
 // One compilation for each configuration: w128_d64.py passes these with -D.
 #ifndef BLOCK_M
 #define BLOCK_M 128  // query rows of a tile
-#define BLOCK_N 32  // keys of a tile
+#define BLOCK_N 64  // keys of a tile
 #define WARPS 4
 #define STAGES 2  // tiles in shared memory of what the inner loop copies
 #define ALIGNED 1  // rows start at multiples of 16 bytes

@@ -49,6 +49,7 @@ struct Args {
     bf16* dv_ptr;
     float* lse2_ptr;
     float* delta_ptr;
+    float* dq_sum_ptr;
     float* dsink_ptr;
     float* dk_sum_ptr;
     float* dv_sum_ptr;

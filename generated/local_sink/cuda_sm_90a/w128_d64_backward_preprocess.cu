@@ -23,7 +23,7 @@
 // One compilation for each configuration: w128_d64.py passes these with -D.
 #ifndef BLOCK_M
 #define BLOCK_M 128  // query rows of a tile
-#define BLOCK_N 32  // keys of a tile
+#define BLOCK_N 128  // keys of a tile
 #define WARPS 4
 #define STAGES 1  // tiles in shared memory of what the inner loop copies
 #define ALIGNED 1  // rows start at multiples of 16 bytes
@@ -33,6 +33,7 @@
 #include "sm80.cuh"
 
 constexpr int DV = 64;
+constexpr int TURNS = 32, DQ_SIZE = 64 * BLOCK_M + TURNS;
 constexpr float LOG2E = 1.4426950408889634f;  // log2(e): lse comes in natural units
 
 struct Args {
@@ -50,6 +51,7 @@ struct Args {
     bf16* dv_ptr;
     float* lse2_ptr;
     float* delta_ptr;
+    float* dq_sum_ptr;
     float* dsink_ptr;
     float* dk_sum_ptr;
     float* dv_sum_ptr;
@@ -119,6 +121,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) local_sink_backward_prepro
             dsink_row -= exp2_(sink * 1.4426950408889634f - lse2) * delta;
         }
     }
+    // dq is zero before any addition.
+    if (threadIdx.x < TURNS)
+        ((int*)args.dq_sum_ptr + (blockIdx.x + 1ll) * DQ_SIZE - TURNS)[threadIdx.x] = 0;
     dsink_row = block_sum(dsink_row, (float*)shared);
     if (threadIdx.x == 0) {
         args.dsink_ptr[blockIdx.x] = dsink_row;

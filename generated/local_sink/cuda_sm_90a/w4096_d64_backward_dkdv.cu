@@ -22,7 +22,9 @@
 //
 // Persistent blocks, specialised by warp, take tiles of keys from a counter. One warp finds tiles; one thread, the
 // producer, copies by TMA; each of two consumer warpgroups has 64 keys: s^T = k q^T and dp^T = v do^T by wgmma, keys as
-// rows, so that p^T and ds^T in registers are left operands of dv and dk.
+// rows, so that p^T and ds^T in registers are left operands of dv and dk. ds goes through shared memory as well, for dq
+// sums over the keys of both warpgroups: one tile of queries later, so that neither waits for the other's ds, and one
+// computes exponentials while the other multiplies.
 
 // One compilation for each configuration: w4096_d64.py passes these with -D.
 #ifndef BLOCK_M
@@ -49,10 +51,11 @@ constexpr int QK_PANELS = 1, V_PANELS = 1;
 constexpr int Q_BOX = 128, K_BOX = 128;  // rows of a box of queries, and of keys
 constexpr int Q_BYTES = QK_PANELS * BLOCK_M * 128, DO_BYTES = V_PANELS * BLOCK_M * 128;
 constexpr int K_BYTES = QK_PANELS * BLOCK_N * 128, V_BYTES = V_PANELS * BLOCK_N * 128;
-constexpr int K_TILES = 2, DO_TILES = STAGES;
+constexpr int K_TILES = 2, DO_TILES = STAGES, DS_TILES = 2;
+constexpr int DS_BYTES = BLOCK_M * BLOCK_N * 2;
 constexpr int STAGED = 4096;  // bytes through which a warp stores its results
 constexpr int K_AT = 0, V_AT = K_AT + K_TILES * K_BYTES, Q_AT = V_AT + V_BYTES, DO_AT = Q_AT + STAGES * Q_BYTES;
-constexpr int STAGED_AT = DO_AT + DO_TILES * DO_BYTES;
+constexpr int DS_AT = DO_AT + DO_TILES * DO_BYTES, STAGED_AT = DS_AT + DS_TILES * DS_BYTES;
 constexpr int LSE2_AT = STAGED_AT + 4 * CONSUMERS * STAGED, DELTA_AT = LSE2_AT + STAGES * BLOCK_M * 4;
 // Then the barriers, and the work tiles. FULL: a buffer may be read; EMPTY: it may be overwritten.
 constexpr int BARRIERS_AT = DELTA_AT + STAGES * BLOCK_M * 4;
@@ -61,7 +64,16 @@ constexpr int WORK_FULL = 0, WORK_EMPTY = WORK_FULL + WORK_TILES, V_FULL = WORK_
     V_EMPTY = V_FULL + 1;
 constexpr int K_FULL = V_EMPTY + 1, K_EMPTY = K_FULL + K_TILES, Q_FULL = K_EMPTY + K_TILES, Q_EMPTY = Q_FULL + STAGES;
 constexpr int DO_FULL = Q_EMPTY + STAGES, DO_EMPTY = DO_FULL + DO_TILES;
-constexpr int WORK_AT = BARRIERS_AT + 8 * (DO_EMPTY + DO_TILES);
+constexpr int DS_FULL = DO_EMPTY + DO_TILES, DS_EMPTY = DS_FULL + DS_TILES;
+constexpr int ADDERS = 2;  // threads that add dq by turns
+constexpr int DQ_FULL = DS_EMPTY + DS_TILES, DQ_EMPTY = DQ_FULL + ADDERS;
+constexpr int WORK_AT = BARRIERS_AT + 8 * (DQ_EMPTY + 1);
+
+constexpr int TURNS = 32;  // a cache line after the sums of a q tile: which kv tile adds to them next
+// Sums of dq lie in the order of the fragments of 8 warps: 64 queries and 64 columns for each consumer.
+constexpr int DQ_SIZE = D * BLOCK_M + TURNS, DQ_PANEL = 64 * 64;
+constexpr int DQ_WARPS = 8;  // warps of a copy: those whose sums are beside each other where they are staged, too
+static_assert(BLOCK_M * QK_PANELS == 128, "shares of dq");
 
 // setmaxnreg would wait forever for registers that the launch does not have.
 constexpr int PRODUCER_REGISTERS = 24, CONSUMER_REGISTERS = 240;
@@ -85,6 +97,7 @@ struct Args {
     bf16* dv_ptr;
     float* lse2_ptr;
     float* delta_ptr;
+    float* dq_sum_ptr;
     float* dsink_ptr;
     float* dk_sum_ptr;
     float* dv_sum_ptr;
@@ -106,13 +119,14 @@ struct Args {
 // What the scheduler publishes: a tile of keys, and the range that it walks over.
 struct WorkTile {
     int kv_lo;  // its first row; negative: no more tiles
-    int b, h_kv, lo, hi, full_lo, full_hi;
+    int b, h_kv, edge, lo, hi, full_lo, full_hi;
     // of a part: its number, its query heads if several share the keys, and its queries
     int part, h_first, h_last, q_from, q_to;
 };
 
 WGMMA_SS(128)
 WGMMA_RS(64)
+WGMMA_SS_ROWS(64)
 
 // Barrier `index` of a kind.
 __device__ __forceinline__ u32 barrier_of(u32 base, int kind, int index)
@@ -152,12 +166,22 @@ __device__ __forceinline__ void add_product(float (&sums)[FRAGMENTS][4], const u
         wgmma(sums, left[m], right + m * 16 * 128 / 16, true);
 }
 
+// dq = ds k, for 64 queries and the columns of a consumer.
+template <int FRAGMENTS>
+__device__ __forceinline__ void mma_ds(float (&dq)[FRAGMENTS][4], u64 ds, u64 k)
+{
+    #pragma unroll
+    for (int n = 0; n < BLOCK_N / 16; ++n)
+        wgmma<false, true>(dq, ds + (n / 4 * BLOCK_M * 128 + n % 4 * 32) / 16, k + n * 16 * 128 / 16, n > 0);
+    wgmma_commit();
+}
+
 // Scheduler, one warp: takes tiles from a counter, computes the range that each walks over, and publishes a work tile.
 // All lanes compute the same values, and search for bounds together.
 __device__ __forceinline__ void run_scheduler(const Args& args, u32 base, WorkTile* work_tiles)
 {
     const int B = args.B, G = args.G, M = args.M, N = args.N, Hkv = args.Hkv;
-    // Tiles are walked in sections of heads whose q and do share the L2 cache.
+    // Tiles are walked in sections of heads whose q, do and dq share the L2 cache.
     // A walk is cut into parts of some query heads each, which count as heads, or of some q tiles of a head.
     const int head_parts = IN_PARTS ? min(args.WALK_PARTS, G) : 1, part_heads = (G + head_parts - 1) / head_parts;
     const int tile_parts = IN_PARTS ? args.WALK_PARTS / head_parts : 1;
@@ -168,7 +192,8 @@ __device__ __forceinline__ void run_scheduler(const Args& args, u32 base, WorkTi
         mbarrier_wait(barrier_of(base, WORK_EMPTY, slot.index), slot.phase);
         __syncwarp();  // a late lane would wait for a phase that has passed
         WorkTile& work = work_tiles[slot.index];
-        taken = taken < 0 ? blockIdx.x : uniform(is_leader ? gridDim.x + atomicAdd(args.counter_ptr, 1) : 0);
+        // The first tile too: a block waits only for turns of blocks that run.
+        taken = uniform(is_leader ? atomicAdd(args.counter_ptr, 1) : 0);
         if (taken >= tiles) {
             if (is_leader)
                 work.kv_lo = -1;
@@ -176,25 +201,30 @@ __device__ __forceinline__ void run_scheduler(const Args& args, u32 base, WorkTi
             break;
         }
         const int tile = taken / tile_parts;
-        // The last section is larger, so that what begins last is short, and nobody waits.
-        const int last = (3 * (int)gridDim.x + kv_tiles * part_heads - 1) / (kv_tiles * part_heads);
-        const int others = max((B * Hkv * head_parts - last) / args.KV_SECTION, 1) * args.KV_SECTION;
-        const int first_head = min(tile / (kv_tiles * args.KV_SECTION) * args.KV_SECTION, others);
-        const int heads = first_head < others ? args.KV_SECTION : B * Hkv * head_parts - others;
-        const int rank = tile - first_head * kv_tiles;
+        const int first_head = tile / (kv_tiles * args.KV_SECTION) * args.KV_SECTION;
+        const int heads = min(args.KV_SECTION, B * Hkv * head_parts - first_head),
+            rank = tile % (kv_tiles * args.KV_SECTION);
         const int in_turn = first_head + rank % heads;  // a head, and a part of it
-        const int kv_lo = rank / heads * BLOCK_N;
+        const int kv_lo = (kv_tiles - 1 - rank / heads) * BLOCK_N;
         const int b = (in_turn / head_parts) / Hkv, h_kv = (in_turn / head_parts) % Hkv;
         const int kv_hi = min(kv_lo + BLOCK_N, N) - 1;
         // window(W, 0): which q tiles are partial, and which are full
         const int lo = max(kv_lo + M - N, 0) / BLOCK_M * BLOCK_M;
         const int hi = min(kv_hi + M - N + 4097, M);
         const int full_lo = max(kv_hi + M - N, 0);
-        const int full_hi = min(kv_lo + M - N + 4097, M);
+        const int full_hi = where<int>(kv_lo + BLOCK_N <= N, min(kv_lo + M - N + 4097, M), 0);
+        // Before it this tile is the first to add to a q tile: the next one sees none of them.
+        int edge = 0x7fffffff;
+        if (const int kv_after = kv_lo + BLOCK_N; kv_after < N) {
+            const int kv_lo = kv_after;
+            const int lo = max(kv_lo + M - N, 0) / BLOCK_M * BLOCK_M;
+            edge = lo;
+        }
         if (is_leader) {
             work.kv_lo = kv_lo;
             work.b = b;
             work.h_kv = h_kv;
+            work.edge = edge;
             work.lo = lo;
             work.hi = hi;
             work.full_lo = full_lo;
@@ -244,12 +274,12 @@ __device__ __forceinline__ void run_producer(const Args& args, u32 base, const W
         const int hi = IN_PARTS ? work.q_to : work.hi;
         const int h_first = IN_PARTS ? work.h_first : h_kv * G;
         const int h_last = IN_PARTS ? work.h_last : h_kv * G + G - 1;  // the last query head
-        auto next = [](int q_lo) { return q_lo - BLOCK_M; };
-        const int q_start = ((hi + BLOCK_M - 1) / BLOCK_M - 1) * BLOCK_M;
+        auto next = [](int q_lo) { return q_lo + BLOCK_M; };
+        const int q_start = lo;
         int q_lo = q_start;
         int h = h_first;
-        mbarrier_arrive_if(barrier_of(base, WORK_EMPTY, slot.index), !(q_lo >= lo));
-        if (!(q_lo >= lo))
+        mbarrier_arrive_if(barrier_of(base, WORK_EMPTY, slot.index), !(q_lo < hi));
+        if (!(q_lo < hi))
             continue;
         // K of this tile arrives while the previous tile is still being computed.
         mbarrier_wait(barrier_of(base, K_EMPTY, k.index), k.phase);
@@ -259,11 +289,11 @@ __device__ __forceinline__ void run_producer(const Args& args, u32 base, const W
         k.advance();
         bool first = true;
         #pragma unroll 1
-        while (q_lo >= lo) {
+        while (q_lo < hi) {
             const int q_next = next(q_lo);
             // The next tile is claimed during the last q tiles of this one: earlier, another block could have started
             // it by now.
-            mbarrier_arrive_if(barrier_of(base, WORK_EMPTY, slot.index), h == h_last && !(q_next >= lo));
+            mbarrier_arrive_if(barrier_of(base, WORK_EMPTY, slot.index), h == h_last && !(q_next < hi));
             const long long row = (long long)(b * H + h) * args.M_padded + q_lo;
             mbarrier_wait(barrier_of(base, Q_EMPTY, q.index), q.phase);
             mbarrier_expect(barrier_of(base, Q_FULL, q.index), Q_BYTES + 2 * BLOCK_M * 4);
@@ -287,7 +317,7 @@ __device__ __forceinline__ void run_producer(const Args& args, u32 base, const W
                 first = false;
             }
             q_lo = q_next;
-            if (!(q_lo >= lo) && h < h_last) {
+            if (!(q_lo < hi) && h < h_last) {
                 ++h;
                 q_lo = q_start;
             }
@@ -295,13 +325,90 @@ __device__ __forceinline__ void run_producer(const Args& args, u32 base, const W
     }
 }
 
-// Consumer, one warpgroup: dk and dv of 64 keys of each tile. FlashAttention-2, algorithm 2.
+// One of ADDERS threads: adds dq of every other q tile when it is this kv tile's turn; while it waits for that, the
+// other one adds the next. Tiles are taken in the order of turns, so a block only ever waits for one that has started
+// before it.
+__device__ __forceinline__ void run_dq_adder(const Args& args, u32 base, const WorkTile* work_tiles, int adder)
+{
+    const int H = args.H, G = args.G;
+    const int dq_tiles = (args.M + BLOCK_M - 1) / BLOCK_M;
+    PipelineState<WORK_TILES> slot = {0, 0};
+    u32 parity = 0;
+    int next_adder = 0;
+    for (;; slot.advance()) {
+        mbarrier_wait(barrier_of(base, WORK_FULL, slot.index), slot.phase);
+        const WorkTile work = work_tiles[slot.index];
+        mbarrier_arrive(barrier_of(base, WORK_EMPTY, slot.index));
+        const int kv_lo = work.kv_lo;
+        if (kv_lo < 0)
+            return;
+        const int b = work.b;
+        const int h_kv = work.h_kv;
+        const int edge = work.edge;
+        const int lo = IN_PARTS ? work.q_from : work.lo;
+        const int hi = IN_PARTS ? work.q_to : work.hi;
+        const int h_first = IN_PARTS ? work.h_first : h_kv * G;
+        const int h_last = IN_PARTS ? work.h_last : h_kv * G + G - 1;  // the last query head
+        auto next = [](int q_lo) { return q_lo + BLOCK_M; };
+        const int q_start = lo;
+        int q_lo = q_start;
+        int h = h_first;
+        const int rank = (args.N + BLOCK_N - 1) / BLOCK_N - 1 - kv_lo / BLOCK_N;  // of this kv tile among the turns
+        #pragma unroll 1
+        while (q_lo < hi) {
+            const int q_next = next(q_lo);
+            if (next_adder == adder) {
+                float* const sum = args.dq_sum_ptr + (long long)((b * H + h) * dq_tiles + q_lo / BLOCK_M) * DQ_SIZE;
+                int* const turn = (int*)(sum + DQ_SIZE - TURNS);
+                const bool is_first = q_lo < edge;
+                if (!is_first) {
+                    await_turn(turn, rank);
+                    proxy_fence_all();
+                }
+                mbarrier_wait(barrier_of(base, DQ_FULL, adder), parity);
+                #pragma unroll
+                for (int w = 0; w < 8; w += DQ_WARPS) {
+                    const int columns = 64;
+                    float* const to = sum + w / 4 * DQ_PANEL + w % 4 * 16 * columns;
+                    if (is_first)
+                        bulk_store(to, base + STAGED_AT + w * STAGED, DQ_WARPS * 16 * columns * 4);
+                    else
+                        bulk_add(to, base + STAGED_AT + w * STAGED, DQ_WARPS * 16 * columns * 4);
+                }
+                tma_commit();
+                tma_wait_read();
+                mbarrier_arrive(barrier_of(base, DQ_EMPTY, 0));
+                tma_wait();
+                proxy_fence_all();
+                pass_turn(turn, rank);
+                parity ^= 1;
+            }
+            next_adder = (next_adder + 1) % ADDERS;
+            q_lo = q_next;
+            if (!(q_lo < hi) && h < h_last) {
+                ++h;
+                q_lo = q_start;
+            }
+        }
+    }
+}
+
+// Consumer, one warpgroup: dk and dv of 64 keys of each tile, and half of what the tile adds to dq. FlashAttention-2,
+// algorithm 2.
+template <int DQ_COLUMNS>
 __device__ __forceinline__ void run_consumer(
     const Args& args, u32 base, const WorkTile* work_tiles, unsigned char* tiles, int consumer, int warp)
 {
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, first_key = 64 * consumer + 16 * warp;
     const int G = args.G, M = args.M, N = args.N;
     const int staged = STAGED_AT + (4 * consumer + warp) * STAGED;
+    // Where this lane stores its rows of ds^T: [query][key], a panel of 64 keys for each consumer.
+    const u32 ds_row = base + DS_AT + consumer * BLOCK_M * 128 + (lane / 16 * 8 + lane % 8) * 128
+        + ((2 * warp + lane / 8 % 2) ^ lane % 8) * 16;
+    float dq[DQ_COLUMNS / 8][4];
+    PipelineState<DS_TILES> ds = {0, 0}, ds_before = {0, 0};
+    PipelineState<ADDERS> staging = {0, 0};
+    u32 emptied = 1;
     float dk[D / 8][4];
     float dv[DV / 8][4];
     PipelineState<WORK_TILES> slot = {0, 0};
@@ -324,8 +431,8 @@ __device__ __forceinline__ void run_consumer(
         const int h_last = IN_PARTS ? uniform(work.h_last) : h_kv * G + G - 1;  // the last query head
         const int part = IN_PARTS ? uniform(work.part) : 0;
         mbarrier_arrive_if(barrier_of(base, WORK_EMPTY, slot.index), lane == 0);
-        auto next = [](int q_lo) { return q_lo - BLOCK_M; };
-        const int q_start = ((hi + BLOCK_M - 1) / BLOCK_M - 1) * BLOCK_M;
+        auto next = [](int q_lo) { return q_lo + BLOCK_M; };
+        const int q_start = lo;
         int q_lo = q_start;
         int h = h_first;
 
@@ -344,8 +451,35 @@ __device__ __forceinline__ void run_consumer(
 
         const u64 k_rows = wgmma_descriptor(base + K_AT + k.index * K_BYTES + consumer * 64 * 128, 16, 1024);
         const u64 v_rows = wgmma_descriptor(base + V_AT + consumer * 64 * 128, 16, 1024);
-        // One tile of queries. last: v is not needed again.
-        auto step = [&](bool last) {
+        // dq: each consumer has half of the columns, or half of the queries where one panel has all columns.
+        const u64 k_columns = wgmma_descriptor(base + K_AT + k.index * K_BYTES
+            + (QK_PANELS == 2 ? consumer * BLOCK_N * 128 : 0), 16, 1024);
+
+        auto issue_dq = [&] {  // of the previous q tile, once both consumers have stored its ds
+            mbarrier_wait(barrier_of(base, DS_FULL, ds_before.index), ds_before.phase);
+            wgmma_fence();
+            mma_ds(dq, wgmma_descriptor(base + DS_AT + ds_before.index * DS_BYTES
+                + (QK_PANELS == 1 ? consumer * 64 * 128 : 0), 16, 1024), k_columns);
+        };
+        auto add_dq = [&] {
+            warpgroup_fence_operand(dq);
+            mbarrier_arrive_if(barrier_of(base, DS_EMPTY, ds_before.index), lane == 0);
+            mbarrier_wait(barrier_of(base, DQ_EMPTY, 0), emptied);
+            emptied ^= 1;
+            if (lane == 0)
+                tma_wait_read();  // the previous store has read it
+            __syncwarp();
+            #pragma unroll
+            for (int j = 0; j < DQ_COLUMNS / 8; ++j)
+                store_shared(base + staged + j * 512 + lane * 16, Four{dq[j][0], dq[j][1], dq[j][2], dq[j][3]});
+            proxy_fence();
+            __syncwarp();
+            mbarrier_arrive_if(barrier_of(base, DQ_FULL, staging.index), lane == 0);
+            staging.advance();
+        };
+
+        // One tile of queries. first: no previous tile, so no dq of one. last: v is not needed again.
+        auto step = [&](auto first, bool last) {
             const u32 q_tile = base + Q_AT + q.index * Q_BYTES, do_tile = base + DO_AT + q.index * DO_BYTES;
             const float* const lse2_tile = (const float*)(tiles + LSE2_AT) + q.index * BLOCK_M;
             const float* const delta_tile = (const float*)(tiles + DELTA_AT) + q.index * BLOCK_M;
@@ -394,7 +528,7 @@ __device__ __forceinline__ void run_consumer(
                         const int q_pos = q_idx + N - M;
                         #pragma unroll
                         for (int r = 0; r < ROWS; ++r) {
-                            if (!(q_pos - 4096 <= kv_idx[r] && kv_idx[r] <= q_pos))
+                            if (!(kv_idx[r] < N && q_pos - 4096 <= kv_idx[r] && kv_idx[r] <= q_pos))
                                 scores[j][2 * r + c] = gradients[j][2 * r + c] = 0.0f;
                         }
                     }
@@ -404,33 +538,60 @@ __device__ __forceinline__ void run_consumer(
             round_fragments(left_p, scores);
             u32 left_ds[BLOCK_M / 16][4];
             round_fragments(left_ds, gradients);
+            mbarrier_wait(barrier_of(base, DS_EMPTY, ds.index), ds.phase ^ 1);
+            #pragma unroll
+            for (int m = 0; m < BLOCK_M / 16; ++m)
+                stmatrix_x4_trans(ds_row + ds.index * DS_BYTES + m * 16 * 128, left_ds[m][0], left_ds[m][1],
+                    left_ds[m][2], left_ds[m][3]);
+            proxy_fence();
+            __syncwarp();
+            mbarrier_arrive_if(barrier_of(base, DS_FULL, ds.index), lane == 0);
             warpgroup_fence_operand(left_p);
             warpgroup_fence_operand(left_ds);
+
+            // Three mma in flight: dq of the previous tile, dv and dk. That dq is added while the others run.
+            if constexpr (!first.value)
+                issue_dq();
             wgmma_fence();
             add_product(dv, left_p, wgmma_descriptor(do_tile, BLOCK_M * 128, 1024));
             add_product(dk, left_ds, wgmma_descriptor(q_tile, BLOCK_M * 128, 1024));
             wgmma_commit();
+            if constexpr (!first.value) {
+                wgmma_wait<1>();
+                add_dq();
+            }
             wgmma_wait<0>();
             mbarrier_arrive_if(barrier_of(base, DO_EMPTY, q.index), lane == 0);
             mbarrier_arrive_if(barrier_of(base, Q_EMPTY, q.index), lane == 0);
             q.advance();
+            ds_before = ds;
+            ds.advance();
         };
 
-        if (q_lo >= lo) {
+        if (q_lo < hi) {
             mbarrier_wait(barrier_of(base, K_FULL, k.index), k.phase);
             mbarrier_wait(barrier_of(base, V_FULL, 0), v.phase);
+            int q_next = next(q_lo);
+            step(TrueType{}, h == h_last && !(q_next < hi));
+            q_lo = q_next;
+            if (!(q_lo < hi) && h < h_last) {
+                ++h;
+                q_lo = q_start;
+            }
             #pragma unroll 1
-            while (q_lo >= lo) {
-                const int q_next = next(q_lo);
-                step(h == h_last && !(q_next >= lo));
+            while (q_lo < hi) {
+                q_next = next(q_lo);
+                step(FalseType{}, h == h_last && !(q_next < hi));
                 q_lo = q_next;
-                if (!(q_lo >= lo) && h < h_last) {
+                if (!(q_lo < hi) && h < h_last) {
                     ++h;
                     q_lo = q_start;
                 }
             }
+            issue_dq();
             if constexpr (!IN_PARTS) {
-                // Each warp stores its own 16 keys.
+                // Each warp stores its own 16 keys, while the last dq is in flight.
+                mbarrier_wait(barrier_of(base, DQ_EMPTY, 0), emptied);
                 if (lane == 0)
                     tma_wait_read();  // the previous store has read the same place
                 __syncwarp();
@@ -466,6 +627,8 @@ __device__ __forceinline__ void run_consumer(
                     tma_commit();
                 }
             }
+            wgmma_wait<0>();
+            add_dq();
             mbarrier_arrive_if(barrier_of(base, K_EMPTY, k.index), lane == 0);
             k.advance();
             if constexpr (IN_PARTS) {
@@ -520,7 +683,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) local_sink_backward_dkd
     if (threadIdx.x == 0) {
         for (int i = 0; i < WORK_TILES; ++i) {
             mbarrier_init(barrier_of(base, WORK_FULL, i), 1);
-            mbarrier_init(barrier_of(base, WORK_EMPTY, i), 4 * CONSUMERS + 1);  // one arrival a warp
+            mbarrier_init(barrier_of(base, WORK_EMPTY, i), 4 * CONSUMERS + 1 + ADDERS);  // one arrival a warp
         }
         mbarrier_init(barrier_of(base, V_FULL, 0), 1);
         mbarrier_init(barrier_of(base, V_EMPTY, 0), 4 * CONSUMERS);
@@ -536,6 +699,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) local_sink_backward_dkd
             mbarrier_init(barrier_of(base, DO_FULL, i), 1);
             mbarrier_init(barrier_of(base, DO_EMPTY, i), 4 * CONSUMERS);
         }
+        for (int i = 0; i < DS_TILES; ++i) {
+            mbarrier_init(barrier_of(base, DS_FULL, i), 4 * CONSUMERS);
+            mbarrier_init(barrier_of(base, DS_EMPTY, i), 4 * CONSUMERS);
+        }
+        for (int i = 0; i < ADDERS; ++i)
+            mbarrier_init(barrier_of(base, DQ_FULL, i), 4 * CONSUMERS);
+        mbarrier_init(barrier_of(base, DQ_EMPTY, 0), 1);
         mbarrier_fence();
     }
     __syncthreads();
@@ -550,9 +720,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) local_sink_backward_dkd
             run_producer(args, base, work_tiles);
         } else if (warp == 1) {
             run_scheduler(args, base, work_tiles);
+        } else if (threadIdx.x % 32 == 0) {
+            run_dq_adder(args, base, work_tiles, warp - 2);
         }
     } else {
         warpgroup_reg_alloc<CONSUMER_REGISTERS>();
-        run_consumer(args, base, work_tiles, tiles, warpgroup - 1, warp);
+        run_consumer<64>(args, base, work_tiles, tiles, warpgroup - 1, warp);
     }
 }
