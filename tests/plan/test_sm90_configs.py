@@ -24,13 +24,13 @@ from tests.refusals import refusal, refused
 from tests.verify.judging import modules_of, spec
 
 ROOM = 232448
-#: Columns of rows of two boxes that begin at no multiple of 32 bytes, and what they get.
-SPLIT, THREE = (72, 88, 104, 120), "consumers = 3, tile.kv = 64, stages = 4"
+#: Columns of heads between those of one box and of two, and what they get.
+BETWEEN, THREE = (72, 80, 88, 96, 104, 112, 120), "consumers = 3, tile.kv = 64, stages = 4"
 
 
 @pytest.mark.parametrize("d", range(8, 256, 16))
 def test_rows_narrower_than_products_get_the_tiles_of_whole_ones(d: int) -> None:
-    tiles = THREE if d in SPLIT else ""
+    tiles = THREE if d == BETWEEN[-1] else ""
     narrow, whole = planned(d=d).kernel, planned(tiles, d=d + 8).kernel
     (few,), (many,) = narrow.configs, whole.configs
     assert replace(few, tile_d=many.tile_d) == many
@@ -38,8 +38,8 @@ def test_rows_narrower_than_products_get_the_tiles_of_whole_ones(d: int) -> None
     assert layout_of(narrow).registers(few) == layout_of(whole).registers(many)
 
 
-@pytest.mark.parametrize("d", SPLIT)
-def test_rows_that_begin_within_a_sector_have_three_warpgroups(d: int) -> None:
+@pytest.mark.parametrize("d", BETWEEN)
+def test_heads_between_one_box_and_two_have_three_warpgroups(d: int) -> None:
     """Where no schedule says otherwise, and nothing is drawn, or copied for all of them."""
 
     def tiles(schedule: str = "", **changes: Any) -> tuple[int, int]:
@@ -55,6 +55,17 @@ def test_rows_that_begin_within_a_sector_have_three_warpgroups(d: int) -> None:
     ]  # fmt: skip
     (packed,) = modules_of(spec(lines, "", target="cuda.sm_90a"))
     assert (packed.kernel.configs[0].tile_q, packed.kernel.configs[0].tile_kv) == (128, 128)
+
+
+def test_heads_of_128_columns_have_three_warpgroups_under_a_causal_mask() -> None:
+    def tiles(schedule: str = "", **changes: Any) -> tuple[int, int]:
+        config = planned(schedule, d=128, **changes).kernel.configs[0]
+        return config.tile_q, config.tile_kv
+
+    assert tiles(mask="causal") == (192, 64)
+    assert tiles() == tiles("stages = 2", mask="causal") == tiles("cluster = 2", mask="causal") == (128, 128)
+    assert all(tiles(**FEATURES[name]) == (128, 128) for name in ("dropout", "pairs", "cap", "keys"))
+    assert tiles(mask="causal", score="30.0 * tanh(dot(q, k) * 0.01)") == (128, 128)
 
 
 #: What may take shared memory or registers besides rows of q, k and v.
@@ -85,7 +96,7 @@ def test_wider_heads_never_get_larger_tiles_and_none_jump(d: int, feature: str) 
     """Gradients of more than 128 columns have other kernels than those of fewer."""
     narrow, wide = tile_areas(d, feature), tile_areas(d + 8, feature)
     for name in narrow if d != 128 else ["forward"]:
-        most = 4 / 3 if name == "forward" and {d, d + 8} & {*SPLIT} else 1.0
+        most = 4 / 3 if name == "forward" and d == BETWEEN[-1] else 1.0
         assert most * narrow[name] >= wide[name] >= 0.5 * narrow[name], name
 
 
@@ -276,7 +287,8 @@ def test_masks_that_end_on_both_sides_get_warpgroups_with_keys_of_their_own(
     module = planned(mask=mask, d=d, **options)
     config = hopper(module.kernel.configs[0])
     text = render_files(module, path="a.attn", sha256="")["default.cu"]
-    assert ("int last_tile[CONSUMERS];" in text) == (is_short and d < 256)
+    ends_once = {80: ("causal", "kv_idx >= q_pos"), 128: ("causal",)}  # beside tiles of three anyway
+    assert ("int last_tile[CONSUMERS];" in text) == ((is_short and d < 256) or mask in ends_once.get(d, ()))
     if is_short:
         wanted = (3, 64, 4) if d <= 128 else (2, 64, 2)
         assert (config.consumers, config.tile_kv, config.stages) == wanted

@@ -8,7 +8,7 @@ from itertools import chain
 from math import gcd
 
 from attnc.diagnostics import Diagnostic
-from attnc.expr.nodes import Expr, Load, Search, walk
+from attnc.expr.nodes import Dot, Expr, Load, Search, walk
 from attnc.expr.solve import solve
 from attnc.model.attention import Attention, Variant
 from attnc.model.configs import configs
@@ -71,10 +71,9 @@ CONSUMERS = 2
 #: than 96 at 192 (windows of 512 to 4096 keys, measured on an H200).
 _SHORT_TILES = Tiles(tile_q=192, tile_kv=64, stages=4)
 _WIDEST_SHORT = 128
-#: And of rows that begin at no multiple of so many columns, 32 bytes, which TMA copies more slowly: three
-#: warpgroups multiply what two did, 13 to 29 % faster at 72, 88 and 104 columns, 2 to 13 % at 120 (on
-#: an H200). Rows of up to 64 columns are copied in one box, and are as fast with two.
-_WHOLE_SECTORS = 16
+#: And of heads between 64 and 128 columns, where three warpgroups multiply for each copy of K and V what two
+#: did: 13 to 29 % faster at 72, 88 and 104 columns, whose rows begin within sectors of 32 bytes, up to 13 %
+#: at others; of 128 columns under a causal mask 1 to 5 %, but not without a mask (measured on an H200).
 #: And where blocks share a multiprocessor.
 _SHARING_TILES = Tiles(tile_kv=64, stages=4)
 #: Stages of these, for no more keys than two tiles: what more of them hold is of the next tile of queries.
@@ -90,6 +89,8 @@ _WIDE_PAIR_COLUMNS = range(65, 129)
 _WIDEST_BESIDE_ROWS = 192
 #: Keys with which a schedule has chosen between the two.
 _CHOOSING = {"consumers", "tile.q", "tile.kv", "registers", "warps"}
+#: And those whose gain was measured with two warpgroups.
+_BESIDE_TILES = {"stages", "blocks", "cluster", "pingpong", "overlap"}
 #: Registers of a thread that does not multiply, beside two warpgroups that do.
 _HELPING = 40
 _REMEDIES: Mapping[str, Sequence[Value]] = {
@@ -367,7 +368,7 @@ def _tiles_of(variant: Variant, knobs: Mapping[str, Knob]) -> Iterator[Tiles]:
     pair = _pair_of(variant)
     if not chooses and _has_short_loops(variant):
         yield _SHORT_TILES if width <= _WIDEST_SHORT else replace(first, tile_kv=WGMMA_ROWS)
-    elif not chooses and _has_split_sectors(variant) and _walks_alone(variant):
+    elif not knobs.keys() & {*_CHOOSING, *_BESIDE_TILES} and _suits_three(variant):
         yield _SHORT_TILES
     if width in _WIDE_PAIR_COLUMNS and not chooses and pair is not None and pair.bytes == 4:
         yield _WIDE_PAIR_TILES
@@ -406,10 +407,22 @@ def _walks_alone(variant: Variant) -> bool:
     return not together and not page_of(attention) and _pair_of(variant) is None
 
 
-def _has_split_sectors(variant: Variant) -> bool:
-    """Returns whether rows of more than one box begin within a sector of the L2 cache."""
-    sizes = [feature(tensor) for tensor in (variant.attention.q, variant.attention.v)]
-    return PIECE < max(sizes) <= _WIDEST_SHORT and any(size % _WHOLE_SECTORS for size in sizes)
+def _suits_three(variant: Variant) -> bool:
+    """Returns whether three warpgroups with fewer keys are faster than two, though a row sees many keys. Not
+    of what was not measured: an epilogue wants a tile of o, and lists and 8 bits want tiles of their own.
+    """
+    attention = normalise(variant.attention)
+    softmax, is_listed = attention.softmax, listing_of(variant.attention) is not None
+    is_usual = softmax.form == "softmax" and softmax.v_scale is None and attention.epilogue is None
+    is_narrow = any(DType(tensor.dtype).is_narrow for tensor in (attention.k, attention.v))
+    if not is_usual or is_listed or is_narrow or not _walks_alone(variant):
+        return False
+    least, most = sorted((feature(attention.q), feature(attention.v)))
+    if most != _WIDEST_SHORT:
+        return PIECE < least <= most < _WIDEST_SHORT
+    ends = solve(attention.mask)
+    ends_last = ends.may_lo is None and ends.may_hi is not None and ends.tile_may is None
+    return least == most and ends_last and isinstance(split_scale(attention.score)[1], Dot)
 
 
 def _differs_by_data(variant: Variant) -> bool:
