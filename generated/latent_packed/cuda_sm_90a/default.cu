@@ -585,13 +585,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) latent_packed_forw
         m[r] = m_all[r];
         l[r] = t == 0 ? l_all[r] : 0.0f;  // of a row, once
     }
+    // A sum that was rounded to -0 is 0, as it is where a segment follows in which a row sees no key.
     if (has_keys)
         #pragma unroll
         for (int j = 0; j < COLUMNS / 8; ++j) {
             const Four all = kept_sums(j);
             #pragma unroll
             for (int i = 0; i < 4; ++i)
-                acc[j][i] = join(all.values[i], acc[j][i], last[i / 2]);
+                acc[j][i] = join(all.values[i], acc[j][i], last[i / 2]) + 0.0f;
         }
     named_barrier_sync(1, 128 * CONSUMERS);  // all have read their sums
     if (threadIdx.x == 128 * 1)

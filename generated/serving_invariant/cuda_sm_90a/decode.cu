@@ -519,6 +519,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) serving_invariant_combine(
                     acc[c] = join(acc[c], ahead[i].values[c], shares);
             }
     }
+    // A sum that was rounded to -0 is 0, as it is where a segment follows in which the row sees no key.
+    acc[0] += 0.0f;
+    acc[1] += 0.0f;
     const float scale = 1.0f / (l == 0.0f ? 1.0f : l);
     // A split stores the pairs of 16 columns in the order 0, 4, 1, 5, 2, 6, 3, 7.
     const int column = pair / 8 * 16 + pair % 2 * 8 + pair % 8 / 2 * 2;

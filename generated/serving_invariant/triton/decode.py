@@ -325,7 +325,8 @@ def serving_invariant_combine(
             m_split = tl.load(m_splits_ptr + split, mask=split < SPLITS, other=-float("inf"))
             l_split = tl.load(m_splits_ptr + SPLIT_ROWS + split, mask=split < SPLITS, other=0.0)
             acc, l, m = _join_segment(acc, l, m, acc_split, l_split, m_split)
-    o = tl.sum(acc * (1.0 / tl.where(l == 0.0, 1.0, l))[:, None], 0)  # of one row: the row
+    # of one row: the row; -0 is 0, as in prompts
+    o = tl.sum((acc + 0.0) * (1.0 / tl.where(l == 0.0, 1.0, l))[:, None], 0)
     l = tl.sum(l, 0)
     m = tl.sum(m, 0)
     O += b.to(tl.int64) * stride_ob + h.to(tl.int64) * stride_oh
@@ -336,7 +337,7 @@ def serving_invariant_combine(
 
 CALL = TritonAttention(
     name="serving_invariant",
-    operator="serving_invariant_decode_65db61d4",
+    operator="serving_invariant_decode_0b680aab",
     inputs=(
         Tensor("q", "bf16[B, M, H, 128]", "bmh"),
         Tensor("k", "bf16[pages, 16, Hkv, 128]", "pnh"),

@@ -498,13 +498,14 @@ __device__ __forceinline__ void run_consumer(const Args& args, u32 base, WorkTil
             warpgroup_fence_operand(p);
             if (has_keys)
                 release_v();
+            // A sum that was rounded to -0 is 0, as it is where a segment follows in which a row sees no key.
             if (has_keys)
                 #pragma unroll
                 for (int j = 0; j < DV / 8; ++j) {
                     const Four all = kept_sums(j);
                     #pragma unroll
                     for (int i = 0; i < 4; ++i)
-                        acc[j][i] = join(all.values[i], acc[j][i], last[i / 2]);
+                        acc[j][i] = join(all.values[i], acc[j][i], last[i / 2]) + 0.0f;
                 }
             q.advance();
             u32 rounded[DV / 8][ROWS];
