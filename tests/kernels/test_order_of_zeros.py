@@ -1,5 +1,5 @@
-"""The sign of a zero under an order of sums: a sum may be rounded to -0, and a segment in which a row sees no key
-adds 0 to it.
+"""The sign of a zero under an order of sums: a sum may be rounded to -0, and a segment in which a row sees no
+key adds 0 to it.
 """
 
 from __future__ import annotations
@@ -35,11 +35,12 @@ KEYS = 192
 def test_a_sum_that_is_rounded_to_zero_has_no_sign(target: str, *, tiny_first: bool) -> None:
     prompt, step = SCHEDULES[target]
     text = f"{STATEMENTS}schedule spec for {target} as prompt {{\n  {prompt}\n}}\n"
-    text += f"schedule spec for {target} as step {{\n  loops = [kv], pack = gqa, split.kv = fixed(32), {step}\n}}\n"
+    step = f"loops = [kv], pack = gqa, split.kv = fixed(32), {step}"
+    text += f"schedule spec for {target} as step {{\n  {step}\n}}\n"
     whole, one = (subject_of(module) for module in modules_of(text))
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(1, KEYS, 1, 64, generator=generator).bfloat16() for _ in range(3))
-    # Values of every other segment are tiny and negative, and outweighed by those of the segments between, which are 0.
+    # Values of every other segment are tiny and negative, and outweighed by those between, which are 0.
     tiny = torch.arange(KEYS) // 32 % 2 == (0 if tiny_first else 1)
     v[..., :8] = torch.where(tiny, -1e-40, 0.0)[None, :, None, None].bfloat16()
     q[..., 0], k[0, :, 0, 0] = 30.0, torch.where(tiny, -4.0, 4.0).bfloat16()

@@ -130,6 +130,13 @@ def latents(
     return text.replace("  score", "  input v: f16[B, N, 1, 384] via prefix(k)\n  score")
 
 
+def gated(text: str, value: str = "sigmoid(gate[b, q_idx, h, d]) * attention") -> str:
+    """Rewrites a spec for an epilogue."""
+    (line,) = (line for line in text.splitlines() if line.startswith("  output o:"))
+    shape = line.removeprefix("  output o: ")
+    return text.replace(line, f"  input gate: {shape}\n{line} = {value}")
+
+
 def narrow(text: str, dtype: str) -> str:
     """Rewrites a spec for keys and values of 8 bits."""
     return text.replace("input k, v: f16", f"input k, v: {dtype}")
@@ -205,6 +212,11 @@ SCALED_BY_KEY: Mapping[str, Any] = {
         ),
         pytest.param(spec("true", storage="lengths"), id="all keys", marks=pytest.mark.nightly),
         pytest.param(spec(**SCALED), id="a scale of v"),
+        pytest.param(
+            gated(spec(), "(attention * gate[b, q_idx, h, d] + gate[b, q_idx, h, d]) / 3"),
+            id="an epilogue",
+            marks=pytest.mark.nightly,
+        ),
         pytest.param(
             spec(
                 extra="input scale: f32[R, 8, Hkv]",
@@ -340,6 +352,12 @@ FAR = "dot(q, k) * 40"
             hopper(storage="plain", prompt=", cluster = 2"), id="clusters", marks=pytest.mark.nightly
         ),
         pytest.param(hopper(prompt=", pingpong = true"), id="turns", marks=pytest.mark.nightly),
+        pytest.param(gated(hopper(storage="plain")), id="a gate"),
+        pytest.param(
+            gated(hopper(), "(attention + gate[b, q_idx, h, d]) / 3"),
+            id="what is added to o",
+            marks=pytest.mark.nightly,
+        ),
         pytest.param(hopper(prompt=", overlap = false"), id="in sequence", marks=pytest.mark.nightly),
     ],
 )
@@ -360,6 +378,7 @@ def test_rows_keep_their_bits_on_hopper(text: str) -> None:
             marks=pytest.mark.nightly,
         ),
         pytest.param(latents(part=False), id="384 columns", marks=pytest.mark.nightly),
+        pytest.param(gated(latents(part=False)), id="384 columns and a gate", marks=pytest.mark.nightly),
         pytest.param(
             hopper(storage="plain").replace(", 64]", ", 256]"), id="256 columns", marks=pytest.mark.nightly
         ),

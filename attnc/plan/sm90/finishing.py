@@ -3,7 +3,8 @@
 A row whose columns are loaded in their order is copied ahead where there is room: each warp copies its rows
 to the tile through which its rows of o leave, during the first product of the tile of queries. What the
 epilogue computes of them alone is computed while the last p v is multiplied, in the registers of scores,
-which are free then. Other rows are loaded into registers, two columns at a time.
+which are free then. Other rows are loaded into registers, two columns at a time; so are all rows of sums in
+an absolute order, of which every kernel computes the same, after o is divided.
 """
 
 from __future__ import annotations
@@ -77,7 +78,10 @@ def plan_finishing(kernel: Forward, layout: Sm90Layout, dtypes: Mapping[str, DTy
     rows = tuple(fetch for fetch in epilogue.fetches if _is_row(fetch, dtypes))
     if not rows:
         return None
-    if any(layout.way_out(config) != "tile" for config in kernel.configs):
+    in_order = (
+        kernel.segments is not None
+    )  # what is computed ahead is rounded otherwise than in decode kernels
+    if in_order or any(layout.way_out(config) != "tile" for config in kernel.configs):
         return Finishing(paired=rows)
     return Finishing(staged=_stage(epilogue, rows[0]), paired=rows[1:])
 
