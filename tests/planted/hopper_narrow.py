@@ -86,14 +86,9 @@ BUGS: tuple[HopperBug, ...] = (
         name="columns of the next tile in the order of this one",
         attention="hopper_narrow_latent",
         story="the consumers take turns, and what is loaded ahead is the other's",
-        anchor="end_part(!odd); odd = !odd;",
-        patch="end_part(!odd);",
-        also=(
-            Place(
-                anchor="stage.advance(); kv_lo = next_lo;",
-                patch="odd = !odd; stage.advance(); kv_lo = next_lo;",
-            ),
-        ),
+        anchor="first_panel = column_panel(panel_of(0, !odd))",
+        patch="first_panel = column_panel(panel_of(0, odd))",
+        also=(Place(anchor="(column_panel(panel_of(i, !odd))", patch="(column_panel(panel_of(i, odd))"),),
     ),
     HopperBug(
         name="rows past the last key read",

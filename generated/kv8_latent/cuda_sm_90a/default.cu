@@ -292,48 +292,40 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) kv8_latent_forward
                 {
                     const u32 tile = base + K_AT + stage.index * K_BYTES + own_row * 128;
                     const RowPlace place = row_place(tile + panel_of(0, odd) * BLOCK_N * 128);
-                    #pragma unroll
-                    for (int i = 0; i < FIRST; ++i) {
-                        const int behind = i < HALF ? i : panel_of(i, odd) - panel_of(0, odd);
-                        const u32 offset = behind * BLOCK_N * 128;
-                        store_converted<e4m3>(place, offset, loaded[i]);
-                    }
-                }
-                end_part(odd);
-                {
                     const unsigned char* const row = row_of(kv_lo, page);
                     const int first_panel = column_panel(panel_of(FIRST, odd)),
                         column = 64 * first_panel + gathered_column();
                     #pragma unroll
-                    for (int i = 0; i < (QK_PANELS - FIRST); ++i) {
-                        const int behind = i < HALF ? 64 * i
-                            : 64 * (column_panel(panel_of(FIRST + i, odd)) - first_panel);
-                        loaded[i] = load_columns<decltype(whole)::value>(row, column, behind, 576);
+                    for (int i = 0; i < FIRST; ++i) {
+                        const int behind = i < HALF ? i : panel_of(i, odd) - panel_of(0, odd);
+                        store_converted<e4m3>(place, behind * BLOCK_N * 128, loaded[i]);
+                        if (i < (QK_PANELS - FIRST)) {
+                            const int ahead = i < HALF ? 64 * i
+                                : 64 * (column_panel(panel_of(FIRST + i, odd)) - first_panel);
+                            loaded[i] = load_columns<decltype(whole)::value>(row, column, ahead, 576);
+                        }
                     }
                 }
+                end_part(odd);
                 begin(!odd);
                 {
                     const u32 tile = base + K_AT + stage.index * K_BYTES + own_row * 128;
                     const RowPlace place = row_place(tile + panel_of(FIRST, odd) * BLOCK_N * 128);
+                    const unsigned char* const row = row_of(next_lo, next_page);
+                    const int first_panel = column_panel(panel_of(0, !odd)),
+                        column = 64 * first_panel + gathered_column();
                     #pragma unroll
-                    for (int i = 0; i < (QK_PANELS - FIRST); ++i) {
-                        const int behind = i < HALF ? i : panel_of(FIRST + i, odd) - panel_of(FIRST, odd);
-                        const u32 offset = behind * BLOCK_N * 128;
-                        store_converted<e4m3>(place, offset, loaded[i]);
+                    for (int i = 0; i < FIRST; ++i) {
+                        if (i < (QK_PANELS - FIRST)) {
+                            const int behind = i < HALF ? i : panel_of(FIRST + i, odd) - panel_of(FIRST, odd);
+                            store_converted<e4m3>(place, behind * BLOCK_N * 128, loaded[i]);
+                        }
+                        const int ahead = i < HALF ? 64 * i : 64 * (column_panel(panel_of(i, !odd)) - first_panel);
+                        loaded[i] = load_columns<decltype(whole)::value>(row, column, ahead, 576);
                     }
                 }
                 end_part(!odd);
                 odd = !odd;
-                {
-                    const unsigned char* const row = row_of(next_lo, next_page);
-                    const int first_panel = column_panel(panel_of(0, odd)),
-                        column = 64 * first_panel + gathered_column();
-                    #pragma unroll
-                    for (int i = 0; i < FIRST; ++i) {
-                        const int behind = i < HALF ? 64 * i : 64 * (column_panel(panel_of(i, odd)) - first_panel);
-                        loaded[i] = load_columns<decltype(whole)::value>(row, column, behind, 576);
-                    }
-                }
                 page = next_page;
                 next_page = page_at(next(next_lo));
                 stage.advance();
