@@ -97,8 +97,8 @@ class KernelMaker:
     target: Target
     layout: BackwardLayout | None
     sums: frozenset[str]
-    listing: Listing | None = None
-    leaves_out: bool = False
+    listing: Listing | None
+    leaves_out: bool
 
     def choices(self, name: KernelName) -> tuple[BackwardConfig, ...]:
         return self.target.backward_configs(self.variant, self.schedule, name, self.layout)
@@ -153,7 +153,7 @@ class KernelMaker:
             inner,
             also,
             rule.chain.shared,
-            kept,
+            kept=kept,
             always_fills=self.listing is not None and inner == "kv" and loops.are_short,
         )
         outer = tuple(fetch for fetch in names.fetches if fetch.axes == other_axis(inner))

@@ -67,8 +67,8 @@ def plan_decode(
     variant: Variant,
     attention: Attention,
     schedule: Schedule,
-    listing: Listing | None = None,
-    listed_rows: ListedRows | None = None,
+    listing: Listing | None,
+    listed_rows: ListedRows | None,
 ) -> Decode:
     """Returns the decode kernel of a normalised attention; the schedule is known to be lowerable.
 

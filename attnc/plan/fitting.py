@@ -115,7 +115,7 @@ def nothing_fits(
     *,
     where: str,
     notes: Sequence[str] = (),
-    hints: Sequence[str] = (),
+    hints: Sequence[str],
 ) -> DiagnosticError:
     """Returns E0601 at the sizes that the schedule names, else at the schedule. where: what they do not
     fit.

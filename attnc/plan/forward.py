@@ -42,7 +42,7 @@ from attnc.plan.targets import target_of
 
 
 def plan_forward(
-    variant: Variant, attention: Attention, schedule: Schedule, listing: Listing | None = None
+    variant: Variant, attention: Attention, schedule: Schedule, listing: Listing | None
 ) -> Forward:
     """Returns the forward kernel of a normalised attention (`signature.normalise`); the schedule is known to
     be lowerable. listing: the blocks that the mask lists, of which it is the rest.

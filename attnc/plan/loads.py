@@ -94,7 +94,7 @@ def is_positive(expr: Expr) -> bool:
 _PROVEN = {("b", "B"), ("h", "H"), ("h_kv", "Hkv")}
 
 
-def bounds_guard(load: Load, unproved: Collection[str] = (), columns: int = 0) -> Expr:
+def bounds_guard(load: Load, unproved: Collection[str], columns: int) -> Expr:
     """Returns the conditions, not provable here, under which every index of the load is inside its extent.
 
     unproved: ends of tiles that may lie in front of their sequence, since it may be empty; columns: of a tile

@@ -34,7 +34,7 @@ class Picture:
     tile_q: int
     tile_kv: int
     rows: tuple[str, ...]
-    note: str = ""
+    note: str
 
     def count(self, kind: str) -> int:
         return sum(row.count(kind) for row in self.rows)

@@ -195,7 +195,7 @@ class _SelectedMaker:
         choices = self.target.backward_configs(self.variant, self.schedule, name_of(makes), None)
         walks_queries = inner == "q" and selected is None
         of_sequence = (
-            key_lengths(attention, names)
+            key_lengths(attention, names, in_tile=True)
             if walks_queries and attention.q.storage.is_packed
             else lengths(attention, names, in_tile=not walks_queries)
         )
@@ -205,7 +205,7 @@ class _SelectedMaker:
         also = tuple(rule.chain.step_expressions)
         kept = kept_by_some(attention.mask)
         step = make_step(
-            attention, rule.score, IN_BOUNDS, loops, softmax, names, inner, also, rule.chain.shared, kept
+            attention, rule.score, IN_BOUNDS, loops, softmax, names, inner, also, rule.chain.shared, kept=kept
         )
         outer = tuple(fetch for fetch in names.fetches if fetch.axes == other_axis(inner))
         own = {item.name for item in line}

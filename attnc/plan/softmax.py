@@ -273,7 +273,7 @@ class Shift:
     most_probability: float = 1.0
 
 
-def shift_of(softmax: Softmax, unified: UnifiedMax | None, p: DType, *, scales_keys: bool = False) -> Shift:
+def shift_of(softmax: Softmax, unified: UnifiedMax | None, p: DType, *, scales_keys: bool) -> Shift:
     """Returns how far the exponents of a kernel are off; p: the type of probabilities; scales_keys: they are
     multiplied by a scale of v.
     """
@@ -299,7 +299,7 @@ def headroom_of(softmax: Choice, p: DType) -> float:
     return min(value, most) if isinstance(value, float) else 0.0
 
 
-def top_of(p: DType, *, scales_keys: bool = False) -> int:
+def top_of(p: DType, *, scales_keys: bool) -> int:
     """Returns log2 of what p may reach under a lazy maximum: f16 has few exponents, and is used up to its
     largest, or, where p is multiplied by a scale of v, up to 1/256 of it.
     """

@@ -140,8 +140,8 @@ def make_step(
     inner: Axis,
     also: tuple[Expr, ...] = (),
     lets: tuple[Let, ...] = (),
-    kept: Expr | None = None,
     *,
+    kept: Expr | None,
     always_fills: bool = False,
     v_scale: Expr | None = None,
     scales: tuple[ColumnScale, ...] = (),
@@ -381,7 +381,7 @@ def lengths(attention: Attention, names: LoadNames, *, in_tile: bool = True) -> 
     return tuple(statements)
 
 
-def key_lengths(attention: Attention, names: LoadNames, *, in_tile: bool = True) -> tuple[Statement, ...]:
+def key_lengths(attention: Attention, names: LoadNames, *, in_tile: bool) -> tuple[Statement, ...]:
     """Returns M and N of the sequence at hand for a program that owns keys, and walks over the queries of its
     sequence; N of packed keys is known from the tile. in_tile: it has one kv tile.
     """

@@ -17,7 +17,7 @@ P is recomputed from the saved lse (FlashAttention-2, arXiv 2307.08691, algorith
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from attnc.expr.finite import has_pole, is_finite, outgrows
@@ -94,8 +94,8 @@ class Chain:
     slope: Expr | None
     shared: tuple[Let, ...]
     adjoints: tuple[Adjoint, ...]
-    adds_dq: InMemory | None = None
-    factor: Expr | None = None
+    adds_dq: InMemory | None
+    factor: Expr | None
 
     @property
     def slope_is_finite(self) -> bool:
@@ -196,8 +196,8 @@ class EpilogueGradient:
     slope: Expr
     adjoints: tuple[Adjoint, ...]
     stored: Expr
-    sequences: Sequences | None = None
-    span: Span | None = field(default=None, compare=False, repr=False)
+    sequences: Sequences | None
+    span: Span | None
 
     @property
     def expressions(self) -> Iterator[Expr]:
@@ -233,7 +233,7 @@ class BackwardKernel(TileKernel):
     tma: bool
     parts: tuple[DotPart, ...]
     v_in_k: bool
-    prologue: Prologue | None = None
+    prologue: Prologue | None
     pack: Pack | None = None
     selected: ListWalk | None = None
     adds: tuple[Made, ...] = ()

@@ -173,7 +173,7 @@ class Pack:
     """
 
     group: Expr
-    alone: bool = False
+    alone: bool
     padded: int = 0
 
     @property
@@ -357,7 +357,7 @@ class Epilogue:
     program: tuple[Statement, ...]
     rows: tuple[Fetch, ...]
     fetches: tuple[Fetch, ...]
-    span: Span | None = field(default=None, compare=False, repr=False)
+    span: Span | None
 
     @property
     def statements(self) -> tuple[Statement, ...]:
@@ -566,7 +566,7 @@ class Decode(OutputKernel):
     split: Split | None
     parts: tuple[DotPart, ...]
     unified: UnifiedMax | None
-    of_tile: Epilogue | None = None
+    of_tile: Epilogue | None
     tma: ClassVar[bool] = False  # rows come by pointers: they are few, or lie in pages
 
     @property

@@ -77,7 +77,7 @@ class Converted:
 
     stored: Arg
     made: Arg
-    scale: ColumnScale | None = None
+    scale: ColumnScale | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,8 +90,8 @@ class Conversion:
     variant: Variant
     args: tuple[Arg, ...]
     tensors: tuple[Converted, ...]
-    length: Expr | None = None
-    fetches: tuple[Fetch, ...] = ()
+    length: Expr | None
+    fetches: tuple[Fetch, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

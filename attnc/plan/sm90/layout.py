@@ -20,7 +20,7 @@ from attnc.model.dtypes import DType
 from attnc.model.schedule import HopperConfig, TileConfig
 from attnc.plan.device import DEVICES
 from attnc.plan.sm80.layout import MMA, CudaLayout, Swizzle, chunk_of
-from attnc.plan.sm90.narrow import CONVERTING_REGISTERS, FEWEST_AHEAD, NOTHING_NARROW, Narrow
+from attnc.plan.sm90.narrow import CONVERTING_REGISTERS, FEWEST_AHEAD, Narrow
 from attnc.plan.sm90.scores import COLUMN_BYTES
 
 #: Rows of a wgmma, and columns of a piece of a tile of 16 bits: 128 bytes.
@@ -121,9 +121,7 @@ def registers_left(consumers: int, registers: int, other_warpgroups: int = 1, bl
     return min(left, held) // _STEP * _STEP
 
 
-def most_registers(
-    consumers: int, other_warpgroups: int = 1, helping: int = FEWEST_REGISTERS, blocks: int = 1
-) -> int:
+def most_registers(consumers: int, other_warpgroups: int, helping: int, blocks: int) -> int:
     """Returns the most that a thread that multiplies can have, where one of a helper has `helping`."""
     held = entry_registers(consumers, other_warpgroups, blocks)
     return (held * (consumers + other_warpgroups) - helping * other_warpgroups) // consumers // _STEP * _STEP
@@ -161,22 +159,22 @@ class Sm90Layout(CudaLayout):
 
     by_tma: bool
     room: int
-    vectors: int = 0
+    vectors: int
     pair: int = 0
     pair_stages: int = 0
-    draws: bool = False
-    columns: int = 0
-    key_columns: int = 0
-    columns_factor: float = 1.0
-    capped: bool = False
-    packed: bool = False
-    copies: Copies = "boxes"
-    clusters: bool = False
-    shares: bool = False
-    pingpong: bool = False
-    overlap: bool | None = True
-    narrow: Narrow = NOTHING_NARROW
-    keeps_sums: bool = False
+    draws: bool
+    columns: int
+    key_columns: int
+    columns_factor: float
+    capped: bool
+    packed: bool
+    copies: Copies
+    clusters: bool
+    shares: bool
+    pingpong: bool
+    overlap: bool | None
+    narrow: Narrow
+    keeps_sums: bool
 
     @property
     def fewest_registers(self) -> int:
