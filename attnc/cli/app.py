@@ -7,6 +7,7 @@ from __future__ import annotations
 import inspect
 import os
 import platform
+import signal
 import sys
 import traceback
 import warnings
@@ -147,6 +148,7 @@ def options(
 FINDINGS = 1
 USAGE = 2
 INTERRUPTED = 130
+CLOSED = 128 + signal.SIGPIPE
 
 
 def run_guarded(argv: Sequence[str] | None = None) -> int:
@@ -161,13 +163,15 @@ def run_guarded(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         # The reader has gone; the interpreter must not find out again when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return FINDINGS
+        return CLOSED
 
 
 def _run(argv: Sequence[str] | None) -> int:
     try:
         app(args=None if argv is None else list(argv), prog_name="attnc")
     except SystemExit as exit_:
+        if isinstance(exit_.__context__, BrokenPipeError):  # which Click takes for a failure
+            return CLOSED
         sys.stdout.flush()
         if exit_.code == INTERRUPTED:
             complain("interrupted")

@@ -4,7 +4,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -384,6 +384,22 @@ def test_streams_that_the_caller_closed(folder: Path, closed: str) -> None:
     )
     assert done.returncode == 0
     assert done.stderr == (b"1 spec: 0 errors, 0 warnings\n" if closed == "1" else b"")
+
+
+@pytest.mark.parametrize("arguments", [("check", "--json"), ("explain", "specs/tiny.attn")])
+def test_a_reader_who_has_gone_is_no_finding(folder: Path, arguments: Sequence[str]) -> None:
+    """Or `attnc ... | head -1` would fail in a shell with `pipefail`, as if a spec were wrong."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "attnc", *arguments]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    try:
+        done = subprocess.run(
+            command, cwd=folder, env=environment, stdout=writing, stderr=subprocess.PIPE, check=False
+        )
+    finally:
+        os.close(writing)
+    assert (done.returncode, b"Traceback" in done.stderr) == (141, False)
 
 
 def test_a_target_without_a_schedule_is_told_from_one_that_there_is_not(run: Run, folder: Path) -> None:
