@@ -576,15 +576,15 @@ def _role(name: str, axis: Expr, tree: ast.Expr, ragged: bool, report: Reporter)
 
 def _report_count(name: ast.Name, role: Role, places: Sequence[Span], ragged: bool, report: Reporter) -> None:
     word = "axis of rows" if ragged and role in _LENGTH else _WORDS[role]
+    one_sequence = "declare the axis 'B': a single sequence is passed as x[None]"
+    hints: tuple[str, ...]
     if places:
-        report.error(
-            "E0309", f"{name.id} has more than one {word}", places[1], _describe_expected(name.id, ragged)
-        )
+        hints = ("a number counts heads", one_sequence) if role is Role.HEAD and places[0].text == "1" else ()
+        message, at = f"{name.id} has more than one {word}", places[1]
     else:
-        hints = ("write '1' for a single head",) if role is Role.HEAD else ()
-        report.error(
-            "E0309", f"{name.id} has no {word}", name.span, _describe_expected(name.id, ragged), hints=hints
-        )
+        hints = {Role.HEAD: ("write '1' for a single head",), Role.BATCH: (one_sequence,)}.get(role, ())
+        message, at = f"{name.id} has no {word}", name.span
+    report.error("E0309", message, at, _describe_expected(name.id, ragged), hints=hints)
 
 
 def _describe_expected(name: str, ragged: bool) -> str:

@@ -42,7 +42,7 @@ def check_mask(variant: Variant) -> Iterator[Diagnostic]:
         return
     dense = () if _lists(mask) else tuple(dense_conditions(mask))  # listed blocks alone are visited
     for condition in dense:
-        yield _dense(condition, mask.span)
+        yield _dense(condition, _place(condition, mask), keys)
     if (
         not dense
         and not _lists(mask)
@@ -104,16 +104,28 @@ def _looked_up(condition: Expr) -> Iterator[Load]:
 _POSITIONS = frozenset(("q_idx", "kv_idx"))
 
 
-def _dense(condition: Expr, mask: Span) -> Diagnostic:
+def _place(condition: Expr, mask: Expr) -> Span:
+    """Returns where a condition of the normal form stands in the mask, or the mask itself."""
+    written = (part for part in walk(mask) if isinstance(part, Compare) and part.span is not None)
+    found = next((part.span for part in written if nnf(part) == condition), mask.span)
+    assert found is not None
+    return condition.span or found
+
+
+def _dense(condition: Expr, span: Span, keys: Ranges) -> Diagnostic:
     loads = tuple(_looked_up(condition))
     names = " and ".join(f"'{name}'" for name in dict.fromkeys(load.tensor for load in loads))
-    hints = ["if a bound is known, say it too: 'causal and ...', 'kv_idx < length[b] and ...'"]
+    hints = []
+    if keys.may_hi is None:
+        hints = ["if a bound is known, say it too: 'causal and ...', 'kv_idx < length[b] and ...'"]
+    elif keys.may_lo is None:
+        hints = ["if a bound at the other end is known, say it too: 'q_pos - kv_idx < 4096 and ...'"]
     if ascending := _may_ascend(condition):
         hints.insert(0, f"if '{ascending}' ascends along its last axis, declare it 'sorted'")
     return warning(
         DENSE,
         f"no tile is skipped for a condition that is read from {names}",
-        condition.span or mask,
+        span,
         "is looked up for every element",
         notes=("tiles that it excludes as a whole are loaded and multiplied like all others",),
         hints=tuple(hints),
