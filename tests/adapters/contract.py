@@ -50,6 +50,15 @@ WANTED: Mapping[str, Wanted] = {
             "MLACommonPrefillMetadata": ("query_start_loc",),
             "QueryLenSupport": None,
         },
+        "vllm.model_executor.layers.attention.sparse_mla_attention": {
+            "SparseMLACommonImpl": ("__init__", "_forward_mqa_kernel", "group_conversion_decode_only"),
+            "SparseMLACommonMetadata": ("block_table", "req_id_per_token"),
+            "SparseMLACommonMetadataBuilder": ("__init__", "_init_reorder_batch_threshold", "metadata_cls"),
+        },
+        "vllm.v1.attention.backends.mla.sparse_utils": {
+            "align_blocks_to_rows": None,
+            "flat_kv_row_view": None,
+        },
         "vllm.v1.attention.backends.mla.prefill.base": {"MLADimensions": None, "MLAPrefillBackend": None},
         "vllm.v1.attention.backends.mla.prefill.registry": {
             "MLAPrefillBackendEnum": ("CUSTOM", "get_path", "is_overridden"),

@@ -298,11 +298,10 @@ class Registry:
 
     def __init__(self, path: str | None = None) -> None:
         self.path = path
-        self.__members__ = {"ATTNC_MLA": self}
+        self.__members__ = {"ATTNC_MLA": self, "ATTNC_MLA_SPARSE": self}
 
     def __getitem__(self, name: str) -> Registry:
-        assert name == "ATTNC_MLA"
-        return self
+        return self.__members__[name]
 
     @property
     def CUSTOM(self) -> Registry:

@@ -3,11 +3,12 @@
     from attnc.adapters.vllm import unified_attention        # vLLM's argument list; vLLM is not imported
     vllm serve MODEL --attention-backend CUSTOM              # the plug-in, where attnc is installed
     vllm serve MODEL --attention-backend ATTNC_MLA           # for latent attention
+    vllm serve MODEL --attention-backend ATTNC_MLA_SPARSE    # for that of selected tokens (DSA)
 
 `unified_attention` is that of vllm/v1/attention/ops/triton_unified_attention.py: prefill, decode and any
 mixture of both against a paged cache. `register` is the entry point of vLLM's group `vllm.general_plugins`,
-which it calls in each of its processes; `backend` and `mla`, which it names, are the only modules here that
-import vLLM.
+which it calls in each of its processes; `backend`, `mla` and `sparse`, which it names, are the only modules
+here that import vLLM.
 """
 
 from __future__ import annotations
@@ -136,13 +137,15 @@ def _count_keys_before(causal: bool, window_size: tuple[int, int]) -> int:
 
 BACKEND = "attnc.adapters.vllm.backend.AttncBackend"
 LATENT_BACKEND = "attnc.adapters.vllm.mla.AttncMLABackend"
+SPARSE_BACKEND = "attnc.adapters.vllm.sparse.AttncSparseMLABackend"
 PREFILL_BACKEND = "attnc.adapters.vllm.mla.AttncMLAPrefill"
 
 
 def register() -> None:
     """Offers the backends: `--attention-backend CUSTOM` takes that of ordinary attention, `ATTNC_MLA` that of
-    latent attention, `--attention-config.mla_prefill_backend CUSTOM` that of its prompts. Called any number
-    of times in a process.
+    latent attention, `ATTNC_MLA_SPARSE` that of latent attention over selected tokens,
+    `--attention-config.mla_prefill_backend CUSTOM` that of prompts of latent attention. Called any number of
+    times in a process.
 
     Where another plug-in has the name CUSTOM already, it keeps it, and a warning says so.
     """
@@ -155,6 +158,7 @@ def register() -> None:
     _offer(AttentionBackendEnum.CUSTOM, BACKEND, register_backend)
     _offer(MLAPrefillBackendEnum.CUSTOM, PREFILL_BACKEND, register_mla_prefill_backend)
     latent_backend()
+    sparse_backend()
 
 
 def latent_backend() -> Any:
@@ -163,12 +167,22 @@ def latent_backend() -> Any:
     A process that is sent it, in a configuration, may not have loaded plug-ins yet: it is pickled as a call
     of this.
     """
+    return _add("ATTNC_MLA", LATENT_BACKEND, latent_backend)
+
+
+def sparse_backend() -> Any:
+    """Returns ATTNC_MLA_SPARSE, likewise."""
+    return _add("ATTNC_MLA_SPARSE", SPARSE_BACKEND, sparse_backend)
+
+
+def _add(name: str, path: str, again: Callable[[], Any]) -> Any:
+    """Returns a member of the enumeration. again: what finds it in another process."""
     from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
-    if "ATTNC_MLA" not in AttentionBackendEnum.__members__:
-        register_backend("ATTNC_MLA", LATENT_BACKEND)
-        AttentionBackendEnum["ATTNC_MLA"].__reduce_ex__ = lambda protocol: (latent_backend, ())
-    return AttentionBackendEnum["ATTNC_MLA"]
+    if name not in AttentionBackendEnum.__members__:
+        register_backend(name, path)
+        AttentionBackendEnum[name].__reduce_ex__ = lambda protocol: (again, ())
+    return AttentionBackendEnum[name]
 
 
 def _offer(custom: Any, path: str, register_as: Callable[[Any, str], Any]) -> None:
