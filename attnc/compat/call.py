@@ -290,6 +290,11 @@ class Call:
         sink: torch.Tensor | None,
     ) -> None:
         device = self._tensors["q"].device
+        if isinstance(scale, bool):  # what is `causal` there
+            raise TypeError(
+                f"{self._name}: softmax_scale: expected a number, got {scale}: arguments have the positions"
+                " of flash-attn 2; attnc.compat.flash_attn_interface has those of flash-attn 3"
+            )
         if is_hidden(scale):
             scale = torch.as_tensor(scale, dtype=torch.float32, device=device)
         elif scale is not None:

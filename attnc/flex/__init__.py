@@ -9,11 +9,23 @@ and what captured integers are (`tape`); `spec` says the same in the language, `
 and chooses whose they are. `blocks` makes the lists of a BlockMask part of the mask, `dense` computes what
 mods give for all pairs, `places` finds the user's line for an error of a spec. Under torch.compile a call is
 the operator of `compiled`, where mods are recorded in a way that torch can follow (`recording`), and replayed
-with symbols.
+with symbols. Other names of torch's module (`create_block_mask`, `BlockMask`, `and_masks`, ...) are torch's.
 """
+
+from typing import Any
 
 from attnc.flex.attention import family_of, flex_attention
 from attnc.flex.conversion import to_spec
 from attnc.flex.errors import FlexError
 
 __all__ = ["FlexError", "family_of", "flex_attention", "to_spec"]
+
+
+def __getattr__(name: str) -> Any:
+    """Returns what torch's module has by this name, so that a program's import changes whole."""
+    if not name.startswith("__"):
+        from torch.nn.attention import flex_attention as torchs
+
+        if name in torchs.__all__:
+            return getattr(torchs, name)
+    raise AttributeError(f"module 'attnc.flex' has no attribute {name!r}")

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+import attnc.flex
 from attnc.flex import FlexError, flex_attention, to_spec
 from tests.flex.oracle import torch_flex
 
@@ -181,3 +182,13 @@ def test_rows_without_elements_are_refused_by_name(sizes: tuple[int, int]) -> No
     name = "query" if not sizes[0] else "value"
     with pytest.raises(ValueError, match=f"{name}: expected rows of at least one element, got"):
         flex_attention(q, q, v)
+
+
+def test_other_names_of_torchs_module_are_torchs() -> None:
+    """So that an import changes whole."""
+    from torch.nn.attention import flex_attention as torchs
+
+    for name in set(torchs.__all__) - {"flex_attention"}:
+        assert getattr(attnc.flex, name) is getattr(torchs, name)
+    with pytest.raises(AttributeError, match=r"module 'attnc\.flex' has no attribute 'nonsense'"):
+        attnc.flex.nonsense  # noqa: B018  # that is what is asked
