@@ -14,6 +14,7 @@ from attnc.api.compile import compile_family, first_made, making, need_of, refus
 from attnc.api.fastest import (
     HOPPER,
     NARROW_ROWS,
+    SHORT_TILES,
     TILE_ROWS,
     TRITON,
     target_of_order,
@@ -164,11 +165,12 @@ class Wanted:
     @property
     def suits_tiles(self) -> bool:
         """Whether Hopper's kernel, of tiles of 64 rows, is the fastest for few queries: more of them than
-        Triton's tile has, or rows of pages so short that Triton's addresses take longer than they do.
+        Triton's tile has, rows of pages so short that Triton's addresses take longer than they do, or so
+        wide that its tiles have few keys.
         """
         is_plain = self.decode and self.cache is None and not self.value and not self.split_size
         has_narrow_pages = self.head_dim <= NARROW_ROWS and "paged(" in self.kv
-        return is_plain and (self.rows > TILE_ROWS or has_narrow_pages)
+        return is_plain and (self.rows > TILE_ROWS or has_narrow_pages or self.head_dim > SHORT_TILES)
 
     @property
     def suits_warps(self) -> bool:

@@ -35,9 +35,9 @@ _NARROW = 64
 #: Elements that rows are multiples of for wgmma and TMA. How wide they may be the plan says of each spec.
 _STEP = 8
 #: To decode: query rows of a tile of Triton's, and columns of rows in pages up to which its addresses take
-#: longer than they do. Where more rows share the keys of a KV head, and for such pages, Hopper's kernel is
-#: the fastest.
-TILE_ROWS, NARROW_ROWS = 16, 64
+#: longer than they do; and columns beyond which its tiles have no room for more than 32 keys. Where more rows
+#: share the keys of a KV head, for such pages and for such heads, Hopper's kernel is the fastest.
+TILE_ROWS, NARROW_ROWS, SHORT_TILES = 16, 64, 128
 
 #: Columns of 16 bits up to which Triton's gradients are faster than those of sm_80. Of wider heads it
 #: multiplies 512, however few of them there are, and is no faster where there are as many.

@@ -13,7 +13,14 @@ from weakref import WeakValueDictionary
 
 import torch
 
-from attnc.api.fastest import HOPPER, NARROW_ROWS, TILE_ROWS, targets_of_call, targets_of_one_row
+from attnc.api.fastest import (
+    HOPPER,
+    NARROW_ROWS,
+    SHORT_TILES,
+    TILE_ROWS,
+    targets_of_call,
+    targets_of_one_row,
+)
 from attnc.api.repeats import Arrange, Plan, keep
 from attnc.api.tensors import (
     FLOATS,
@@ -483,9 +490,10 @@ class Call:
 
     def _shares_much(self) -> bool:
         """Returns whether Hopper's kernel is the fastest for few queries: where rows that share the keys of a
-        KV head are more than a tile of Triton's, or keys are narrow rows of pages.
+        KV head are more than a tile of Triton's, keys are narrow rows of pages, or wide.
         """
-        return self._count_sharing() > TILE_ROWS or (self._form.get("kv") == "paged" and self._is_narrow())
+        has_narrow_pages = self._form.get("kv") == "paged" and self._is_narrow()
+        return has_narrow_pages or self._width() > SHORT_TILES or self._count_sharing() > TILE_ROWS
 
     def _shares_nothing(self) -> bool:
         is_plain = self._form.get("kv", "dense") == "dense" and self._form["dtype"] != "float32"
@@ -498,8 +506,11 @@ class Call:
         return rows
 
     def _is_narrow(self) -> bool:
+        return self._width() <= NARROW_ROWS
+
+    def _width(self) -> int:
         width: int = max(self._form["size"], self._form["size_v"])
-        return width <= NARROW_ROWS
+        return width
 
     def _prepare_function(self) -> tuple[str, list[Any]]:
         """Returns the name in FUNCTIONS of the form that the call has, and what it takes."""

@@ -194,7 +194,7 @@ def test_prompts_on_8_bits_convert_them_before_where_that_pays_and_fits() -> Non
     assert "convert" not in replace(narrow, converts=True, decode=True).hopper_text
 
 
-def test_drafts_and_narrow_pages_are_decoded_by_wgmma(ran: list[str]) -> None:
+def test_drafts_narrow_pages_and_wide_heads_are_decoded_by_wgmma(ran: list[str]) -> None:
     q, pages = (torch.zeros(2, 8, 2, 128, dtype=torch.bfloat16) for _ in range(2))
     few = replace(PLAIN, head_dim=128, decode=True)
     paged = replace(few, kv="[B, N, Hkv, D] via paged(table, page = 16)")
@@ -202,7 +202,10 @@ def test_drafts_and_narrow_pages_are_decoded_by_wgmma(ran: list[str]) -> None:
         kernel(wanted)(q, pages, pages)
     kernel(replace(paged, head_dim=64))(q[..., :64], pages[..., :64], pages[..., :64])
     kernel(replace(few, rows=64, cache=torch.int8))(q, pages, pages)
-    assert ran == ["triton", "triton", "cuda.sm_90a", "triton", "cuda.sm_90a", "triton"]
+    wide = torch.zeros(2, 8, 2, 192, dtype=torch.bfloat16)
+    kernel(replace(few, head_dim=192))(wide, wide, wide)
+    kernel(replace(few, head_dim=192, split_size=64))(wide, wide, wide)
+    assert ran == [*["triton"] * 2, *["cuda.sm_90a", "triton"] * 3]
 
 
 def test_kernels_of_wgmma_for_few_queries_share_keys_out_too() -> None:

@@ -420,8 +420,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
 
 
 def test_calls_take_the_fastest_kernels(asked: Asked) -> None:
-    """Prompts and gradients, queries that share keys beyond a tile of Triton's, and narrow rows of pages;
-    fewer against a cache, and what that target has no kernel for, stay.
+    """Prompts and gradients, queries that share keys beyond a tile of Triton's, narrow rows of pages, and
+    wide heads; fewer against a cache, and what that target has no kernel for, stay.
     """
     q, k, v = tensors(rows=20)
     flash_attn_func(q, k, v, causal=True)
@@ -431,12 +431,14 @@ def test_calls_take_the_fastest_kernels(asked: Asked) -> None:
     flash_attn_with_kvcache(q[:, : 16 // group + 1], k, v, causal=True)
     pages, table = k[:, :8], torch.tensor([[0], [1]], dtype=torch.int32)
     flash_attn_with_kvcache(q[:, :1], pages, pages, block_table=table, cache_seqlens=8)
+    wide = torch.zeros(1, 8, 1, 136, dtype=torch.float16)
+    flash_attn_with_kvcache(wide[:, :1], wide, wide)
     with pytest.warns(UserWarning, match=r"cuda.sm_90a, .* need a spec without this: not yet"):
         flash_attn_func(q, k, v, 0.5)
     run_on("triton")
     flash_attn_func(q, k, v, causal=True)
     targets = [target for target, _ in asked]
-    assert targets == ["cuda.sm_90a", "triton", *["cuda.sm_90a"] * 3, "triton", "triton"]
+    assert targets == ["cuda.sm_90a", "triton", *["cuda.sm_90a"] * 4, "triton", "triton"]
 
 
 def test_single_queries_that_share_no_keys_take_the_kernel_whose_warps_do(asked: Asked) -> None:
