@@ -82,18 +82,14 @@ def refuse_narrow_types(variant: Variant, schedule: Schedule, target: Target) ->
 
 
 def refuse_epilogue(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
-    """Yields a refusal of an epilogue by kernels that o leaves in parts, or whose rows are not its own."""
+    """Yields a refusal of an epilogue by kernels whose o lies in memory, or whose rows are not its own."""
     epilogue, loops = variant.attention.epilogue, schedule.forward.get("loops")
     if epilogue is None:
         return
-    shares = "kv" in (split.choices if (split := schedule.forward.get("warp_split")) else ())
     if schedule.is_decode:
         if listing_of(variant.attention) is not None:
             label, instead = "rows are those of queries with lists", "apply it to what the call returns"
             yield unsupported("lists of a decode kernel have no epilogue", epilogue.span, label, instead)
-    elif shares:
-        label, instead = "a thread has parts of rows of several warps", "write 'warp_split = q'"
-        yield unsupported("warp_split = kv has no epilogue", epilogue.span, label, instead)
     elif loops and ("kv", "q") in loops.choices:
         label = "o lies in memory between two visits"
         yield unsupported("loops = [kv, q] has no epilogue", epilogue.span, label, "write 'loops = [q, kv]'")
