@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from attnc.bench.model_peers import flash3_of_vllm
 from attnc.bench.peers import OURS, kernel_of
 from attnc.bench.report import (
     Draw,
@@ -164,6 +165,13 @@ def _narrow(target: str, _: DecodeCell, x: DecodeInputs) -> Launch:
     return lambda: kernel(x.q, k, v, x.kv_len, scale, scale)
 
 
+def _narrow_pages(target: str, _: DecodeCell, x: DecodeInputs) -> Launch:
+    kernel = kernel_of(SPEC, target, NARROW_PAGES)
+    k, v, table = x.split_into_pages(PAGE)
+    k, v, scale = k.to(torch.float8_e4m3fn), v.to(torch.float8_e4m3fn), torch.ones((), device=k.device)
+    return lambda: kernel(x.q, k, v, table, x.kv_len, scale, scale)
+
+
 def _make_paged(target: str, name: str, page: int, _: DecodeCell, x: DecodeInputs) -> Launch:
     kernel = kernel_of(SPEC, target, name)
     k, v, table = x.split_into_pages(page)
@@ -198,18 +206,34 @@ def _compiled_flex(_shape: torch.Size) -> Any:
     return torch.compile(flex_attention, dynamic=False, fullgraph=True)
 
 
-#: What PyTorch brings along.
+def _flash3_of_8_bits(_: DecodeCell, x: DecodeInputs) -> Launch:
+    """Returns vLLM's FlashAttention-3 of e4m3, which multiplies in 8 bits, over pages."""
+    run, (b, heads, d) = flash3_of_vllm(), (x.q.shape[0], *x.q.shape[2:])
+    k, v = (pool.to(torch.float8_e4m3fn) for pool in x.split_into_pages(PAGE)[:2])
+    ones = torch.ones(b, k.shape[2], device=x.q.device)
+    given: dict[str, Any] = {"q": x.q.view(b, heads, d).to(torch.float8_e4m3fn), "k": k, "v": v}
+    given |= {"cu_seqlens_q": torch.arange(b + 1, device=x.q.device, dtype=torch.int32), "max_seqlen_q": 1}
+    given |= {"page_table": x.tables[PAGE], "seqused_k": x.kv_len, "max_seqlen_k": x.k.shape[1]}
+    given |= {"softmax_scale": d**-0.5, "is_causal": True}
+    return partial(run, **given, q_descale=ones, k_descale=ones, v_descale=ones)
+
+
+#: FlashAttention-3 of 8 bits, where it is named.
+FLASH3_OF_8_BITS = "fa3_e4m3"
+#: What PyTorch brings along, and vLLM.
 PEERS: tuple[Decoder, ...] = (
     Decoder(name="cudnn", title="cuDNN", make=_sdpa(SDPBackend.CUDNN_ATTENTION)),
     Decoder(name="fa2", title="FlashAttention-2", make=_sdpa(SDPBackend.FLASH_ATTENTION)),
     Decoder(name="flex", title="FlexAttention", make=_flex, compiles=True),
+    Decoder(name=FLASH3_OF_8_BITS, title="FlashAttention-3, e4m3", make=_flash3_of_8_bits),
 )
 #: Attentions over pages by the rows of one. Those of fewer than 16 take part where they are named.
 PAGED = {page: "paged" if page == PAGE else f"page_{page}" for page in PAGES}
 #: Keys and values of 8 bits, half the bytes, where it is named; `cuda.sm_80` has no kernels for them.
 NARROW = "e4m3"
+NARROW_PAGES = f"page_{PAGE}_{NARROW}"
 #: All names that `decoders` knows.
-NAMES = frozenset({"triton", NARROW, *PAGED.values(), *(peer.name for peer in PEERS)})
+NAMES = frozenset({"triton", NARROW, NARROW_PAGES, *PAGED.values(), *(peer.name for peer in PEERS)})
 
 
 def decoders(names: Collection[str], target: str = "triton") -> tuple[Decoder, ...]:
@@ -229,6 +253,8 @@ def _ours(target: str, names: Collection[str], prefix: str = "", suffix: str = "
             makers[name] = f"page {page}", partial(_make_paged, target, name, page)
     if NARROW in names and target != "cuda.sm_80":
         makers[NARROW] = NARROW, partial(_narrow, target)
+    if NARROW_PAGES in names and target != "cuda.sm_80":
+        makers[NARROW_PAGES] = f"{NARROW}, page {PAGE}", partial(_narrow_pages, target)
     makers["unified"] = "unified_max", partial(_dense, target, "unified")
     for name, (title, make) in makers.items():
         yield Decoder(name=f"{prefix}{name}", title=f"{title}{suffix}", make=make, compiles=True, ours=True)
@@ -347,7 +373,7 @@ def _row(result: Result[Any], taking: Sequence[Decoder]) -> list[str]:
         result.cell.name,
         figure(ours.median * 1e3 if ours else None, ".1f"),
         *(figure(_speed(result, who.name)) for who in taking),
-        to_the_best(timings, OURS, (who.name for who in PEERS)),
+        to_the_best(timings, OURS, (who.name for who in PEERS if who.name != FLASH3_OF_8_BITS)),
         ratio(timings.get("paged"), ours, ".3f", ""),
         spread(ours),
     ]
@@ -360,7 +386,7 @@ def _figures(result: Result[Any]) -> dict[str, Any]:
 
 
 def _speed(result: Result[Any], name: str) -> float | None:
-    narrow = name.removeprefix("triton_") == NARROW
+    narrow = name.removeprefix("triton_") in (NARROW, NARROW_PAGES, FLASH3_OF_8_BITS)
     return result.rate(result.cell.bytes // (2 if narrow else 1), name, 1e9)
 
 

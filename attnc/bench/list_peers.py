@@ -162,18 +162,88 @@ def _nsa(cell: ListCell, x: ListInputs) -> Launch:
 def _flash_mla(cell: ListCell, x: ListInputs) -> Launch:
     if not cell.latent or cell.job != "forward":
         raise Unavailable("FlashMLA is for prompts and tokens of latent attention")
-    try:
-        import vllm._flashmla_C  # noqa: F401 - it registers the operator
-    except ImportError as error:
-        raise Unavailable("vLLM's FlashMLA is not installed") from error
-    run = torch.ops._flashmla_C.sparse_prefill_fwd
-    # sequences end to end: its prefill takes rows of all of them
-    first = (torch.arange(cell.batch, device=x.idx.device, dtype=torch.int32) * cell.keys).view(-1, 1, 1, 1)
-    named = (
-        torch.where(x.idx >= 0, x.idx + first, -1).transpose(1, 2).reshape(-1, 1, cell.entries).contiguous()
-    )
+    run = _operators_of_flash_mla().sparse_prefill_fwd
+    named = _name_rows(cell, x.idx).reshape(-1, 1, cell.entries)
     q, kv = x.q.flatten(0, 1), x.k.flatten(0, 1)
     return partial(run, q, kv, named, cell.width**-0.5, cell.value, None, None, None)
+
+
+def _operators_of_flash_mla() -> Any:
+    try:
+        import vllm._flashmla_C  # noqa: F401 - it registers the operators
+    except ImportError as error:
+        raise Unavailable("vLLM's FlashMLA is not installed") from error
+    return torch.ops._flashmla_C
+
+
+def _name_rows(cell: ListCell, idx: torch.Tensor) -> torch.Tensor:
+    """Returns lists [B, M, 1, S] of rows of all sequences, which lie end to end."""
+    first = (torch.arange(cell.batch, device=idx.device, dtype=torch.int32) * cell.keys).view(-1, 1, 1, 1)
+    return torch.where(idx >= 0, idx + first, -1).transpose(1, 2).contiguous()
+
+
+# --- rows of several types ----------------------------------------------------------------------------------
+
+
+def _store_rows(cell: ListCell, x: ListInputs) -> torch.Tensor:
+    """Returns keys as DeepSeek's caches hold them, [B, N, 656]: 512 numbers of e4m3, 4 scales of f32, and 64
+    numbers of bf16.
+    """
+    if not cell.latent or cell.queries > 1 or (cell.width, cell.value) != (576, 512):
+        raise Unavailable(
+            "rows of 656 bytes are compared where single tokens of DeepSeek's models are decoded"
+        )
+    k = x.k[:, :, 0]
+    held = torch.empty(*k.shape[:2], 656, dtype=torch.uint8, device=k.device)
+    held[..., :512] = k[..., :512].to(torch.float8_e4m3fn).view(torch.uint8)
+    held[..., 512:528].view(torch.float32).fill_(1.0)
+    held[..., 528:].view(torch.bfloat16).copy_(k[..., 512:])
+    return held
+
+
+def _call_attnc_on_rows(cell: ListCell, x: ListInputs) -> Launch:
+    held = _store_rows(cell, x)
+    compiled = attnc.compile(_ROWS, target="cuda.sm_90a")
+    return partial(
+        compiled,
+        q=x.q,
+        k=held[..., None, :512].view(torch.float8_e4m3fn),
+        scale=held[..., 512:528].view(torch.float32),
+        rope=held[..., 528:].view(torch.bfloat16),
+        idx=x.idx[:, 0],
+    )
+
+
+_ROWS = """attention rows {
+  input q: bf16[B, M, G, 576]
+  input k: e4m3[B, N, 1, 512]
+  input v: e4m3[B, N, 1, 512] via prefix(k)
+  input scale: f32[B, N, 4]
+  input rope: bf16[B, N, 64]
+  input idx: i32[B, M, S]
+  score = dot(q, cat(k * scale[b, kv_idx, d // 128], rope[b, kv_idx, d])) / 24
+  mask = listed(idx[b, q_idx], keys = 1)
+  normalize = softmax(v_scale = scale[b, kv_idx, d // 128])
+  output o: bf16[B, M, G, 512]
+}
+
+schedule rows for cuda.sm_90a {
+  loops = [kv], pack = gqa, tile.kv = 64, split.kv = auto
+}
+"""
+
+
+def _flash_mla_on_rows(cell: ListCell, x: ListInputs) -> Launch:
+    held = _store_rows(cell, x).view(-1, 64, 1, 656)
+    if cell.heads not in (64, 128):
+        raise Unavailable("FlashMLA's decoder takes 64 or 128 heads")
+    run, named = _operators_of_flash_mla().sparse_decode_fwd, _name_rows(cell, x.idx)[:, :, 0]
+    plan = run(x.q, held, named, *[None] * 7, cell.value, cell.width**-0.5)[2:]
+    return partial(run, x.q, held, named, None, None, *plan, *[None] * 3, cell.value, cell.width**-0.5)
+
+
+#: Those that read rows of 8 bits and 16, which are another attention's.
+OF_ROWS = ("rows656", "flashmla_rows656")
 
 
 PEERS: Mapping[str, ListPeer] = {
@@ -183,5 +253,7 @@ PEERS: Mapping[str, ListPeer] = {
         ListPeer(name="fa4", title="FlashAttention-4", make=_flash4, compiles=True),
         ListPeer(name="nsa", title="parallel_nsa", make=_nsa, compiles=True),
         ListPeer(name="flashmla", title="FlashMLA", make=_flash_mla),
+        ListPeer(name="rows656", title="attnc, rows of 656 bytes", make=_call_attnc_on_rows, compiles=True),
+        ListPeer(name="flashmla_rows656", title="FlashMLA, rows of 656 bytes", make=_flash_mla_on_rows),
     )
 }

@@ -226,17 +226,11 @@ def _flash3_of_vllm(cell: ModelCell, x: ModelInputs) -> Launch:
     """Returns vLLM's build, which takes packed sequences alone, and sinks."""
     if cell.job == "training" or cell.latent:
         raise Unavailable("vLLM's build has forwards alone, and is not called for latents here")
-    try:
-        import vllm.vllm_flash_attn._vllm_fa3_C  # noqa: F401 - it registers the operator
-    except ImportError as error:
-        raise Unavailable("vLLM's FlashAttention-3 is not installed") from error
-    run = torch.ops._vllm_fa3_C.fwd.default
-    packed = x.ends is not None
+    run, packed = flash3_of_vllm(), x.ends is not None
     q, k, v = (y if packed else y.flatten(0, 1) for y in x.leaves)
     of_q, of_k = (x.ends if packed else _ends(cell.batch, each) for each in (cell.queries, cell.keys))
     longest = max(cell.lengths, default=0)
-    given: dict[str, Any] = dict.fromkeys(argument.name for argument in run._schema.arguments)
-    given |= {**_FLASH3_OF_VLLM, "q": q, "k": k, "v": v, "s_aux": x.sink}
+    given: dict[str, Any] = {"q": q, "k": k, "v": v, "s_aux": x.sink}
     given |= options_of_flash3(cell.width, causal=cell.causal, window=cell.window, softcap=cell.softcap)
     given |= {"cu_seqlens_q": of_q, "max_seqlen_q": longest or cell.queries}
     given |= {"max_seqlen_k": longest or cell.keys}
@@ -245,6 +239,17 @@ def _flash3_of_vllm(cell: ModelCell, x: ModelInputs) -> Launch:
     else:
         given["cu_seqlens_k"] = of_k
     return partial(run, **given)
+
+
+def flash3_of_vllm() -> Callable[..., Any]:
+    """Returns vLLM's operator, of whose arguments nothing is asked that a call does not name."""
+    try:
+        import vllm.vllm_flash_attn._vllm_fa3_C  # noqa: F401 - it registers the operator
+    except ImportError as error:
+        raise Unavailable("vLLM's FlashAttention-3 is not installed") from error
+    run = torch.ops._vllm_fa3_C.fwd.default
+    nothing = dict.fromkeys(argument.name for argument in run._schema.arguments)
+    return partial(run, **{**nothing, **_FLASH3_OF_VLLM})
 
 
 #: Options of vLLM's operator, which has no defaults of its own.
