@@ -90,7 +90,7 @@ class AttncSparseMLABackend(AttentionBackend):  # type: ignore[misc]  # vLLM nee
         return f"kv_cache_dtype {_PACKED} with a model of {dtype}, whose keys have {head_size} columns"
 
 
-class AttncSparseMLAMetadataBuilder(SparseMLACommonMetadataBuilder):  # type: ignore[misc, type-arg]  # as above
+class AttncSparseMLAMetadataBuilder(SparseMLACommonMetadataBuilder):  # type: ignore[misc]  # as above
     """Metadata of a step is vLLM's own. As many drafts of each sequence are decoded together."""
 
     metadata_cls = SparseMLACommonMetadata
