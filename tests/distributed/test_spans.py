@@ -9,11 +9,13 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attnc.distributed.spans import function_of
+from attnc.distributed.spans import BLOCK, function_of
 from attnc.expr.evaluate import Env, evaluate
-from attnc.expr.nodes import Expr
+from attnc.expr.nodes import Expr, Index, walk
 from attnc.expr.simplify import nnf
 from attnc.expr.solve import solve
+from tests.distributed.calls import HEADS as CALL_HEADS
+from tests.distributed.calls import Call, calls, visibility
 from tests.expr.masks import floats, ints, masks, tensors
 
 BATCH, HEADS, M_, N_ = 3, 2, 7, 9
@@ -58,3 +60,33 @@ def test_what_lies_behind_a_table_is_0(expr: Expr, env: Env, columns: int) -> No
     cut = {name: x[..., :columns] if x.ndim == 2 else x for name, x in env.tensors.items()}
     short = replace(env, tensors=cut)
     np.testing.assert_array_equal(function_of(expr)(short), evaluate(expr, short))
+
+
+@settings(max_examples=60)
+@given(calls(), st.sampled_from((16, 128)))
+def test_tiles_see_what_their_rows_see_head_by_head(call: Call, size: int) -> None:
+    """And have no rows that no sequence has."""
+    spans = visibility(call.mask, call.lengths)
+    tiles, sizes = spans.tiles(call.sizes, size), call.sizes
+    count = len(tiles.row)
+    of_head = (
+        count // CALL_HEADS
+        if "h" in {node.name for node in walk(call.mask) if isinstance(node, Index)}
+        else 0
+    )
+    covered = np.zeros((CALL_HEADS, sizes.queries, sizes.keys), np.bool_)
+    seen = np.ones((count, -(-sizes.keys // BLOCK)), np.bool_)
+    if tiles.seen is not None:
+        seen[:] = False
+        seen[tiles.seen] = True
+    for tile, (row, rows, lo, hi) in enumerate(zip(tiles.row, tiles.rows, tiles.lo, tiles.hi, strict=True)):
+        heads = slice(None) if not of_head else slice(tile // of_head, tile // of_head + 1)
+        keys = np.zeros(sizes.keys, np.bool_)
+        keys[lo : max(hi, lo)] = True
+        covered[heads, row : row + rows] |= keys & np.repeat(seen[tile], BLOCK)[: sizes.keys]
+    assert not (call.visible() & ~covered).any()
+    exists = np.zeros(sizes.queries, np.bool_)
+    for b in range(sizes.batch):
+        exists[call.of_head(call.mask, b, 0)[0]] = True
+    for row, rows in zip(tiles.row, tiles.rows, strict=True):
+        assert exists[row : row + rows].all()
