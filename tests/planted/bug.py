@@ -7,8 +7,9 @@ a template cannot turn the test into an empty one.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 from typing import Literal, TypeAlias
 
@@ -80,17 +81,16 @@ class ProjectionBug(Bug):
 def plant(text: str, place: Place) -> str:
     """The module's text with the bug in it. ValueError unless the anchor occurs exactly once in its code."""
     tokens = [re.escape(token) for token in re.findall(r"\w+|\S", place.anchor)]
+    # What stands before is looked at behind the first token, which `re` then searches for as plain text.
+    tokens[0] += rf"(?<!\w{tokens[0]})"
     # A wrapped call has a comma before its closing bracket.
     spelled = r"\s*".join(rf",?\s*{token}" if token in (r"\)", r"\]") else token for token in tokens)
-    pattern = r"(?<!\w)" + spelled.replace("NUMBER", r"([-+.\de]+)") + r"(?!\w)"
-    start = _HEADER.search(text)
-    if start is None:
-        raise ValueError(f"this is not a module that attnc makes: {text[:40]!r}")
-    inside = [span for span, phases in _definitions(text) if place.phase in phases]
+    pattern = spelled.replace("NUMBER", r"([-+.\de]+)") + r"(?!\w)"
+    inside = [span for span, phases in _code_of(text) if place.phase in phases]
     found = [
         match
         for match in re.finditer(pattern, text)
-        if match.start() > start.start() and any(first <= match.start() < last for first, last in inside)
+        if any(first <= match.start() < last for first, last in inside)
     ]
     if len(found) != 1:
         raise ValueError(f"the anchor occurs {len(found)} times: {place.anchor!r}")
@@ -104,18 +104,23 @@ _HEADER = re.compile(r"^(import torch|#ifndef BLOCK_M|#ifndef ATTNC_SHIM)$", re.
 _BACKWARD = re.compile(r"^def \w*_(?:backward_\w*|columns|add_products)\b", re.M)
 
 
-def _definitions(text: str) -> Iterator[tuple[tuple[int, int], tuple[Phase, ...]]]:
-    """The top-level pieces of a module, and the phases that each belongs to: what declares and launches
-    kernels to
-    both.
+@lru_cache(maxsize=8)
+def _code_of(text: str) -> tuple[tuple[tuple[int, int], tuple[Phase, ...]], ...]:
+    """Returns the top-level pieces of a module behind its header, and the phases that each belongs to: what
+    declares and launches kernels to both. ValueError for anything else.
     """
+    start = _HEADER.search(text)
+    if start is None:
+        raise ValueError(f"this is not a module that attnc makes: {text[:40]!r}")
     ends = [match.end() for match in re.finditer(r"\n\n\n", text)]
     is_python = re.search(r"^import torch$", text, re.M) is not None
+    found: list[tuple[tuple[int, int], tuple[Phase, ...]]] = []
     for first, last in pairwise([0, *ends, len(text)]):
-        piece = text[first:last]
+        piece, span = text[first:last], (max(first, start.end()), last)
         if _BACKWARD.search(piece):
-            yield (first, last), ("backward",)
+            found.append((span, ("backward",)))
         elif is_python and "@triton.jit" not in piece:
-            yield (first, last), ("forward", "backward")
+            found.append((span, ("forward", "backward")))
         else:
-            yield (first, last), ("forward",)
+            found.append((span, ("forward",)))
+    return tuple(found)
