@@ -233,18 +233,19 @@ def subject_of(
     module: ir.Module, text: str | Mapping[str, str] | None = None, *, on_cpu: bool = False
 ) -> Subject:
     """Renders and loads the module, or loads this text of it, or these texts in place of its files of these
-    names. Without a GPU the first call decides for the whole process whether Triton interprets. on_cpu: even
-    where there is a GPU, of a runner that can.
+    names: all of them, where kernels and the Python module beside them are given. Without a GPU the first
+    call decides for the whole process whether Triton interprets. on_cpu: even where there is a GPU, of a
+    runner that can.
     """
     runner, source = runner_of(module.target), module.variant.source
     device = "cpu" if on_cpu else runner.device(module.target)
     if device == "cpu":
         runner.prepare()
     name = f"{module.variant.name}.py"
-    files = {
-        **render_files(module, path=Path(source.path).name, sha256=digest(source)),
-        **({name: text} if isinstance(text, str) else text or {}),
-    }
+    files = {name: text} if isinstance(text, str) else dict(text or {})
+    is_whole = name in files and (len(files) > 1 or not runner.warps_matter)
+    if not is_whole:
+        files = {**render_files(module, path=Path(source.path).name, sha256=digest(source)), **files}
     if on_cpu:  # equal files give the same module, which runs in one place
         files[name] += "# on the CPU\n"
     loaded = load_files(files)

@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from pathlib import Path
 from typing import Literal, TypeAlias
 
-from attnc.build import digest
 from attnc.runtime.loader import load_text
-from attnc.target.files import render_files
 from attnc.target.support import standalone, with_headers
 from attnc.verify.calls import call_violations
 from attnc.verify.case import Case
@@ -27,6 +24,7 @@ from attnc.verify.search import AttentionTrial, Trial, list_steps, search
 from attnc.verify.subject import Subject, subject_of
 from attnc.verify.trials import large_cases
 from attnc.verify.verdict import Verdict
+from tests.plans import files_of
 from tests.planted.bug import Bug, plant
 from tests.planted.registry import module_of, projection_of
 
@@ -159,9 +157,7 @@ def files_with(bug: Bug) -> dict[str, str]:
 def _files(attention: str, target: str) -> dict[str, str]:
     if target == "projection":
         return {"": standalone(text_of(projection_of(attention)))}
-    module = module_of(attention, target)
-    source = module.variant.source
-    files = render_files(module, path=Path(source.path).name, sha256=digest(source))
+    files = files_of(module_of(attention, target))
     # With the support package in the module, so that bugs of its text can be planted too.
     return {
         name: standalone(text) if name.endswith(".py") else with_headers(text) for name, text in files.items()

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from attnc.target.files import render_files
 from attnc.verify.subject import Subject
 from tests.kernels.test_lists import LISTS, subject, subject_of_queries
-from tests.plans import plans_of
+from tests.plans import files_of, plans_of
 from tests.target.addresses import Finding, findings
 from tests.target.cuda_addresses import cuda_findings
 from tests.targets import TARGETS
@@ -37,8 +37,7 @@ def texts(spec: str, target: str) -> dict[str, str]:
         name = module.variant.attention.name
         if module.target == target and name not in seen:
             seen.add(name)
-            files = render_files(module, path=f"{spec}.attn", sha256="0" * 64)
-            found |= {f"{name}/{file}": text for file, text in kernels_among(files).items()}
+            found |= {f"{name}/{file}": text for file, text in kernels_among(files_of(module)).items()}
     return found
 
 

@@ -6,10 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from attnc.plan import ir
-from attnc.target.files import render_files
 from attnc.verify.subject import atomic_inputs
-from tests.plans import plans_of
+from tests.plans import files_of, plans_of
 from tests.planted.hunting import files_with
 from tests.planted.registry import BUGS, module_of
 from tests.target.atomics import undeclared_atomics
@@ -53,30 +51,26 @@ schedule latent for triton {
 """
 
 
-def texts(module: ir.Module) -> dict[str, str]:
-    return render_files(module, path="a.attn", sha256="0" * 64)
-
-
 @pytest.mark.parametrize("spec", SPECS)
 def test_two_passes_add_nothing_atomically(spec: str) -> None:
     """The first module of each attention and target."""
     modules = reversed(plans_of(spec).modules)
     first = {(module.variant.attention.name, module.target): module for module in modules}
     for module in first.values():
-        assert undeclared_atomics(texts(module), atomic_inputs(module)) == ()
+        assert undeclared_atomics(files_of(module), atomic_inputs(module)) == ()
 
 
 @pytest.mark.parametrize("target", ["triton", "cuda.sm_80"])
 def test_what_is_added_atomically_is_found(target: str) -> None:
     (module,) = modules_of(SUMMED.format(target=target, way="atomic"))
     assert atomic_inputs(module) == {"q", "slope", "table"}
-    assert undeclared_atomics(texts(module), {"q", "slope", "table"}) == ()
+    assert undeclared_atomics(files_of(module), {"q", "slope", "table"}) == ()
     for left_out in ("q", "slope", "table"):
-        (pointer,) = undeclared_atomics(texts(module), {"q", "slope", "table"} - {left_out})
+        (pointer,) = undeclared_atomics(files_of(module), {"q", "slope", "table"} - {left_out})
         assert pointer.startswith(f"d{left_out}_")
     (module,) = modules_of(SUMMED.format(target=target, way="two_pass"))
-    assert undeclared_atomics(texts(module), {"table"}) == ()
-    assert undeclared_atomics(texts(module), ()) == ("dtable_ptr",)
+    assert undeclared_atomics(files_of(module), {"table"}) == ()
+    assert undeclared_atomics(files_of(module), ()) == ("dtable_ptr",)
 
 
 @pytest.mark.parametrize("target", ["triton", "cuda"])
@@ -92,7 +86,7 @@ def test_what_is_added_outside_of_a_turn_is_found() -> None:
         m for m in plans_of("selected_training").modules if m.variant.attention.name == "dsa_training"
     )
     (name, text) = next(
-        (name, text) for name, text in texts(module).items() if "_await_turn(_turns_ptr" in text
+        (name, text) for name, text in files_of(module).items() if "_await_turn(_turns_ptr" in text
     )
     assert undeclared_atomics({name: text}, ()) == ()
     wait = next(line for line in text.splitlines() if "_await_turn(_turns_ptr" in line)
@@ -106,5 +100,5 @@ def test_what_is_added_outside_of_a_turn_is_found() -> None:
 def test_what_is_added_to_keys_as_it_comes_is_declared() -> None:
     (module,) = modules_of(LISTED)
     assert atomic_inputs(module) == {"k"}
-    assert undeclared_atomics(texts(module), {"k"}) == ()
-    assert undeclared_atomics(texts(module), ()) == ("_sums_ptr",)
+    assert undeclared_atomics(files_of(module), {"k"}) == ()
+    assert undeclared_atomics(files_of(module), ()) == ("_sums_ptr",)
