@@ -4,27 +4,8 @@
 // kernel is compiled with. `line` is the place of a call: a fault tells, and lanes or warps that meet at different places are one.
 #pragma once
 
-#include <stdint.h>
-#include <string.h>
-#include <math.h>
+#include "simt_words.h"
 
-#define __global__ __attribute__((visibility("default")))
-#define __device__ inline
-#define __forceinline__
-#define __shared__
-#define __align__(n)
-#define __grid_constant__
-#define __launch_bounds__(...)
-#define __maxnreg__(...)
-
-#define SIMT __attribute__((visibility("default")))
-#ifdef SIMT_MACHINE
-#define SIMT_STATE SIMT
-#else
-#define SIMT_STATE extern SIMT
-#endif
-
-struct Dim { unsigned x, y, z; };
 SIMT_STATE Dim threadIdx, blockIdx, gridDim;
 
 namespace simt {

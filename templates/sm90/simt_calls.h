@@ -3,29 +3,8 @@
 // The machine is a library of its own (`attnc.verify.simt`), compiled once and with optimisation, whatever a kernel is compiled with.
 #pragma once
 
-#include <stdint.h>
-#include <string.h>
-#include <math.h>
+#include "../cuda/simt_words.h"
 
-#define __global__ __attribute__((visibility("default")))
-#define __device__ inline
-#define __forceinline__
-#define __shared__
-#define __align__(n)
-#define __grid_constant__
-#define __launch_bounds__(...)
-#define __cluster_dims__(...)
-#define __maxnreg__(...)
-#define __restrict__
-
-#define SIMT __attribute__((visibility("default")))
-#ifdef SIMT_MACHINE
-#define SIMT_STATE SIMT
-#else
-#define SIMT_STATE extern SIMT
-#endif
-
-struct Dim { unsigned x, y, z; };
 SIMT_STATE Dim threadIdx, blockIdx, blockDim, gridDim;
 
 namespace simt {
