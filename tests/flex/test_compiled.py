@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.nn.attention.flex_attention import AuxRequest, create_block_mask
+from torch.utils.checkpoint import checkpoint
 
 from attnc.flex import FlexError, flex_attention
 from attnc.flex.compiled import read, written
@@ -266,3 +267,20 @@ def test_gradients_lie_as_their_inputs_without_a_copy(monkeypatch: pytest.Monkey
     assert [x.stride() for x in found] == [x.stride() for x in leaves]
     assert laid == [True] * 3
     assert all(map(torch.equal, found, eager))
+
+
+def test_checkpoints_are_compiled_where_torch_lets_mods_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mod is read under a mode, which torch takes for a side effect of what is checkpointed."""
+    monkeypatch.setattr(torch._dynamo.config, "skip_fwd_side_effects_in_bwd_under_checkpoint", True)
+    leaves = [x.requires_grad_() for x in torch.randn(3, 1, 2, 8, 16).unbind()]
+
+    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Any:
+        return flex_attention(q, k, v, lambda score, b, h, i, j: score - (i - j) * 0.1, mask_mod=causal)
+
+    def loss(*tensors: torch.Tensor) -> Any:
+        return checkpoint(attend, *tensors, use_reentrant=False).square().sum()
+
+    found = torch.autograd.grad(torch.compile(loss, fullgraph=True, backend="aot_eager")(*leaves), leaves)
+    expected = torch.autograd.grad(loss(*leaves), leaves)
+    for x, y in zip(found, expected, strict=True):
+        torch.testing.assert_close(x, y)
