@@ -20,7 +20,7 @@ from attnc.model.tensors import Dense, Role, Tensor
 from attnc.plan import ir
 from attnc.verify.boundaries import PROCESSORS, Boundary, CaseFacts, boundaries_of
 from attnc.verify.case import Case, TensorLayout
-from attnc.verify.data import ORDINARY, SPECIALS, VALUES, styles_for
+from attnc.verify.data import ORDINARY, ORDINARY_VALUES, SPECIALS, styles_for
 from attnc.verify.far import AXES, far_case
 from attnc.verify.problem import draw_extras
 from attnc.verify.storage import draw_lengths, lengths_for, memory_dims
@@ -115,7 +115,7 @@ class Space:
         found["lengths"] = lengths_for(self.attention)
         found["extras"] = styles_for(self.attention)
         found["call"] = CALLS
-        found |= {"logits": ORDINARY, "values": tuple(VALUES), "special": tuple(SPECIALS)}
+        found |= {"logits": ORDINARY, "values": ORDINARY_VALUES, "special": tuple(SPECIALS)}
         for tensor in self.tensors:
             found[f"layout of {tensor.name}"] = self.layouts_for(tensor)
         return {name: levels for name, levels in found.items() if len(levels) > 1}

@@ -232,7 +232,10 @@ VALUES: Mapping[str, Callable[[Rng, Floats], Floats]] = {
     "cancelling": _cancelling,
     "zeros": lambda rng, v: np.copysign(0.0, v),
     "denormal": lambda rng, v: v * 2.0**-22,
+    "vast": lambda rng, v: v,
 }
+#: Those that every kernel takes; `vast` ones are for guesses of a maximum, which values may overflow under.
+ORDINARY_VALUES = tuple(style for style in VALUES if style != "vast")
 
 #: Which tensor gets a special value, and which.
 SPECIALS: Mapping[str, tuple[str, float] | None] = {
@@ -266,6 +269,8 @@ def draw_qkv(
         array[b, row, h, d] = chosen[1]
     if dtype is DType.BF16 and values == "denormal":
         tensors["v"] *= 2.0**-110  # bfloat16 has the range of float32
+    if dtype in (DType.BF16, DType.F32) and values == "vast":
+        tensors["v"] *= 2.0**80
     return tensors
 
 
