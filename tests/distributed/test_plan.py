@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -21,13 +22,15 @@ from attnc.distributed.explain import as_dict, as_text, example, least, sizes_kn
 from attnc.distributed.offers import (
     Chunks,
     assignments,
+    chunk_of_slices,
     chunk_rows,
     contiguous,
     group_into_chunks,
     longest_first,
+    slices,
 )
 from attnc.distributed.plan import Plan, Planner, is_tied, make_plan
-from attnc.distributed.spans import CallSizes, Visibility, Widths
+from attnc.distributed.spans import BLOCK, CallSizes, Visibility, Widths
 from attnc.model.resolve import resolve
 from attnc.source import Source
 from attnc.syntax.parser import parse, prelude
@@ -378,3 +381,20 @@ def test_explain_says_what_was_chosen() -> None:
     figures = as_dict(plan, seen)
     assert figures["hash"] == plan.hash.hex()
     assert {row["strategy"] for row in figures["strategies"]} == set(STRATEGIES)
+
+
+@given(st.integers(1, 6), st.integers(0, 70), st.integers(1, 64))
+def test_slices_are_those_of_a_sharded_tensor(blocks: int, fewer: int, ranks: int) -> None:
+    """torch.chunk's of whole blocks, of which the last ones are shorter, or none."""
+    rows = max(BLOCK * blocks * ranks - fewer, 1)
+    try:
+        size = chunk_of_slices(rows, ranks)
+    except ValueError:
+        return
+    whole = np.arange(rows) // size
+    chunks = Chunks(size=size, rows=np.bincount(whole), work=np.ones(whole[-1] + 1), density=1.0)
+    owner = slices(chunks, ranks)["slices"][whole]
+    shares = torch.arange(rows).chunk(ranks)
+    assert [np.flatnonzero(owner == rank).tolist() for rank in range(len(shares))] == [
+        x.tolist() for x in shares
+    ]
