@@ -189,6 +189,25 @@ def test_spans_point_at_the_text() -> None:
     assert [comment.span.text for comment in file.comments] == ["# head"]
 
 
+def test_a_comma_may_follow_the_last_item_within_brackets() -> None:
+    """As where each stands on a line of its own."""
+    text = """attention a {
+  param D in {64, 128COMMA}
+  input q: bf16[B, M, H, DCOMMA]
+  let x = max(
+    dot(q, k),
+    t[b, h, kv_idxCOMMA]COMMA
+  )
+}
+def near(a, bCOMMA) = a < b
+schedule a for triton { loops = [q, kvCOMMA], tile.q in {64COMMA} }
+"""
+    assert parse_text(text.replace("COMMA", ",")) == parse_text(text.replace("COMMA", ""))
+    for wrong in ("{64,,}", "{,}"):
+        with pytest.raises(DiagnosticError, match="E0102"):
+            parse_text(text.replace("COMMA", "").replace("{64}", wrong))
+
+
 def test_equality_ignores_spans_and_redundant_parentheses() -> None:
     assert parse_text("def f = a + b * c") == parse_text("\n\ndef  f =\ta + ((b) * c)\n\n")
 
