@@ -73,7 +73,12 @@ def test_operators_keep_what_torch_asks_and_can_be_captured(name: str) -> None:
     counters = [torch.zeros(1, dtype=torch.int32, device="cuda") for _ in call.counters]
     has_narrow = any(x.is_floating_point() and x.itemsize == 1 for x in tensors)
     checks = WITHOUT_PRODUCTS if has_narrow else "ALL"
-    torch.library.opcheck(operator, (*tensors, *counters, ""), test_utils=checks)
+    adds = call.backward is not None and any(
+        part.atomic for gradient in call.backward.gradients for part in gradient.parts
+    )
+    bound = 1e-3 if adds else None  # of sums of thousands of terms, in another order from run to run
+    given = (*tensors, *counters, "")
+    torch.library.opcheck(operator, given, test_utils=checks, atol=bound, rtol=bound)
 
     still = [x.detach() for x in tensors]
     operator(*still, *counters, "")
