@@ -95,6 +95,8 @@ def _without_backward(attention: Attention, schedule: Schedule) -> tuple[Span | 
 def _other_target(attention: Attention) -> str:
     """Returns what to write where another target has the gradients, and where none has."""
     able = [name for name, target in TARGETS.items() if can_differentiate(attention, target)]
+    if lists_blocks(attention):
+        able = [name for name in able if TARGETS[name].has_selected_gradients]
     if able:
         return f"to train, add a schedule for {' or '.join(able[:2])}"
     if attention.v.storage.is_part:
