@@ -9,13 +9,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bug:
-    """One mistake. place: `module.function` or `module.Class.method`; call: of which cases show it."""
+    """One mistake. place: `module.function` or `module.Class.method`; call: of which cases show it; first:
+    the number of one that did.
+    """
 
     name: str
     place: str
     old: str
     new: str
     call: str = "cache"
+    first: int = 0
 
 
 BUGS = (
@@ -24,6 +27,7 @@ BUGS = (
         place="kvcache.rotate_new",
         old="if is_turned else lengths[sequence]",
         new="",
+        first=4,
     ),
     Bug(
         name="pairs of columns lie the other way",
@@ -66,6 +70,7 @@ BUGS = (
         place="kvcache.append",
         old="torch.where(starts[-1] > 0, new, cache[where])",
         new="new",
+        first=15,
     ),
     Bug(
         name="pages of chosen rows are those of the first",
@@ -116,6 +121,7 @@ BUGS = (
         old="_first(seqused_k, cu_seqlens_k)",
         new="_first(None if seqused_k is None else seqused_k + 1, cu_seqlens_k)",
         call="varlen",
+        first=3,
     ),
     Bug(
         name="a window ends a key early on the right",
@@ -123,6 +129,7 @@ BUGS = (
         old="kv_idx <= q_pos + window_right",
         new="kv_idx < q_pos + window_right",
         call="dense",
+        first=10,
     ),
     Bug(
         name="softcap does not divide the scale",
@@ -137,6 +144,7 @@ BUGS = (
         old='(self._form["size"] ** -0.5 if scale is None else scale) / cap',
         new='self._form["size"] ** -0.5 / cap',
         call="dense",
+        first=2,
     ),
     Bug(
         name="a backward draws a mask of its own",
@@ -144,6 +152,7 @@ BUGS = (
         old="rng_state.view(torch.int64)[0] if dropout_p else None",
         new="None",
         call="sdpa",
+        first=2,
     ),
     Bug(
         name="a backward does not see the diagonal",
@@ -151,6 +160,7 @@ BUGS = (
         old="call.mask(mask[0],",
         new="call.mask(False,",
         call="sdpa",
+        first=2,
     ),
     Bug(
         name="used keys of ordinary tensors are all",
@@ -158,6 +168,7 @@ BUGS = (
         old='call.length("seqused_k", seqused_k)\n        return',
         new="pass\n        return",
         call="flash",
+        first=5,
     ),
     Bug(
         name="used keys of packed tensors are all",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 import torch
@@ -36,13 +37,11 @@ def test_mistakes_are_found(bug: Bug, forgotten: None) -> None:
         replaced(f"attnc.compat.{bug.place}", bug.old, bug.new),
         pytest.raises((AssertionError, IndexError, MemoryFault)),
     ):
-        run_all(bug.call)
+        run_all(bug.call, bug.first)
 
 
-def run_all(function: str) -> None:
-    for case in CASES:
-        if case.call == function:
-            run(case, torch.device("cpu"))
-    for name, x in TORCH_CASES:
-        if name == function:
-            torch_grid.run(name, x)
+def run_all(function: str, first: int) -> None:
+    runs = [partial(run, case, torch.device("cpu")) for case in CASES if case.call == function]
+    runs += [partial(torch_grid.run, name, x) for name, x in TORCH_CASES if name == function]
+    for act in (*runs[first:], *runs[:first]):
+        act()
