@@ -30,7 +30,12 @@ def is_crowded(device: str) -> bool:
 
     gc.collect()
     torch.cuda.empty_cache()
-    free, total = torch.cuda.mem_get_info(device)
+    try:
+        free, total = torch.cuda.mem_get_info(device)
+    except RuntimeError as error:  # other processes leave too little even to ask
+        if not ran_out_of_memory(error):
+            raise
+        return True
     return free < total // 2
 
 

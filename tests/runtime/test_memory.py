@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from attnc.runtime.memory import describe_lack, ran_out_of_memory
+from attnc.runtime.memory import describe_lack, is_crowded, ran_out_of_memory
 
 _TORCH = (
     "CUDA out of memory. Tried to allocate 4.02 GiB. GPU 0 has a total capacity of 139.80 GiB of which 661.88"
@@ -39,3 +39,18 @@ def test_an_array_that_fits_nowhere_is_a_lack() -> None:
         np.empty(1 << 60, dtype=np.uint8)
     assert ran_out_of_memory(lack.value)
     assert describe_lack(lack.value).startswith("out of memory: Unable to allocate 1.00 EiB")
+
+
+@pytest.mark.parametrize(("error", "is_raised"), [("CUDA error: out of memory", False), ("device lost", True)])
+def test_a_gpu_that_cannot_even_be_asked_is_crowded(
+    monkeypatch: pytest.MonkeyPatch, error: str, is_raised: bool
+) -> None:
+    def ask(device: str) -> None:
+        raise RuntimeError(error)
+
+    monkeypatch.setattr(torch.cuda, "mem_get_info", ask)
+    if is_raised:
+        with pytest.raises(RuntimeError, match=error):
+            is_crowded("cuda")
+    else:
+        assert is_crowded("cuda")
