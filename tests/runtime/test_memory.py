@@ -41,7 +41,9 @@ def test_an_array_that_fits_nowhere_is_a_lack() -> None:
     assert describe_lack(lack.value).startswith("out of memory: Unable to allocate 1.00 EiB")
 
 
-@pytest.mark.parametrize(("error", "is_raised"), [("CUDA error: out of memory", False), ("device lost", True)])
+@pytest.mark.parametrize(
+    ("error", "is_raised"), [("CUDA error: out of memory", False), ("device lost", True)]
+)
 def test_a_gpu_that_cannot_even_be_asked_is_crowded(
     monkeypatch: pytest.MonkeyPatch, error: str, is_raised: bool
 ) -> None:
