@@ -63,4 +63,18 @@ BUGS: tuple[HopperBug, ...] = (
         anchor="(query) * args.stride_idx_1",
         patch="(query_lo) * args.stride_idx_1",
     ),
+    HopperBug(
+        name="a sink of rows behind the last sequence",
+        attention="hopper_united_sinks",
+        story="every row of a tile was thought to be a query",
+        anchor="sequence < sequences ? stop_place - first_place : 0;",
+        patch="sequence <= sequences ? stop_place - first_place : 0;",
+    ),
+    HopperBug(
+        name="a sink for as many rows as there are queries",
+        attention="hopper_united_sinks",
+        story="a query was thought to have one row of a tile",
+        anchor="m[r] = split == 0 && (16 * warp + 8 * r + g) / query_rows < list_queries",
+        patch="m[r] = split == 0 && (16 * warp + 8 * r + g) < list_queries",
+    ),
 )

@@ -6,7 +6,7 @@ import pytest
 
 from attnc.plan.ir import Module
 from attnc.target.triton.render import text_of
-from attnc.target.triton.selected_blocks import BlockText
+from attnc.target.triton.selected_blocks import BlockParameters, BlockText
 from tests.plan.test_selected import planned
 from tests.verify.judging import modules_of
 
@@ -39,9 +39,14 @@ def blocks_of(module: Module) -> BlockText:
     return text
 
 
+def programs_of(text: BlockText) -> str:
+    assert isinstance(text.parameters, BlockParameters)
+    return text.parameters.programs
+
+
 def test_ordinary_blocks_are_counted_by_sequences() -> None:
     text = blocks_of(planned(keys=48))
-    assert text.parameters.programs == "list_blocks * cdiv(48, BLOCK_N) * B * Hkv"
+    assert programs_of(text) == "list_blocks * cdiv(48, BLOCK_N) * B * Hkv"
     assert text.find_list[-1] == "listed = _list_length(list_row, list_line >= 0)"
     assert not text.lists_packed_rows
 
@@ -50,7 +55,7 @@ def test_packed_blocks_are_counted_over_all_sequences() -> None:
     """A sequence has a number more than whole blocks: none of its keys has it, and no list is read there."""
     text = blocks_of(module_of())
     assert text.block_count == "U // 48 + B + 1"
-    assert text.parameters.programs == "(U // 48 + B + 1) * cdiv(48, BLOCK_N) * Hkv"
+    assert programs_of(text) == "(U // 48 + B + 1) * cdiv(48, BLOCK_N) * Hkv"
     assert text.find_list[-1] == "listed = _list_length(list_row, (list_line >= 0) & (kv_lo < N_all))"
 
 
