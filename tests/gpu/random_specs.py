@@ -240,6 +240,7 @@ def draw(chunk: int, skip: int, mode: Mode) -> Iterator[Result]:
     from hypothesis import HealthCheck, Phase, given, seed, settings
     from hypothesis import strategies as st
 
+    from attnc.runtime.memory import ran_out_of_memory
     from tests.verify.foreign_specs import foreign_specs
     from tests.verify.random_specs import specs
 
@@ -275,7 +276,9 @@ def draw(chunk: int, skip: int, mode: Mode) -> Iterator[Result]:
                 made = judged(chunk, count - 2, text, data, mode)
             else:
                 made = compiled(chunk, count - 2, text, whole=mode.compiling == "whole")
-        except Exception:
+        except Exception as error:
+            if ran_out_of_memory(error):  # of which others have what there is: it is not judged
+                return
             made = Result(chunk=chunk, number=count - 2, text=text, wrong={"": traceback.format_exc()})
         results.append(made)
         announce({"result": as_data(made)})
