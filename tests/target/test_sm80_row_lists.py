@@ -70,10 +70,10 @@ def test_keys_become_rows_of_pages() -> None:
 
 def test_a_row_that_is_no_query_has_a_list_of_length_minus_one_beside_a_sink() -> None:
     (module,) = modules_of(TEXT)
-    assert in_sequence_of(module) == "list_length >= 0"
+    assert in_sequence_of(module, "row") == "list_length >= 0"
     assert text().found == "0 <= sequence && sequence < sequences && query < M ? found : -1"
     (without,) = modules_of(TEXT.replace("(sink = sink[h])", ""))
-    assert in_sequence_of(without) == ""
+    assert in_sequence_of(without, "row") == ""
 
 
 def test_a_block_lies_in_words_of_bits_piece_by_piece() -> None:

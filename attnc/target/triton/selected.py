@@ -167,6 +167,7 @@ class SelectedText(BackwardText):
     """Text of a kernel whose rows of q are heads of one query, all loaded by themselves."""
 
     parameters_type: type[SelectedParameters] = SelectedParameters
+    parameters: SelectedParameters
 
     def __init__(self, module: Module, planned: BackwardKernel) -> None:
         super().__init__(module, planned)
