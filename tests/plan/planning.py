@@ -20,7 +20,7 @@ FRAME = """attention under_test {{
   score = {score}
   mask = {mask}
   normalize = {softmax}
-  output o: {dtype}[B, H, M, {d}]
+  output o: {dtype}[B, H, M, {d}]{epilogue}
   output lse: f32[B, H, M]
 {grads}
 }}
@@ -41,6 +41,7 @@ def resolved(
     d: int = 64,
     target: str = "triton",
     grads: str = "",
+    epilogue: str = "",
 ) -> tuple[Variant, Schedule]:
     """One attention with this mask, score and schedule."""
     lines = "\n".join(f"  input {line}" for line in inputs)
@@ -53,6 +54,7 @@ def resolved(
         dtype=dtype,
         d=d,
         target=target,
+        epilogue=f" = {epilogue}" if epilogue else "",
         grads=f"  grad {grads}" if grads else "",
     )
     program = resolve(parse(Source("under_test.attn", text)), prelude())
