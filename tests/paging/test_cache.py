@@ -30,6 +30,16 @@ def test_any_calls_at_length() -> None:
     run_all(40, 3000)
 
 
+def test_rows_of_a_shared_page_are_those_of_whoever_has_most() -> None:
+    cache = small()
+    parent = cache.allocate()
+    write(cache, cache.append([parent], 6), list(range(6)))
+    child = cache.fork(parent)
+    for shorter, stored in ((child, 6), (parent, 5)):
+        cache.truncate(shorter, 5)
+        assert cache.statistics().stored == stored
+
+
 def test_forks_copy_only_a_page_that_is_shared() -> None:
     cache = small()
     parent = cache.allocate()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from attnc.paging.spread import Spread
+from attnc.paging import PagedCache, Spread
 
 
 def dealt(ranks: int, block: int, length: int) -> list[list[int]]:
@@ -34,3 +34,24 @@ def test_keys_go_round_the_ranks_by_blocks(ranks: int, block: int) -> None:
         for row, position in enumerate(mine):
             assert (spread.rank(position), spread.row(position)) == (rank, row)
         assert spread.row(torch.tensor(mine)).tolist() == list(range(len(mine)))
+
+
+@pytest.mark.parametrize("lengths", [(5, 23), (8, 0), (1, 16)])
+def test_each_rank_reads_and_counts_the_keys_that_it_has(lengths: tuple[int, int]) -> None:
+    spread = Spread(3, 2)
+    for rank in range(3):
+        cache = PagedCache(
+            pages=8, page=4, kv_heads=1, head_dim=1, sequences=2, max_length=40, spread=spread, rank=rank,
+            dtype=torch.float32,
+        )  # fmt: skip
+        sequences = [cache.allocate(), cache.allocate()]
+        step = cache.append(sequences, lengths)
+        positions = torch.cat([torch.arange(length) for length in lengths]).float()[:, None, None]
+        assert step.own is not None
+        own = positions[step.own]
+        cache.write(step.slots, own, own + 100)
+        found = [cache.read(sequence) for sequence in sequences]
+        for length, (k, v) in zip(lengths, found, strict=True):
+            has = [float(at) for at in range(length) if spread.rank(at) == rank]
+            assert (k.flatten().tolist(), (v - 100).flatten().tolist()) == (has, has)
+        assert cache.counts().tolist() == [len(k) for k, _ in found]
