@@ -69,7 +69,8 @@ OF_TWO = _split(
     """
     torch.logaddexp(x, y); torch.logaddexp2(x, y); torch.logaddexp(x, x);
     x + y; x - y; x * y; x / (y * y + 1); torch.add(x, y); torch.add(x, y, alpha=3); torch.sub(x, y);
-    torch.sub(x, y, alpha=0.5); torch.subtract(x, y); torch.rsub(x, y); torch.mul(x, y);
+    torch.sub(x, y, alpha=0.5); torch.sub(x, y, alpha=-1); torch.add(x, y, alpha=-1);
+    torch.subtract(x, y); torch.rsub(x, y); torch.mul(x, y);
     torch.multiply(x, y); torch.div(x, y * y + 1); torch.divide(x, y * y + 1);
     torch.true_divide(x, y * y + 1); 1 - x; 3 / (x * x + 1); torch.minimum(x, y); torch.maximum(x, y);
     torch.fmin(x, y); torch.fmax(x, y); torch.min(x, y); torch.max(x, y); torch.lerp(x, y, 0.25);
@@ -85,7 +86,9 @@ OF_INTEGERS = _split(
     """
     i + j; i - j; i * j; i // j; i // 3; i // -2; i % j; i % 3; i % -4; torch.floor_divide(i, j);
     torch.remainder(i, 3); torch.div(i, j, rounding_mode='floor'); torch.div(i, j, rounding_mode='trunc');
-    torch.ceil(i / j); torch.ceil(i / -3); torch.ceil(i); torch.trunc(i / 4); torch.trunc(i / -2);
+    torch.div(q, j, rounding_mode='trunc'); torch.div(i, q + 1, rounding_mode='trunc');
+    torch.div(kv, -3, rounding_mode='trunc'); torch.ceil(i / j);
+    torch.ceil(i / -3); torch.ceil(i); torch.trunc(i / 4); torch.trunc(i / -2);
     torch.fix(i / j);
     torch.floor(i / j); torch.floor(i); (i / j).int(); (i / j).long(); (i / 3).to(torch.int32); i / j;
     torch.fmod(q, 3); torch.fmod(kv + 1, q + 1); torch.fmod(i, 3); torch.fmod(i, -4); torch.fmod(i, j);
