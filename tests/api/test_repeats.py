@@ -357,6 +357,13 @@ def test_nothing_is_remembered_under_a_mode_or_with_tangents() -> None:
     assert repeats.repeat(facts, (None,)) == (None, None)
 
 
+def test_calls_differ_by_which_tensors_are_left_out() -> None:
+    x, y = torch.ones(3), torch.ones(4)
+    kinds = [repeats.repeat(("a call",), given)[0] for given in ((x, None, y), (x, y, None), (x, y))]
+    assert None not in kinds
+    assert all(one != other for one, other in ((kinds[0], kinds[1]), (kinds[1], kinds[2])))
+
+
 def test_gradients_of_what_has_none_are_refused_every_time() -> None:
     """Whatever was prepared for tensors that look alike."""
     make, door = DOORS["FlashInfer"]
