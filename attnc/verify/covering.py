@@ -19,7 +19,7 @@ from attnc.plan.ir.backward import BackwardKernel
 from attnc.plan.lists import listing_of
 from attnc.verify.case import Case, TensorLayout
 from attnc.verify.cover import GROUPS, Coverage, Space
-from attnc.verify.data import lists
+from attnc.verify.inputs_read import lists
 from attnc.verify.strategies import MOST_WORDS, Limits, free_dims, word_dims
 
 #: Candidates among which each case is chosen.

@@ -7,21 +7,29 @@ Arrays are float64 in canonical order: q [B, M, H, D], k [B, N, Hkv, D], v [B, N
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
 
-from attnc.expr.functions import REAL
 from attnc.expr.interval import Range, range_of
-from attnc.expr.nodes import Binary, Call, Compare, Const, Expr, Index, InList, Load, Neg, Ref, walk
+from attnc.expr.nodes import Const, Expr, Load, Ref, walk
 from attnc.expr.simplify import substitute
 from attnc.model.attention import Attention
 from attnc.model.dtypes import DType
 from attnc.model.tensors import Tensor
 from attnc.reference import Array, Floats
+from attnc.verify.inputs_read import (
+    addends,
+    addresses,
+    find_compared,
+    find_divisors,
+    find_saturated,
+    find_sinks,
+    find_slopes,
+    probabilities,
+)
 
 Rng: TypeAlias = np.random.Generator
 
@@ -509,129 +517,3 @@ def styles_for(attention: Attention) -> tuple[str, ...]:
         if any(tensor.name in read for tensor in free):
             found.append(style)
     return tuple(found)
-
-
-def addresses(attention: Attention) -> set[str]:
-    """Returns inputs that say where rows lie or how many there are, the seed of dropout, and lists that are
-    promised to be distinct.
-    """
-    found = {name for tensor in (attention.q, attention.k, attention.v) for name in tensor.storage.tables}
-    seed = attention.softmax.seed
-    exprs = (*attention.lengths.values(), *(() if seed is None else (seed,)))
-    promised = {name for name in lists(attention) if attention.tensor(name).is_distinct}
-    return found | promised | {name for expr in exprs for name in _loads(expr)}
-
-
-def lists(attention: Attention) -> dict[str, InList]:
-    """Returns the conditions of the mask that lists are read by, by the input that holds them."""
-    return {node.tensor: node for node in walk(attention.mask) if isinstance(node, InList)}
-
-
-def find_words(attention: Attention) -> set[str]:
-    """Returns inputs whose elements are words of bits, and nothing else."""
-    exprs = [attention.mask, attention.score, *attention.softmax.expressions]
-    exprs += [] if attention.epilogue is None else [attention.epilogue]
-    nodes = [node for expr in exprs for node in walk(expr)]
-    words = (node.args[0] for node in nodes if isinstance(node, Call) and node.function == "bit")
-    read = Counter(word.tensor for word in words if isinstance(word, Load))
-    loaded = Counter(node.tensor for node in nodes if isinstance(node, Load))
-    return {name for name, times in read.items() if times == loaded[name]}
-
-
-def find_counts(attention: Attention) -> dict[str, InList]:
-    """Returns the same by the inputs that say how many entries count."""
-    return {
-        name: node
-        for node in lists(attention).values()
-        if node.limit is not None
-        for name in _loads(node.limit)
-    }
-
-
-def probabilities(attention: Attention) -> set[str]:
-    """Returns inputs that dropout reads: probabilities."""
-    dropout = attention.softmax.dropout
-    return set() if dropout is None else _loads(dropout)
-
-
-def addends(attention: Attention) -> set[str]:
-    """Returns float inputs that are added to the score as they are."""
-    return {
-        term.tensor
-        for term in _terms(attention.score)
-        if isinstance(term, Load) and DType(attention.tensor(term.tensor).dtype).is_float
-    }
-
-
-def find_saturated(attention: Attention) -> set[str]:
-    """Returns float inputs that a bounded function of the epilogue reads, such as a gate's."""
-    if attention.epilogue is None:
-        return set()
-    bounded = (
-        node
-        for node in walk(attention.epilogue)
-        if isinstance(node, Call) and node.function in REAL and REAL[node.function].is_bounded
-    )
-    read = {name for node in bounded for name in _loads(node)}
-    return {name for name in read if DType(attention.tensor(name).dtype).is_float}
-
-
-def find_sinks(attention: Attention) -> set[str]:
-    """Returns float inputs that the sink reads."""
-    sink = attention.softmax.sink
-    return {
-        name
-        for name in (set() if sink is None else _loads(sink))
-        if DType(attention.tensor(name).dtype).is_float
-    }
-
-
-def find_slopes(attention: Attention) -> set[str]:
-    """Returns float inputs that multiply a distance or a position in the score."""
-    sides = (
-        pair
-        for node in walk(attention.score)
-        if isinstance(node, Binary) and node.op == "*"
-        for pair in ((node.left, node.right), (node.right, node.left))
-    )
-    scaling = {
-        name for a, b in sides if any(isinstance(part, Index) for part in walk(b)) for name in _loads(a)
-    }
-    return {name for name in scaling if DType(attention.tensor(name).dtype).is_float}
-
-
-def find_divisors(attention: Attention) -> set[str]:
-    """Returns integer inputs that divide others."""
-    exprs = [attention.mask, attention.score, *attention.softmax.expressions]
-    exprs += [] if attention.epilogue is None else [attention.epilogue]
-    nodes = (node for expr in exprs for node in walk(expr))
-    divided = (node.right for node in nodes if isinstance(node, Binary) and node.op in ("//", "%"))
-    return {name for expr in divided for name in _loads(expr)}
-
-
-def find_compared(attention: Attention) -> set[str]:
-    """Returns integer inputs whose elements the mask compares with each other."""
-    return {
-        name
-        for node in walk(attention.mask)
-        if isinstance(node, Compare)
-        for name in _loads(node.left) & _loads(node.right)
-        if not DType(attention.tensor(name).dtype).is_float
-    }
-
-
-def _terms(expr: Expr) -> Iterator[Expr]:
-    match expr:
-        case Binary(op="+", left=left, right=right):
-            yield from _terms(left)
-            yield from _terms(right)
-        case Binary(op="-", left=left):
-            yield from _terms(left)
-        case Neg():
-            return
-        case _:
-            yield expr
-
-
-def _loads(expr: Expr) -> set[str]:
-    return {node.tensor for node in walk(expr) if isinstance(node, Load)}

@@ -30,13 +30,10 @@ from attnc.verify.data import (
     draw_qkv,
     draw_words,
     farthest,
-    find_counts,
-    find_slopes,
-    find_words,
     generator,
-    lists,
     restyle,
 )
+from attnc.verify.inputs_read import find_counts, find_slopes, find_words, lists
 from attnc.verify.memory import reserve_zeros
 from attnc.verify.storage import (
     LENGTHS,

@@ -17,16 +17,8 @@ from attnc.model.attention import Attention, Variant
 from attnc.model.names import DIMS
 from attnc.model.tensors import Dense, Paged, Role, Tensor
 from attnc.verify.case import Case, Fit, TensorLayout
-from attnc.verify.data import (
-    EXTRAS,
-    LOGITS,
-    ORDINARY,
-    ORDINARY_VALUES,
-    SPECIALS,
-    VALUES,
-    find_words,
-    styles_for,
-)
+from attnc.verify.data import EXTRAS, LOGITS, ORDINARY, ORDINARY_VALUES, SPECIALS, VALUES, styles_for
+from attnc.verify.inputs_read import find_words
 from attnc.verify.storage import LENGTHS, lengths_for
 
 
