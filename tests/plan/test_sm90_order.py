@@ -157,7 +157,7 @@ def test_warpgroups_hand_on_the_denominator_and_share_no_columns_with_other_bloc
 
 def test_sums_of_a_prompt_of_latents_take_memory_where_there_are_several_segments() -> None:
     prompt, decode = (render_files(module, path="a.attn", sha256="") for module in modules_of(latent()))
-    size = "cdiv(M * H, BLOCK_M) * B * BLOCK_M * 512 * (N > 1024)"
+    size = "multiprocessors() * BLOCK_M * 512 * (N > 1024)"  # of the blocks that run at once
     assert f'"_sums": "{size}"' in prompt["prompt.py"]
     assert "_sums" not in "".join(decode.values())
 

@@ -100,10 +100,16 @@ def test_what_a_schedule_leaves_open_is_the_fastest_deterministic_way(
     assert [config.accumulate("q") for config in configs(schedule, "backward", variant)] == [way]
 
 
-@pytest.mark.parametrize("grads", ["", "grad k, v", "grad q, k, v, sink"])
-def test_other_gradients_leave_it_by_two_pass(grads: str) -> None:
+@pytest.mark.parametrize("grads", ["", "grad k, v"])
+def test_what_has_no_gradient_of_q_leaves_it_by_two_pass(grads: str) -> None:
     program, variant = scheduled(grads, "", "cuda.sm_90a")
     assert "backward" not in complete_schedule(variant, program.schedules[0]).knobs
+
+
+def test_the_gradient_of_a_sink_leaves_the_others_their_sum() -> None:
+    program, variant = scheduled("grad q, k, v, sink", "", "cuda.sm_90a")
+    schedule = complete_schedule(variant, program.schedules[0])
+    assert [config.accumulate("q") for config in configs(schedule, "backward", variant)] == ["ordered"]
 
 
 def scheduled(grads: str, backward: str, target: str) -> tuple[Program, Variant]:

@@ -385,6 +385,7 @@ _COUNTED = frozenset(
         "M * G",
         "M * H",
         "M * head_tiles",
+        "(T + B + 1) * head_tiles",  # programs of a KV head, fewer than a grid has
         "split * split_size",
         "q_tiles * SECTION",
         "kv_tiles * SECTION",
