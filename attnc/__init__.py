@@ -34,7 +34,7 @@ def compile(
     source: a path, or the text of a spec: a string with a line break or a brace
     target: "triton", "cuda.sm_80" or "cuda.sm_90a". By default the fastest that the current GPU runs; if the
         spec has schedules for the attention, the fastest of their targets. A target without a schedule gets
-        a default one, which `Family.spec` shows
+        a default one, and without gradients another for few queries; `Family.spec` shows them
     attention: the name of the one to compile, in a spec that declares several
     deterministic: whether gradients have the same bits in every run. It applies to default schedules alone:
         False lets them take the fastest way
@@ -50,7 +50,7 @@ def compile(
     from attnc.api.compile import compile_family
 
     return compile_family(
-        source, target=target, attention=attention, deterministic=deterministic, cache=cache
+        source, target=target, attention=attention, deterministic=deterministic, cache=cache, steps=True
     )
 
 

@@ -18,9 +18,10 @@ import re
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import cache as once
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
@@ -74,14 +75,21 @@ def compile_family(
     deterministic: bool = True,
     cache: Cache = True,
     warn: bool = True,
+    steps: bool = False,
 ) -> Family:
     """Returns the function of an attention (or projection) of a spec, compiled for a target; see
     `attnc.compile`.
 
-    warn: whether warnings of the compiler become a SpecWarning.
+    warn: whether warnings of the compiler become a SpecWarning. steps: whether an attention without a
+    schedule gets one for single tokens and drafts, too; callers that choose by sizes themselves want none.
     """
     family = family_of(
-        *_read_spec(source), target=target, attention=attention, deterministic=deterministic, cache=cache
+        *_read_spec(source),
+        target=target,
+        attention=attention,
+        deterministic=deterministic,
+        cache=cache,
+        steps=steps,
     )
     if warn and family.warnings:
         warnings.warn(f"\n{family.warnings}", SpecWarning, stacklevel=3)
@@ -115,13 +123,14 @@ def family_of(
     attention: str | None = None,
     deterministic: bool = True,
     cache: Cache = True,
+    steps: bool = False,
 ) -> Family:
     """Compiles a spec that is read already, with what was measured for it, as `compile_family` does."""
     if not isinstance(deterministic, bool):
         raise TypeError(f"deterministic: expected True or False, got {show_value(deterministic)}")
     ranked = _rank_targets(target)
     key = _key(text.path, text.text, *(measured.text if measured else "" for measured in (tuned, dispatch)))
-    key = _key(key, json.dumps(ranked), str(deterministic), attention or "", _compiler())
+    key = _key(key, json.dumps(ranked), str(deterministic), str(steps), attention or "", _compiler())
     folder = _cache_folder(cache) / "packages" / key
     family = _FAMILIES.get(folder)
     if family is None:
@@ -132,7 +141,7 @@ def family_of(
                 place = folder
                 if package is None:
                     try:
-                        package = _package(text, tuned, dispatch, ranked, attention, deterministic)
+                        package = _package(text, tuned, dispatch, ranked, attention, deterministic, steps)
                     except DiagnosticError as failure:
                         raise SpecError(failure.diagnostics) from None
                     place = _keep(folder, package, cache)
@@ -251,6 +260,7 @@ def _package(
     ranked: Ranked,
     attention: str | None,
     deterministic: bool,
+    steps: bool,
 ) -> Package:
     """Returns the files for one attention, for the fastest target that has kernels for it. DiagnosticError,
     and ValueError for a wrong choice.
@@ -263,7 +273,7 @@ def _package(
     targets, lost = _candidates(program, name, ranked)
 
     def made(target: str) -> Package:
-        return _package_for(program, name, target, tuned, dispatch, deterministic)
+        return _package_for(program, name, target, tuned, dispatch, deterministic, steps)
 
     package, failure = first_made(targets, made)
     if failure and targets[0] == HOPPER:
@@ -372,6 +382,7 @@ def _package_for(
     tuned: Source | None,
     dispatch: Source | None,
     deterministic: bool,
+    steps: bool,
 ) -> Package:
     from attnc.build import compile_program
     from attnc.plan.mask_findings import DENSE
@@ -379,7 +390,7 @@ def _package_for(
 
     folder = target_of(target).folder
     if target not in _list_scheduled(program, name):
-        program = _add_schedule(program, name, target, deterministic=deterministic)
+        program = _add_schedule(program, name, target, deterministic=deterministic, with_steps=steps)
     program = _only(program, name, target)
     text = program.source
     compiled = compile_program(program, Path(text.path).name, tuned, dispatch)
@@ -425,16 +436,26 @@ def _choose(program: Program, wanted: str | None) -> str:
     raise ValueError(f"attention: expected one of {known}, got {wanted!r}")
 
 
-def _add_schedule(program: Program, name: str, target: str, *, deterministic: bool) -> Program:
+def _add_schedule(
+    program: Program, name: str, target: str, *, deterministic: bool, with_steps: bool = False
+) -> Program:
+    from attnc.build import plan_program
     from attnc.model.resolve import resolve
-    from attnc.plan.targets import schedule_for
+    from attnc.plan.targets import schedule_for, steps_for
     from attnc.syntax.parser import parse, prelude
+
+    def add(schedules: str) -> Program:
+        text = Source(program.source.path, f"{program.source.text.rstrip()}\n\n{schedules}")
+        return resolve(parse(text), prelude())
 
     if name not in [attention.name for attention in program.attentions]:
         raise ValueError(f"source: the projection '{name}' has no schedule for {target}; write one")
-    schedule = schedule_for(program, name, target, deterministic=deterministic)
-    text = Source(program.source.path, f"{program.source.text.rstrip()}\n\n{schedule}")
-    return resolve(parse(text), prelude())
+    if with_steps and (schedules := steps_for(program, name, target)):
+        with suppress(DiagnosticError):  # decode kernels have less: dropout, say, is for prompts
+            found = add(schedules)
+            plan_program(_only(found, name, target))
+            return found
+    return add(schedule_for(program, name, target, deterministic=deterministic))
 
 
 def _import_family(folder: Path, package: Package) -> Family:
@@ -449,7 +470,7 @@ def _import_family(folder: Path, package: Package) -> Family:
     module = load_package(folder, package)
     for name in package.files:
         if name.endswith(".py") and name != "__init__.py":
-            runner.attach(getattr(module, name.removesuffix(".py")))
+            runner.attach(import_module(f"{module.__name__}.{name.removesuffix('.py')}"))
     return Family(module, package)
 
 

@@ -211,6 +211,11 @@ def shape_of(attention: Attention) -> TileShape:
     )
 
 
+def decode_tiles(shape: TileShape) -> str:
+    """Returns how many keys a tile of a decode kernel tries to have, as a schedule lists them."""
+    return "64, 32, 16" if shape.dtype == "f32" else "128, 64, 32, 16"
+
+
 def _has_narrow_cache(attention: Attention) -> bool:
     is_cache = attention.k.storage.is_paged or "N" in attention.lengths
     is_narrow = {attention.k.dtype, attention.v.dtype} & {dtype for dtype in DType if dtype.is_narrow}

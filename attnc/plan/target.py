@@ -181,6 +181,12 @@ class Target(ABC):
         """
         return {"": ()}
 
+    def default_steps(self, shape: TileShape) -> Iterator[str]:
+        """Returns the lines of a schedule for calls of few queries (single tokens, drafts), beside those of
+        `default_schedule`: Flash-Decoding. None: there is no other for them.
+        """
+        return iter(())
+
     def splits_keys(self, layout: BackwardLayout | None, *, wide: bool) -> bool:
         """Returns whether dk and dv have a kernel each, where dq is not summed in memory; wide: their rows
         are, for one of them.

@@ -76,10 +76,26 @@ def schedule_for(
     if not deterministic and made.has_selected_gradients and adds_to_keys(attention):
         summed = [f"  accumulate.d{grad} = atomic" for grad in attention.grads if grad in ("k", "v")]
         lines += ["backward {", *summed, "}"]
-    return "\n".join(
-        _schedule_text(name, target, label, [*lines, *own])
-        for label, own in made.default_labels(shape).items()
-    )
+    labels = made.default_labels(shape)
+    return "\n".join(_schedule_text(name, target, label, [*lines, *own]) for label, own in labels.items())
+
+
+def steps_for(program: Program, name: str, target: str) -> str:
+    """Returns the text of schedules for an attention of a program that has none: that of `schedule_for` and
+    one for single tokens and drafts, so that calls choose by their sizes (`tuned.tables.guess_rows`). It is
+    "" where all calls have the kernels of `schedule_for`. The caller checks it: decode kernels have less.
+    """
+    attention, made = program.attention(name), target_of(target)
+    shape = shape_in(program, name)
+    if attention.grads or shape.packed or shape.segment or shape.listed is not None:
+        return ""
+    lines, labels = list(made.default_schedule(shape)), made.default_labels(shape)
+    steps = list(made.default_steps(shape))
+    if not steps or lines[:1] == steps[:1]:
+        return ""
+    named = {"prompt": labels[""]} if list(labels) == [""] else labels
+    texts = [_schedule_text(name, target, label, [*lines, *own]) for label, own in named.items()]
+    return "\n".join([_schedule_text(name, target, "decode", steps), *texts])
 
 
 def _schedule_text(name: str, target: str, label: str, lines: Sequence[str]) -> str:

@@ -8,6 +8,7 @@ import warnings
 from typing import Any
 
 import pytest
+import torch
 
 import attnc
 from attnc.api import compile as compiling
@@ -90,6 +91,69 @@ def test_other_gpus_take_another_package_of_the_same_text(monkeypatch: pytest.Mo
     fake_gpu(monkeypatch, 90, packages=["triton"])
     with pytest.warns(UserWarning, match="need cupy"):
         assert attnc.compile(text, cache=False).target == "triton"
+
+
+# --- calls of few queries
+
+DECODING = """attention decode {
+  input q: bf16[B, M, Hkv * G, 64]
+  input k, v: bf16[B, N, Hkv, 64] via paged(block_table, page = 16)
+  input block_table: i32[B, P]
+  input kv_len: i32[B]
+  length N = kv_len[b]
+  score = dot(q, k) / sqrt(D)
+  mask = causal
+  normalize = softmax
+  output o: bf16[B, M, Hkv * G, 64]
+}
+"""
+
+
+@pytest.mark.parametrize("target", ["triton", "cuda.sm_80", "cuda.sm_90a"])
+def test_few_queries_split_the_keys(target: str) -> None:
+    decode = attnc.compile(DECODING, target=target, cache=False)
+    assert decode.variants == ("decode", "prompt")
+    assert "as decode {\n  loops = [kv], pack = gqa, split.kv = auto" in decode.spec
+    pages = (torch.randn(8, 16, 2, 64).bfloat16() for _ in "kv")
+    table = torch.arange(6, dtype=torch.int32).reshape(2, 3)
+    q, rest = torch.randn(2, 17, 4, 64).bfloat16(), (*pages, table, torch.tensor([40, 33], dtype=torch.int32))
+    for rows, label in ((1, "decode"), (16, "decode"), (17, "prompt")):
+        chosen = decode(q[:, :rows], *rest)
+        assert torch.equal(chosen, decode(q[:, :rows], *rest, schedule=label))
+        other = decode(q[:, :rows], *rest, schedule="prompt")
+        torch.testing.assert_close(chosen, other, atol=0.02, rtol=0.02)
+
+
+def test_an_exported_program_takes_any_number_of_queries() -> None:
+    causal = attnc.compile(spec(dtype="f16", width="32"), target="triton", cache=False)
+    assert causal.variants == ("decode", "prompt")
+
+    class Layer(torch.nn.Module):
+        def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Any:
+            return causal(q, k, v)
+
+    q, (k, v) = torch.randn(1, 20, 2, 32).half(), torch.randn(2, 1, 30, 2, 32).half()
+    queries = torch.export.Dim("queries", min=2, max=4096)
+    program = torch.export.export(
+        Layer(), (q, k, v), dynamic_shapes={"q": {1: queries}, "k": None, "v": None}
+    )
+    for rows in (3, 20):
+        exported = program.module()(q[:, :rows], k, v)
+        assert torch.equal(exported, causal(q[:, :rows], k, v, schedule="prompt"))
+
+
+DROPOUT = "softmax(dropout = rate, seed = draws)"
+INPUTS = "input rate: f32[]\n  input draws: i64[]\n  "
+
+
+@pytest.mark.parametrize("target", ["triton", "cuda.sm_80", "cuda.sm_90a"])
+@pytest.mark.parametrize(
+    "text",
+    [spec(grad="grad q, k, v"), spec(params=INPUTS).replace("= softmax", f"= {DROPOUT}")],
+    ids=["gradients", "dropout"],
+)
+def test_what_decoding_has_not_keeps_one_kernel(text: str, target: str) -> None:
+    assert attnc.compile(text, target=target, cache=False).variants == ("default",)
 
 
 # --- how gradients are summed -------------------------------------------------------------------------------

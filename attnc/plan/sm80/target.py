@@ -14,7 +14,7 @@ from attnc.model.attention import Attention, Variant
 from attnc.model.schedule import BackwardConfig, ForwardConfig, Knob, Schedule, Summation, TileConfig
 from attnc.plan.access import HALF
 from attnc.plan.device import DEVICES, Device, devices_from
-from attnc.plan.fitting import Tiles, TileShape, choices
+from attnc.plan.fitting import Tiles, TileShape, choices, decode_tiles
 from attnc.plan.ir import Module, OutputKernel
 from attnc.plan.ir.backward import Backward
 from attnc.plan.layout import BackwardLayout, DeviceMemory, Estimate, KernelName, Layout, Traffic, Which
@@ -72,6 +72,10 @@ class Sm80(Target):
         first = Tiles(128 if shape.width <= 128 else 64, 64, 4, 1)
         yield "loops = [q, kv], warp_split = q, order = longest_first"
         yield from choices(first, shape.wanted)
+
+    def default_steps(self, shape: TileShape) -> Iterator[str]:
+        yield "loops = [kv], pack = gqa, split.kv = auto, warp_split = kv"
+        yield f"tile.q = 16, tile.kv in {{{decode_tiles(shape)}}}, warps = 4, stages in {{3, 2}}"
 
     def configs(self, variant: Variant, schedule: Schedule) -> tuple[ForwardConfig, ...]:
         return cuda_configs(variant, schedule)

@@ -25,6 +25,7 @@ from attnc.plan.fitting import (
     TileShape,
     backward_phase_of,
     choices,
+    decode_tiles,
     first_fitting,
     nothing_fits,
     remedy,
@@ -313,6 +314,10 @@ class Triton(Target):
 
     def default_schedule(self, shape: TileShape) -> Iterator[str]:
         yield from _default_schedule(shape)
+
+    def default_steps(self, shape: TileShape) -> Iterator[str]:
+        yield "loops = [kv], pack = gqa, split.kv = auto"
+        yield f"tile.q = 16, tile.kv in {{{decode_tiles(shape)}}}, warps = 4, stages in {{3, 2, 1}}"
 
     def configs(self, variant: Variant, schedule: Schedule) -> tuple[ForwardConfig, ...]:
         return triton_configs(variant, schedule)

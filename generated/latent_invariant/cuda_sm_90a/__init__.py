@@ -91,9 +91,18 @@ def latent_invariant(
 def _choose(device, key, sizes):
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
     for limits, schedule in TUNED.get((name, key), GUESS):
-        if all(limit is None or size <= limit for size, limit in zip(sizes, limits)):
+        if all(limit is None or _is_within(size, limit) for size, limit in zip(sizes, limits)):
             return schedule
     raise AssertionError("the last row admits all sizes")
+
+
+def _is_within(size, limit):
+    """Whether a size is known to have this limit: torch.export keeps open sizes open."""
+    if torch.compiler.is_exporting():
+        from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+        return statically_known_true(size <= limit)
+    return size <= limit
 
 
 def _unknown(values):
