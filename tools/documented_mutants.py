@@ -38,8 +38,11 @@ def campaigns() -> str:
         if name == _SEEDS:
             seeds = (campaign for title, campaign in scores().items() if title.startswith(_SEEDS))
             rows += [_row(f"seed {one['seed']} alone", one["groups"]["all"]) for one in seeds]
-    said = (f"{name}: seed {campaign['seed']}, {campaign['where']}" for name, campaign in scores().items())
-    tables = [f"{table([*_head(), *rows])}\n{'; '.join(said)}.\n"]
+    runs = [
+        f"- {name[0].upper()}{name[1:]}: seed {run['seed']}, {run['where']}."
+        for name, run in scores().items()
+    ]
+    tables = [f"{table([*_head(), *rows])}\n" + "\n".join(runs) + "\n"]
     for name in (_SEEDS, "python"):
         own = [_row(group, counts) for group, counts in shown[name].items() if group in operators]
         tables.append(f"By what was changed, {name}:\n\n{table([*_head(), *own])}")
