@@ -18,7 +18,7 @@ import re
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import cache as once
 from importlib import import_module
@@ -46,6 +46,7 @@ from attnc.support.cache import cache_folder, own_folder
 from attnc.support.folders import named_path
 
 if TYPE_CHECKING:
+    from attnc.build import CompiledSpec
     from attnc.model.attention import Attention
     from attnc.model.program import Program
 
@@ -282,8 +283,8 @@ def _package(
 
 
 def first_made(targets: Sequence[str], make: Callable[[str], Made]) -> tuple[Made, DiagnosticError | None]:
-    """Returns what is made for the first target that has kernels for it, and why the first of all has none.
-    Raises what the last says.
+    """Returns what is made for the first target (or by the first schedules) that has kernels for it, and why
+    the first of all has none. Raises what the last says.
     """
     failures: list[DiagnosticError] = []
     for target in targets[:-1]:
@@ -348,7 +349,7 @@ def _has_gradients(program: Program, attention: Attention, target: str) -> bool:
     if not lists_blocks(attention):
         return True
     try:
-        with_schedule = _add_schedule(program, attention.name, target, deterministic=True)
+        with_schedule = _add_schedule(program, attention.name, target)
     except DiagnosticError:
         return False
     schedules = [x for x in with_schedule.schedules if (x.name, x.target) == (attention.name, target)]
@@ -369,7 +370,7 @@ def _lacks(program: Program, name: str, target: str) -> str:
     if any(schedule.is_decode for schedule in program.schedules if schedule.name == name):
         return ""
     try:
-        plan_program(_only(_add_schedule(program, name, target, deterministic=True), name, target))
+        plan_program(_only(_add_schedule(program, name, target), name, target))
     except DiagnosticError:
         return ""
     return f"a schedule of their own for '{name}', or target='{target}'"
@@ -389,11 +390,14 @@ def _package_for(
     from attnc.plan.targets import target_of
 
     folder = target_of(target).folder
-    if target not in _list_scheduled(program, name):
-        program = _add_schedule(program, name, target, deterministic=deterministic, with_steps=steps)
-    program = _only(program, name, target)
-    text = program.source
-    compiled = compile_program(program, Path(text.path).name, tuned, dispatch)
+    is_scheduled = target in _list_scheduled(program, name)
+    added = [""] if is_scheduled else _schedules_for(program, name, target, deterministic, steps)
+
+    def made(schedules: str) -> tuple[Source, CompiledSpec]:
+        only = _only(_add(program, schedules), name, target)
+        return only.source, compile_program(only, Path(only.source.path).name, tuned, dispatch)
+
+    (text, compiled), _ = first_made(added, made)
     prefix = f"{name}/{folder}/"
     files = {
         output.path.removeprefix(prefix): output.text
@@ -436,26 +440,31 @@ def _choose(program: Program, wanted: str | None) -> str:
     raise ValueError(f"attention: expected one of {known}, got {wanted!r}")
 
 
-def _add_schedule(
-    program: Program, name: str, target: str, *, deterministic: bool, with_steps: bool = False
-) -> Program:
-    from attnc.build import plan_program
-    from attnc.model.resolve import resolve
+def _schedules_for(program: Program, name: str, target: str, deterministic: bool, steps: bool) -> list[str]:
+    """Returns what is written for an attention without a schedule: the first that compiles is taken. Decode
+    kernels have less than others: dropout, say, is for prompts.
+    """
     from attnc.plan.targets import schedule_for, steps_for
-    from attnc.syntax.parser import parse, prelude
-
-    def add(schedules: str) -> Program:
-        text = Source(program.source.path, f"{program.source.text.rstrip()}\n\n{schedules}")
-        return resolve(parse(text), prelude())
 
     if name not in [attention.name for attention in program.attentions]:
         raise ValueError(f"source: the projection '{name}' has no schedule for {target}; write one")
-    if with_steps and (schedules := steps_for(program, name, target)):
-        with suppress(DiagnosticError):  # decode kernels have less: dropout, say, is for prompts
-            found = add(schedules)
-            plan_program(_only(found, name, target))
-            return found
-    return add(schedule_for(program, name, target, deterministic=deterministic))
+    found = steps_for(program, name, target) if steps else ""
+    return [*([found] if found else []), schedule_for(program, name, target, deterministic=deterministic)]
+
+
+def _add_schedule(program: Program, name: str, target: str) -> Program:
+    (schedule,) = _schedules_for(program, name, target, deterministic=True, steps=False)
+    return _add(program, schedule)
+
+
+def _add(program: Program, schedules: str) -> Program:
+    from attnc.model.resolve import resolve
+    from attnc.syntax.parser import parse, prelude
+
+    if not schedules:
+        return program
+    text = Source(program.source.path, f"{program.source.text.rstrip()}\n\n{schedules}")
+    return resolve(parse(text), prelude())
 
 
 def _import_family(folder: Path, package: Package) -> Family:

@@ -29,9 +29,7 @@ def lists(attention: Attention) -> dict[str, InList]:
 
 def find_words(attention: Attention) -> set[str]:
     """Returns inputs whose elements are words of bits, and nothing else."""
-    exprs = [attention.mask, attention.score, *attention.softmax.expressions]
-    exprs += [] if attention.epilogue is None else [attention.epilogue]
-    nodes = [node for expr in exprs for node in walk(expr)]
+    nodes = list(_nodes(attention))
     words = (node.args[0] for node in nodes if isinstance(node, Call) and node.function == "bit")
     read = Counter(word.tensor for word in words if isinstance(word, Load))
     loaded = Counter(node.tensor for node in nodes if isinstance(node, Load))
@@ -102,10 +100,9 @@ def find_slopes(attention: Attention) -> set[str]:
 
 def find_divisors(attention: Attention) -> set[str]:
     """Returns integer inputs that divide others."""
-    exprs = [attention.mask, attention.score, *attention.softmax.expressions]
-    exprs += [] if attention.epilogue is None else [attention.epilogue]
-    nodes = (node for expr in exprs for node in walk(expr))
-    divided = (node.right for node in nodes if isinstance(node, Binary) and node.op in ("//", "%"))
+    divided = (
+        node.right for node in _nodes(attention) if isinstance(node, Binary) and node.op in ("//", "%")
+    )
     return {name for expr in divided for name in _loads(expr)}
 
 
@@ -118,6 +115,12 @@ def find_compared(attention: Attention) -> set[str]:
         for name in _loads(node.left) & _loads(node.right)
         if not DType(attention.tensor(name).dtype).is_float
     }
+
+
+def _nodes(attention: Attention) -> Iterator[Expr]:
+    """Yields the nodes of all that is computed of inputs, lengths apart."""
+    exprs = (attention.mask, attention.score, *attention.softmax.expressions, attention.epilogue)
+    return (node for expr in exprs if expr is not None for node in walk(expr))
 
 
 def _terms(expr: Expr) -> Iterator[Expr]:

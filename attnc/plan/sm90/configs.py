@@ -69,11 +69,11 @@ CONSUMERS = 2
 #: as wide: a tile of queries sees few keys, and each warpgroup walks over those that its own rows see. Beside
 #: wider rows two take as many keys as one has rows: 1 to 7 % faster than 80 keys at 256 columns, 3 to 21 %
 #: than 96 at 192 (windows of 512 to 4096 keys, measured on an H200).
-_SHORT_TILES = Tiles(tile_q=192, tile_kv=64, stages=4)
-_WIDEST_SHORT = 128
 #: And of heads between 64 and 128 columns, where three warpgroups multiply for each copy of K and V what two
 #: did: 13 to 29 % faster at 72, 88 and 104 columns, whose rows begin within sectors of 32 bytes, up to 13 %
 #: at others; of 128 columns under a causal mask 1 to 5 %, but not without a mask (measured on an H200).
+_SHORT_TILES = Tiles(tile_q=192, tile_kv=64, stages=4)
+_WIDEST_SHORT = 128
 #: And where blocks share a multiprocessor.
 _SHARING_TILES = Tiles(tile_kv=64, stages=4)
 #: Stages of these, for no more keys than two tiles: what more of them hold is of the next tile of queries.
