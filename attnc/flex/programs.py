@@ -10,9 +10,10 @@ from typing import Any
 
 import torch
 
-from attnc.api.compile import SpecError, compile_family, first_made, making, need_of, warn_of_dense_mask
+from attnc.api.compile import SpecError, compile_family, making, need_of, warn_of_dense_mask
 from attnc.api.family import Family
 from attnc.api.fastest import HOPPER, TRITON, targets_of_call, warn_of_loss
+from attnc.diagnostics.attempts import first_made
 from attnc.diagnostics.shown import show_value
 from attnc.flex.spec import CONVERTED, CallLayout, write_spec
 from attnc.flex.trace import Trace
