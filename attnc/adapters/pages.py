@@ -22,7 +22,9 @@ from attnc.adapters.specs import (
     kernel_name,
     plan_of,
     suits_conversion,
+    tile_rows,
 )
+from attnc.api.fastest import FEW, count_sharing
 from attnc.api.repeats import keep, repeat, without_gradients
 from attnc.api.tensors import FLOATS, INTEGERS, NUMBERS, GivenTensors
 from attnc.paging.trees import WORDS
@@ -139,7 +141,7 @@ def attend(
             tree=None if tree is None else tree.dtype,
             biased_apart=qq_bias is not None and qq_bias.dim() > 2,
             split=tokens > 0,
-            rows=0 if order else _rows(tokens * (q.shape[1] // max(heads, 1))),
+            rows=0 if order else tile_rows(count_sharing(tokens, q.shape[1], heads)),
             converts=_converts(q, k, v, block_table) if cache is not None and not tokens else False,
             order=order,
             walks=order > 0 and tokens > 0 and _fill_device(q, sequences, tokens),
@@ -183,19 +185,12 @@ def uniform(tokens: int, most: int, sequences: int) -> int:
     """Returns how many new tokens each sequence has, for `attend`, where that follows from `tokens` in all
     and `most` of one, and is few enough to split the keys; else 0.
     """
-    return most if 0 < most <= _MOST_DRAFTS and tokens == most * sequences else 0
+    return most if 0 < most <= FEW and tokens == most * sequences else 0
 
 
 #: Rows of a tile of Hopper's kernels, and tiles for each multiprocessor from which all segments of rows are
 #: faster in one block than in a block each: what blocks hand on, and how they begin, costs a quarter.
 _TILE_ROWS, _BUSY = 64, 0.75
-#: New tokens of a sequence up to which its keys are split among programs.
-_MOST_DRAFTS = 16
-
-
-def _rows(wanted: int) -> int:
-    """Returns the rows of a tile: those of the tokens of one K/V head, a power of two from 16 to 64."""
-    return 16 if wanted <= 16 else 32 if wanted <= 32 else 64
 
 
 def _check_tensors(given: Mapping[str, Any], tokens: int) -> tuple[torch.dtype, torch.dtype | None]:

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from attnc.api.compile import compile_family, making, need_of, refuse_heads
+from attnc.api.compile import compile_family, first_made, making, need_of, refuse_heads
 from attnc.api.fastest import (
     HOPPER,
     NARROW_ROWS,
@@ -24,7 +24,6 @@ from attnc.api.fastest import (
 from attnc.api.repeats import Plan
 from attnc.api.tensors import to_finite
 from attnc.diagnostics import DiagnosticError
-from attnc.diagnostics.attempts import first_made
 from attnc.diagnostics.shown import show_value
 from attnc.model.dtypes import DType
 from attnc.support.memory import make_picker
@@ -270,6 +269,13 @@ class Wanted:
         given += [f"v_scale = {self.v_scale}[b, h // G]"] if self.v_scale else []
         given += ["dropout = dropout_p, seed = seed"] if self.dropout else []
         return f"({', '.join(given)})" if given else ""
+
+
+def tile_rows(sharing: int) -> int:
+    """Returns the rows of a tile of few queries, a power of two from 16 to 64. sharing: rows of a sequence
+    that share the keys of a KV head.
+    """
+    return 16 if sharing <= 16 else 32 if sharing <= 32 else 64
 
 
 def suits_conversion(

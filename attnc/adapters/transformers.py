@@ -33,7 +33,9 @@ from attnc.adapters.specs import (
     plan_of,
     refuse,
     run_kernel,
+    tile_rows,
 )
+from attnc.api.fastest import FEW, count_sharing
 from attnc.api.repeats import keep, repeat
 from attnc.api.tensors import FLOATS, NUMBERS, GivenTensors, draw_seed, to_dropout
 from attnc.support.arguments import requires_gradient
@@ -180,7 +182,7 @@ def attention(
         s_aux is not None,
         len(dropped) > 0,
         (*(("q", "k", "v") if gradients else ()), *wanted),
-        _is_one(query.shape[2]) and not gradients and not wanted and len(dropped) == 0,
+        0 if gradients or wanted or len(dropped) else _rows_of_few(query, key),
     )
     sinks = () if s_aux is None else (s_aux.float(),)
     given = () if band is None else bounds
@@ -283,10 +285,10 @@ def _kernel_name(
     sinks: bool,
     dropout: bool,
     grad: tuple[str, ...],
-    decode: bool,
+    rows: int,
 ) -> str:
     """Returns the name of a form's kernel. sizes: of a head of q and k, and of v. tables: name, element type,
-    whether sequences share it, whether heads, whether queries.
+    whether sequences share it, whether heads, whether queries. rows: of a tile of few queries, 0 of many.
     """
     head_dim, value_dim = sizes
     is_own = value_dim != head_dim
@@ -320,9 +322,18 @@ def _kernel_name(
             sink="s_aux" if sinks else "",
             dropout=dropout,
             grad=grad,
-            decode=decode,
+            decode=rows > 0,
+            rows=rows,
         )
     )
+
+
+def _rows_of_few(query: torch.Tensor, key: torch.Tensor) -> int:
+    """Returns the rows of a tile of a call with few queries, 0 for more of them: a constant, as `_is_one`."""
+    (heads, kv_heads), queries = (x.shape[1] for x in (query, key)), query.shape[2]
+    if not any(known <= FEW for known in (queries,)):
+        return 0
+    return tile_rows(count_sharing(queries, heads, kv_heads))
 
 
 def _is_one(size: int) -> bool:

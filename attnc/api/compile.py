@@ -23,7 +23,7 @@ from dataclasses import replace
 from functools import cache as once
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from attnc.api import fastest
 from attnc.api.family import Family
@@ -38,7 +38,6 @@ from attnc.api.fastest import (
     warn_of_loss,
 )
 from attnc.diagnostics import DiagnosticError, render
-from attnc.diagnostics.attempts import first_made
 from attnc.diagnostics.shown import show_value
 from attnc.resources import resource
 from attnc.runtime.packages import Package, find_package, keep_package, load_package
@@ -53,6 +52,7 @@ if TYPE_CHECKING:
 
 Spec: TypeAlias = str | os.PathLike[str]
 Cache: TypeAlias = bool | str | os.PathLike[str]
+Made = TypeVar("Made")
 
 _NAME = re.compile(r"^[ \t]*(?:attention|projection)[ \t]+(\w+)", re.MULTILINE)
 
@@ -77,12 +77,14 @@ def compile_family(
     cache: Cache = True,
     warn: bool = True,
     steps: bool = False,
+    splits: int | None = None,
 ) -> Family:
     """Returns the function of an attention (or projection) of a spec, compiled for a target; see
     `attnc.compile`.
 
     warn: whether warnings of the compiler become a SpecWarning. steps: whether an attention without a
-    schedule gets one for single tokens and drafts, too; callers that choose by sizes themselves want none.
+    schedule gets one for single tokens and drafts, too. Callers that choose by sizes themselves ask for these
+    kernels alone, by splits: how many programs share the keys of a head, 0 for as many as suit the device.
     """
     family = family_of(
         *_read_spec(source),
@@ -91,6 +93,7 @@ def compile_family(
         deterministic=deterministic,
         cache=cache,
         steps=steps,
+        splits=splits,
     )
     if warn and family.warnings:
         warnings.warn(f"\n{family.warnings}", SpecWarning, stacklevel=3)
@@ -125,13 +128,15 @@ def family_of(
     deterministic: bool = True,
     cache: Cache = True,
     steps: bool = False,
+    splits: int | None = None,
 ) -> Family:
     """Compiles a spec that is read already, with what was measured for it, as `compile_family` does."""
     if not isinstance(deterministic, bool):
         raise TypeError(f"deterministic: expected True or False, got {show_value(deterministic)}")
     ranked = _rank_targets(target)
     key = _key(text.path, text.text, *(measured.text if measured else "" for measured in (tuned, dispatch)))
-    key = _key(key, json.dumps(ranked), str(deterministic), str(steps), attention or "", _compiler())
+    asked = (deterministic, steps, splits)
+    key = _key(key, json.dumps(ranked), str(asked), attention or "", _compiler())
     folder = _cache_folder(cache) / "packages" / key
     family = _FAMILIES.get(folder)
     if family is None:
@@ -142,7 +147,7 @@ def family_of(
                 place = folder
                 if package is None:
                     try:
-                        package = _package(text, tuned, dispatch, ranked, attention, deterministic, steps)
+                        package = _package(text, tuned, dispatch, ranked, attention, *asked)
                     except DiagnosticError as failure:
                         raise SpecError(failure.diagnostics) from None
                     place = _keep(folder, package, cache)
@@ -262,6 +267,7 @@ def _package(
     attention: str | None,
     deterministic: bool,
     steps: bool,
+    splits: int | None,
 ) -> Package:
     """Returns the files for one attention, for the fastest target that has kernels for it. DiagnosticError,
     and ValueError for a wrong choice.
@@ -274,12 +280,26 @@ def _package(
     targets, lost = _candidates(program, name, ranked)
 
     def made(target: str) -> Package:
-        return _package_for(program, name, target, tuned, dispatch, deterministic, steps)
+        wanted = _schedules_for(program, name, target, deterministic, steps, splits)
+        return _package_for(program, name, target, tuned, dispatch, wanted)
 
     package, failure = first_made(targets, made)
     if failure and targets[0] == HOPPER:
         lost = need_of(failure)
     return replace(package, facts={**package.facts, "lost": lost})
+
+
+def first_made(targets: Sequence[str], make: Callable[[str], Made]) -> tuple[Made, DiagnosticError | None]:
+    """Returns what is made for the first target (or by the first schedules) that has kernels for it, and why
+    the first of all has none. Raises what the last says.
+    """
+    failures: list[DiagnosticError] = []
+    for target in targets[:-1]:
+        try:
+            return make(target), next(iter(failures), None)
+        except DiagnosticError as failure:
+            failures.append(failure)
+    return make(targets[-1]), next(iter(failures), None)
 
 
 def refuse_heads(function: str, columns: tuple[int, int], dtype: str, refused: DiagnosticError) -> ValueError:
@@ -352,12 +372,12 @@ def _lacks(program: Program, name: str, target: str) -> str:
     """Returns what kernels of a faster target need: a schedule, where they could be made, and those that
     there are do not share the keys of a sequence out.
     """
-    from attnc.build import keep, plan_program
+    from attnc.build import plan_program
 
     if any(schedule.is_decode for schedule in program.schedules if schedule.name == name):
         return ""
     try:
-        plan_program(keep(_add_schedule(program, name, target), name, target))
+        plan_program(_only(_add_schedule(program, name, target), name, target))
     except DiagnosticError:
         return ""
     return f"a schedule of their own for '{name}', or target='{target}'"
@@ -369,21 +389,19 @@ def _package_for(
     target: str,
     tuned: Source | None,
     dispatch: Source | None,
-    deterministic: bool,
-    steps: bool,
+    added: Sequence[str],
 ) -> Package:
-    from attnc.build import add_schedules, compile_program, keep, schedules_for
+    """Returns the files for one target. added: schedules for an attention that has none, of which the first
+    that compile are taken.
+    """
+    from attnc.build import compile_program
     from attnc.plan.mask_findings import DENSE
     from attnc.plan.targets import target_of
 
     folder = target_of(target).folder
-    is_scheduled = target in _list_scheduled(program, name)
-    added = [""]
-    if not is_scheduled:
-        added = schedules_for(program, name, target, deterministic=deterministic, steps=steps)
 
     def made(schedules: str) -> tuple[Source, CompiledSpec]:
-        only = keep(add_schedules(program, schedules), name, target)
+        only = _only(_add(program, schedules), name, target)
         return only.source, compile_program(only, Path(only.source.path).name, tuned, dispatch)
 
     (text, compiled), _ = first_made(added, made)
@@ -404,6 +422,16 @@ def _package_for(
     return Package(files=files, facts=facts)
 
 
+def _only(program: Program, name: str, target: str) -> Program:
+    return replace(
+        program,
+        schedules=tuple(s for s in program.schedules if (s.name, s.target) == (name, target)),
+        projection_schedules=tuple(
+            s for s in program.projection_schedules if (s.name, s.target) == (name, target)
+        ),
+    )
+
+
 def _choose(program: Program, wanted: str | None) -> str:
     names = [attention.name for attention in program.attentions]
     names += [projection.name for projection in program.projections]
@@ -419,11 +447,37 @@ def _choose(program: Program, wanted: str | None) -> str:
     raise ValueError(f"attention: expected one of {known}, got {wanted!r}")
 
 
-def _add_schedule(program: Program, name: str, target: str) -> Program:
-    from attnc.build import add_schedules, schedules_for
+def _schedules_for(
+    program: Program, name: str, target: str, deterministic: bool, steps: bool, splits: int | None
+) -> list[str]:
+    """Returns what is written for an attention without a schedule: the first that compiles is taken. Decode
+    kernels have less than others: dropout, say, is for prompts.
+    """
+    from attnc.plan.targets import schedule_for, schedule_of_steps, steps_for
 
-    (schedule,) = schedules_for(program, name, target, steps=False)
-    return add_schedules(program, schedule)
+    if target in _list_scheduled(program, name):
+        return [""]
+    if name not in [attention.name for attention in program.attentions]:
+        raise ValueError(f"source: the projection '{name}' has no schedule for {target}; write one")
+    if splits is not None:
+        return [schedule_of_steps(program, name, target, splits=splits)]
+    found = steps_for(program, name, target) if steps else ""
+    return [*([found] if found else []), schedule_for(program, name, target, deterministic=deterministic)]
+
+
+def _add_schedule(program: Program, name: str, target: str) -> Program:
+    (schedule,) = _schedules_for(program, name, target, deterministic=True, steps=False, splits=None)
+    return _add(program, schedule)
+
+
+def _add(program: Program, schedules: str) -> Program:
+    from attnc.model.resolve import resolve
+    from attnc.syntax.parser import parse, prelude
+
+    if not schedules:
+        return program
+    text = Source(program.source.path, f"{program.source.text.rstrip()}\n\n{schedules}")
+    return resolve(parse(text), prelude())
 
 
 def _import_family(folder: Path, package: Package) -> Family:

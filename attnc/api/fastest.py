@@ -38,6 +38,8 @@ _STEP = 8
 #: longer than they do; and columns beyond which its tiles have no room for more than 32 keys. Where more rows
 #: share the keys of a KV head, for such pages and for such heads, Hopper's kernel is the fastest.
 TILE_ROWS, NARROW_ROWS, SHORT_TILES = 16, 64, 128
+#: Queries of a sequence up to which programs share its keys, as tiles of rows would leave most of a GPU idle.
+FEW = 16
 
 #: Columns of 16 bits up to which Triton's gradients are faster than those of sm_80. Of wider heads it
 #: multiplies 512, however few of them there are, and is no faster where there are as many.
@@ -100,12 +102,30 @@ def target_of_order(function: str, q: torch.Tensor, *, on_hopper: bool) -> tuple
     return found[:1] if found[0] == HOPPER else (TRITON,)
 
 
-def targets_of_one_row(function: str, q: torch.Tensor) -> tuple[str, ...]:
-    """Returns the targets for one query for each KV head, of 16 bits, whose keys are narrow rows of one
-    tensor. No row shares these keys, and sm_80's kernel, whose warps share a tile of them, is the fastest on
-    a Hopper GPU. Others, and calls under `run_on`, take Triton's, as for all few queries.
+def targets_of_few(
+    function: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, sharing: int, keys: str = "dense"
+) -> tuple[str, ...]:
+    """Returns the targets for queries of which a sequence has `FEW` at most, whose keys programs share, the
+    fastest first, of which each but the last may have no kernel for the call. Triton's kernels read memory
+    as fast as there is, but for the calls of which this file says how many rows Hopper's are faster for. For
+    one query for each KV head, of 16 bits, whose keys are narrow rows of one tensor, sm_80's kernel, whose
+    warps share a tile of them, is the fastest on a Hopper GPU.
+
+    sharing: rows of a sequence that share the keys of a KV head; keys: "dense", "ragged" or "paged"; other
+    arguments are as of `targets_of_call`.
     """
-    return _targets_of_one_row(function, index_of(q), _CHOSEN[0])
+    width = max(q.shape[-1], v.shape[-1])
+    is_narrow = width <= NARROW_ROWS
+    if _CHOSEN[0] or width > SHORT_TILES or sharing > TILE_ROWS or (is_narrow and keys == "paged"):
+        return targets_of_call(function, q, k, v)
+    if is_narrow and keys == "dense" and sharing == 1 and q.dtype is not torch.float32:
+        return _targets_of_one_row(function, index_of(q))
+    return (TRITON,)
+
+
+def count_sharing(queries: int, heads: int, kv_heads: int) -> int:
+    """Returns how many rows of a sequence share the keys of a KV head."""
+    return queries * (heads // max(kv_heads, 1))
 
 
 def current_index() -> int:
@@ -140,8 +160,8 @@ def targets_on(function: str, index: int, kind: Kind, chosen: str = "") -> tuple
     return found
 
 
-def _targets_of_one_row(function: str, index: int, chosen: str) -> tuple[str, ...]:
-    if index < 0 or chosen or gpu_of(index).capability != divmod(_CAPABILITY, 10):
+def _targets_of_one_row(function: str, index: int) -> tuple[str, ...]:
+    if index < 0 or gpu_of(index).capability != divmod(_CAPABILITY, 10):
         return (TRITON,)
     found = targets_on(function, index, "16 bits", SM80)
     return tuple(target for target in found if target != HOPPER)

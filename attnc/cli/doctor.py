@@ -278,12 +278,12 @@ def _choices(label: str, gpu: TargetGpu) -> Iterator[Finding]:
 
 
 #: Functions that choose whose kernels a call runs on, and which of these calls they have besides prompts and
-#: training of 16 bits: of f32, of a few tokens against a cache, and of latent attention.
+#: training of 16 bits: of f32, of a few queries, and of latent attention.
 _FUNCTIONS: Mapping[str, Sequence[str]] = {
     "attnc.compile": ("f32", "latent"),
-    "attnc.flex.flex_attention": ("f32",),
+    "attnc.flex.flex_attention": ("f32", "decoding"),
     "attnc.compat.flash_attn": ("f32", "decoding"),
-    "attnc.compat.sdpa": (),
+    "attnc.compat.sdpa": ("decoding",),
     "attnc.adapters.transformers": ("f32", "decoding"),
     "attnc.adapters.vllm": ("f32", "decoding", "latent"),
     "attnc.adapters.sglang": ("f32", "decoding", "latent"),
@@ -314,7 +314,7 @@ def _choices_of_functions(label: str, gpu: TargetGpu) -> Iterator[Finding]:
     """Yields the choice of each function on a GPU, and at the first how to get the kernels that it would
     rather have.
     """
-    from attnc.api.fastest import TRITON, ranking
+    from attnc.api.fastest import FEW, TRITON, ranking
     from attnc.runtime.toolchains import toolchain_of
 
     ranked = {kind: ranking(gpu.capability, kind) for kind in ("16 bits", "f32", "narrow f32")}
@@ -329,7 +329,7 @@ def _choices_of_functions(label: str, gpu: TargetGpu) -> Iterator[Finding]:
     for function, more in _FUNCTIONS.items():
         detail = f"f16 and bf16 {half}"
         detail += f"; f32 {single}" if "f32" in more else ""
-        detail += f"; up to 16 tokens against a cache {few}" if "decoding" in more else ""
+        detail += f"; up to {FEW} queries {few}" if "decoding" in more else ""
         detail += f"; latent attention {half}" if "latent" in more and half != few else ""
         yield Finding(name=f"{function} {label}", state="ok", detail=detail, fix=fix)
         fix = ""

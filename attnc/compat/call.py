@@ -4,7 +4,7 @@ that form (found once for all its calls), and the tensors in its order.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
 from operator import index
 from types import MappingProxyType, ModuleType
@@ -13,14 +13,7 @@ from weakref import WeakValueDictionary
 
 import torch
 
-from attnc.api.fastest import (
-    HOPPER,
-    NARROW_ROWS,
-    SHORT_TILES,
-    TILE_ROWS,
-    targets_of_call,
-    targets_of_one_row,
-)
+from attnc.api.fastest import FEW, HOPPER, count_sharing, targets_of_call, targets_of_few
 from attnc.api.repeats import Arrange, Plan, keep
 from attnc.api.tensors import (
     FLOATS,
@@ -211,31 +204,29 @@ def _facts(form: Mapping[str, Any]) -> Facts:
     return tuple(sorted({**form, **fixed}.items(), key=lambda fact: fact[0]))
 
 
-_NOTHING: Mapping[str, Any] = MappingProxyType({})
+_NOTHING: Mapping[Any, Any] = MappingProxyType({})
 Window: TypeAlias = tuple[int | None, int | None]
+#: A tensor that is given -> what a kernel has in its place.
+Change: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
 
 #: The target of a form that names none.
 _USUAL = "triton"
-#: Up to so many query rows of a sequence its keys are shared out among programs.
-_FEW = 16
 #: Keys of a packed sequence, up to which gradients with the same bits in every run are the fastest: sums of
 #: dq need not be cleared first, of which short sequences have most (measured on an H200).
 FEW_KEYS = 1024
 
 
-def arranged(order: Sequence[int | torch.Tensor], widened: Collection[int] = ()) -> Arrange:
+def arranged(order: Sequence[int | torch.Tensor], changes: Mapping[int, Change] = _NOTHING) -> Arrange:
     """Returns what takes the inputs of a kernel out of the tensors of a call. order: positions there, or
-    numbers on the device; widened: positions of those that the kernel has in float32.
+    numbers on the device; changes: by position, what the kernel has of a tensor in its place.
     """
     places = [x for x in order if isinstance(x, int)]
-    if widened:
-        return lambda tensors: (
-            [
-                (tensors[x].float() if x in widened else tensors[x]) if isinstance(x, int) else x
-                for x in order
-            ],
-            None,
-        )
+    if changes:
+
+        def change(tensors: Sequence[torch.Tensor], x: int) -> torch.Tensor:
+            return changes[x](tensors[x]) if x in changes else tensors[x]
+
+        return lambda tensors: ([change(tensors, x) if isinstance(x, int) else x for x in order], None)
     if len(places) == len(order):
         pick = make_picker(places)
         return lambda tensors: (pick(tensors), None)
@@ -253,6 +244,16 @@ def one_sink(function: str, s_aux: Any, learnable_sink: Any, sinks: Any) -> Any:
     if s_aux is None and learnable_sink is None and sinks is None:
         return None
     return one_of(function, s_aux=s_aux, learnable_sink=learnable_sink, sinks=sinks)
+
+
+def _add_axis(x: torch.Tensor) -> torch.Tensor:
+    return x.unsqueeze(1)
+
+
+def _drop_axis(found: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns (o [B, H, Dv], lse [H, B]) of [B, 1, H, Dv] and [B, H, 1]."""
+    o, lse = found
+    return o.squeeze(1), lse.squeeze(2).mT.contiguous()
 
 
 class Call:
@@ -281,8 +282,10 @@ class Call:
         self._is_fast = False
         self._cap: tuple[float, float] | None = None
         self._inputs: Mapping[str, Any] = _NOTHING
-        #: What was given for those tensors that kernels have in float32.
+        #: What was given for those tensors that kernels have otherwise, and how these are made of it.
         self._given_as: dict[str, torch.Tensor] = {}
+        self._changes: dict[str, Change] = {}
+        self._has_one = self._is_single = False
         #: The name in FUNCTIONS of the kernel that was called.
         self.function = ""
 
@@ -322,7 +325,8 @@ class Call:
             by_sequence = name == "alibi_slopes" and getattr(x, "ndim", 1) == 2
             self._given.check(name, x, "B H" if by_sequence else "H", NUMBERS)
             self._tensors[name] = x.float()
-            self._given_as[name] = x
+            if x.dtype != torch.float32:
+                self._given_as[name], self._changes[name] = x, torch.Tensor.float
             if self.wants_gradient(x):
                 self._grads.append(name)
         if slopes is not None:
@@ -356,11 +360,19 @@ class Call:
             self._form["dropout"] = True
 
     def set_ragged(
-        self, starts: torch.Tensor, used: torch.Tensor | None, *, name: str = "cu_seqlens_q"
+        self,
+        starts: torch.Tensor,
+        used: torch.Tensor | None,
+        *,
+        name: str = "cu_seqlens_q",
+        most: int | None = None,
     ) -> None:
-        """Lays queries end to end. name: what the caller calls the starts."""
+        """Lays queries end to end. name: what the caller calls the starts; most: queries of a sequence, None
+        if the caller does not say.
+        """
         self._given.check(name, starts, "B+1", (torch.int32,))
         self._lay("q", "ragged", cu_seqlens_q=starts)
+        self._has_one = most == 1 and used is None and len(self._tensors["q"]) == len(starts) - 1
         if used is not None:
             self._given.check("seqused_q", used, "B", (torch.int32,))
             self._tensors["seqused_q"] = used
@@ -415,41 +427,40 @@ class Call:
         """Returns (o, lse) of the call; o is `out` if there is one. key: of these arguments, by the
         names that forms have for them, None where left out, so that `repeat` finds them again; or None.
         """
-        is_few = self._form.get("q", "dense") == "dense" and self._tensors["q"].shape[1] <= _FEW
-        is_few = is_few and "blocks" not in self._form
-        if is_few and self._form.get("kv") != "ragged" and not self._grads and "dropout" not in self._form:
+        has_more = bool(self._grads) or "blocks" in self._form or "dropout" in self._form
+        if self._has_one and not has_more:
+            self._take_one()
+        q = self._tensors["q"]
+        if self._form.get("q", "dense") == "dense" and q.shape[1] <= FEW and not has_more:
             self._form["splits"] = max(0, splits)
-        if "splits" not in self._form or self._shares_much():
-            self._choose()
-        elif self._shares_nothing():
-            targets = targets_of_one_row(self._name, self._tensors["q"])
-            if targets[0] != _USUAL:
-                self._form["targets"] = targets
+        self._choose()
         name, inputs = self._prepare_function()
         function = getattr(FUNCTIONS, name)
         if key is not None:
             self._remember(key, given, name)
         if out is None:
             o, lse = function(*inputs)
-            return o, lse
-        q = self._tensors["q"]
+            return _drop_axis((o, lse)) if self._is_single else (o, lse)
+        q = self._given_as.get("q", self._tensors["q"])
         wanted = [*q.shape[:-1], self._form["size_v"]]
         self._given.check("out", out, wanted, (q.dtype,), "like q")
         self._given.check_rows(out=out)
         refuse_gradients(self._name, out=out)
-        *rows, heads, _ = out.shape
+        to = _add_axis(out) if self._is_single else out
+        *rows, heads, _ = to.shape
         shape = (heads, *rows) if len(rows) == 1 else (rows[0], heads, rows[1])
         lse = torch.empty(shape, dtype=torch.float32, device=out.device)
-        function(*inputs, out=(out, lse))
-        return out, lse
+        function(*inputs, out=(to, lse))
+        return (out, _drop_axis((to, lse))[1]) if self._is_single else (out, lse)
 
     def _remember(self, key: Any, given: Mapping[str, Any], function: str) -> None:
         names = [name for name, x in given.items() if x is not None]
         order = self.order(names, given)
         if order is not None:
             call = getattr(FUNCTIONS, f"{function}_call")
-            widened = [names.index(name) for name, x in self._given_as.items() if x.dtype != torch.float32]
-            keep(key, Plan(getattr(FUNCTIONS, function), call, arranged(order, widened)))
+            changes = {names.index(name): change for name, change in self._changes.items()}
+            finish = (lambda found, _: _drop_axis(found)) if self._is_single else None
+            keep(key, Plan(getattr(FUNCTIONS, function), call, arranged(order, changes), finish))
 
     def order(self, names: Sequence[str], given: Mapping[str, Any]) -> tuple[int | torch.Tensor, ...] | None:
         """Returns the inputs of the kernel that was called: where they are among the tensors of these names,
@@ -473,7 +484,12 @@ class Call:
 
     def _choose(self) -> None:
         q, k, v = (self._tensors[name] for name in "qkv")
-        targets = targets_of_call(self._name, q, k, v, gradients=bool(self._grads))
+        if "splits" in self._form:
+            sharing = count_sharing(q.shape[1], q.shape[2], k.shape[2])
+            keys = self._form.get("kv", "dense")
+            targets = targets_of_few(self._name, q, k, v, sharing=sharing, keys=keys)
+        else:
+            targets = targets_of_call(self._name, q, k, v, gradients=bool(self._grads))
         if targets[0] != _USUAL:  # torch.compile compares no tuples
             self._form["targets"] = targets
             if self._is_fast and self._grads:
@@ -488,29 +504,11 @@ class Call:
         if not torch.compiler.is_compiling() and builds_in(cap):
             self._form["cap"] = cap
 
-    def _shares_much(self) -> bool:
-        """Returns whether Hopper's kernel is the fastest for few queries: where rows that share the keys of a
-        KV head are more than a tile of Triton's, keys are narrow rows of pages, or wide.
-        """
-        has_narrow_pages = self._form.get("kv") == "paged" and self._is_narrow()
-        return has_narrow_pages or self._width() > SHORT_TILES or self._count_sharing() > TILE_ROWS
-
-    def _shares_nothing(self) -> bool:
-        is_plain = self._form.get("kv", "dense") == "dense" and self._form["dtype"] != "float32"
-        return is_plain and self._is_narrow() and self._count_sharing() == 1
-
-    def _count_sharing(self) -> int:
-        """Returns how many rows of a sequence share the keys of a KV head."""
-        q, k = self._tensors["q"], self._tensors["k"]
-        rows: int = q.shape[1] * (q.shape[2] // max(k.shape[2], 1))
-        return rows
-
-    def _is_narrow(self) -> bool:
-        return self._width() <= NARROW_ROWS
-
-    def _width(self) -> int:
-        width: int = max(self._form["size"], self._form["size_v"])
-        return width
+    def _take_one(self) -> None:
+        """Takes queries [T, H, D], of sequences that have one each, as [T, 1, H, D]: few for each."""
+        q = self._given_as["q"] = self._tensors["q"]
+        self._tensors["q"], self._changes["q"], self._is_single = _add_axis(q), _add_axis, True
+        self._form["q"] = "dense"
 
     def _prepare_function(self) -> tuple[str, list[Any]]:
         """Returns the name in FUNCTIONS of the form that the call has, and what it takes."""

@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from functools import partial
 from itertools import product
 from pathlib import Path
 
@@ -88,12 +89,13 @@ def kernel_files(form: Form) -> dict[str, str]:
     """
     from attnc.api.compile import SpecError, compile_family
 
-    family = compile_family(form.text, target=fastest.TRITON, warn=False)
+    made = partial(compile_family, form.text, warn=False, splits=form.splits)
+    family = made(target=fastest.TRITON)
     files = {f"kernels/{module_name(form)}.py": beside(family.files["default.py"])}
     ways = (False, True) if form.grads and form.q == "dense" else (False,)
     for fast in ways:
         try:
-            family = compile_family(form.text, target=fastest.HOPPER, deterministic=not fast, warn=False)
+            family = made(target=fastest.HOPPER, deterministic=not fast)
         except SpecError:
             break
         folder = f"kernels/{module_name(form, fastest.HOPPER, fast=fast)}"

@@ -52,4 +52,6 @@ def module_name(form: Form, target: str = "", *, fast: bool = False) -> str:
     gradients whose bits may differ from run to run.
     """
     ending = f"_{target.replace('.', '_')}" if target else ""
-    return f"flash_attention_{hashlib.sha256(form.text.encode()).hexdigest()[:16]}{ending}{'_fast' * fast}"
+    splits = "" if form.splits is None else f"splits = {form.splits}"
+    digest = hashlib.sha256(f"{form.text}{splits}".encode()).hexdigest()[:16]
+    return f"flash_attention_{digest}{ending}{'_fast' * fast}"

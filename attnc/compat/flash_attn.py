@@ -181,8 +181,8 @@ def flash_attn_varlen_func(
     seqused_q, seqused_k: i32[B], how many rows of each sequence count
     block_table, page_table: i32[B, P], of k and v in pages [pages, page, Hkv, D]. A sequence then has
         seqused_k keys, or those between two entries of cu_seqlens_k
-    max_seqlen_q: 1 chooses the kernels for decoding. Other values have no effect, nor has max_seqlen_k:
-        kernels read lengths themselves
+    max_seqlen_q: 1, beside as many queries as sequences, chooses the kernels for decoding. Other values have
+        no effect, nor has max_seqlen_k: kernels read lengths themselves
     num_splits, pack_gqa, sm_margin, scheduler_metadata, ver, fa_version: taken, without an effect on results
 
     lse is f32[H, Tq]. Other arguments, results and errors are as of `flash_attn_func`.
@@ -197,8 +197,12 @@ def flash_attn_varlen_func(
     is_one_table = block_table is None or page_table is None
     # which gradients of short sequences have, as that is faster
     has_same_bits = deterministic or (isinstance(max_seqlen_k, int) and max_seqlen_k <= FEW_KEYS)
-    if not attention_chunk and max_seqlen_q != 1 and is_one_table and are_left_out(*others):
-        facts = (name, softmax_scale, causal, window_size, softcap, deterministic, has_same_bits, dropout_p)
+    has_one = max_seqlen_q == 1
+    if not attention_chunk and is_one_table and are_left_out(*others):
+        facts = (
+            name, softmax_scale, causal, window_size, softcap, deterministic, has_same_bits, dropout_p,
+            has_one,
+        )  # fmt: skip
         key, found = repeat(facts, given)
         if found is not None:
             ((o, lse),) = found
@@ -212,10 +216,8 @@ def flash_attn_varlen_func(
     checked = check(name, PACKED if table is None else PAGED, q=q, k=k, v=v)
     if table is not None:
         checked.check("page_table" if block_table is None else "block_table", table, "B _", (torch.int32,))
-    single = table is not None and max_seqlen_q == 1 and len(q) == len(table) and seqused_q is None
-    call = Call(name, q.unsqueeze(1) if single else q, k, v, checked)
-    if not single:
-        call.set_ragged(cu_seqlens_q, seqused_q)
+    call = Call(name, q, k, v, checked)
+    call.set_ragged(cu_seqlens_q, seqused_q, most=max_seqlen_q)
     if table is not None:
         call.set_paged(table)
         call.length("seqused_k" if seqused_k is not None else "cu_seqlens_k", _first(seqused_k, cu_seqlens_k))
@@ -232,13 +234,7 @@ def flash_attn_varlen_func(
             " sequences are added in any order, got True"
         )
     call.hurry(has_same_bits)
-    o, lse = call.run(
-        out=out.unsqueeze(1) if single and out is not None else out,
-        key=key,
-        given=dict(zip(_PACKED, given, strict=True)),
-    )
-    if single:
-        o, lse = o.squeeze(1), lse.squeeze(2).mT.contiguous()
+    o, lse = call.run(out=out, key=key, given=dict(zip(_PACKED, given, strict=True)))
     return _arrange_results(o, lse, return_attn_probs, return_lse or return_softmax_lse, dropout_p, name)
 
 

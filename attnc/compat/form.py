@@ -6,18 +6,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-from attnc.api.fastest import NARROW_ROWS, TILE_ROWS
-
 Facts: TypeAlias = tuple[tuple[str, Any], ...]
 Layout: TypeAlias = Literal["dense", "ragged", "paged"]
 
 _DTYPES = {"float16": "f16", "bfloat16": "bf16", "float32": "f32"}
-_DECODE_TILES = {"f16": "128, 64, 32, 16", "bf16": "128, 64, 32, 16", "f32": "64, 32, 16"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Form:
-    """All that the text of the spec depends on.
+    """All that a kernel depends on.
 
     dtype: of q, k, v and o, as torch spells it; size, size_v: head dimensions of q and k, and of v
     q, kv: where rows are; page: rows of a page of keys
@@ -33,7 +30,7 @@ class Form:
     splits: of the keys of few queries, which then share a tile with their group: 0 for the device's choice,
         None for a kernel with tiles of query rows
     targets: whose kernel, the first that has one; Triton's where there are none. fast: gradients may be sums
-        in any order. Both are no part of the text
+        in any order. These three are no part of the text
     """
 
     dtype: str
@@ -95,7 +92,7 @@ class Form:
     def text(self) -> str:
         statements = [*(f"input {name}: {written}" for name, written in self.inputs), *self._statements()]
         body = "\n  ".join(statements)
-        return f"attention flash_attention {{\n  {body}\n}}\n{self._schedule()}"
+        return f"attention flash_attention {{\n  {body}\n}}\n"
 
     def _keys(self, size: int) -> str:
         if self.kv == "ragged":
@@ -143,18 +140,3 @@ class Form:
         if self.blocks is not None:
             rows, keys = self.blocks
             yield f"listed(blocks[{', '.join((*self.lists, f'q_idx // {rows}'))}], keys = {keys})"
-
-    def _schedule(self) -> str:
-        if self.splits is None:
-            return ""
-        shared = f"loops = [kv], pack = gqa, split.kv = {self.splits or 'auto'}"
-        tiles = f"tile.q = {TILE_ROWS}, tile.kv in {{{_DECODE_TILES[_DTYPES[self.dtype]]}}}, warps = 4"
-        stages = "2, 3" if max(self.size, self.size_v) <= NARROW_ROWS else "3, 2"
-        targets = {
-            "triton": f"{shared}\n  {tiles}, stages in {{3, 2, 1}}",
-            "cuda.sm_80": f"{shared}\n  {tiles}, stages in {{{stages}}}, warp_split = kv",
-            "cuda.sm_90a": shared,
-        }
-        return "".join(
-            f"\nschedule flash_attention for {target} {{\n  {body}\n}}\n" for target, body in targets.items()
-        )

@@ -80,8 +80,8 @@ def flash_attn_with_kvcache(
     rotary_interleaved: True rotates columns 2 i and 2 i + 1 as a pair, False columns i and i + R / 2
     return_lse, return_softmax_lse: returns (o, lse), with lse f32[B, H, M], or f32[H, Tq] of packed queries
     out: the tensor that o is written to
-    max_seqlen_q, scheduler_metadata, pack_gqa, sm_margin, ver, fa_version: taken, without an effect on
-        results
+    max_seqlen_q: 1, beside as many packed queries as sequences, chooses the kernels for few queries
+    scheduler_metadata, pack_gqa, sm_margin, ver, fa_version: taken, without an effect on results
 
     Other arguments are as of `flash_attn_func`. Raises TypeError or ValueError with the argument's name.
     """
@@ -96,7 +96,8 @@ def flash_attn_with_kvcache(
     given = (q, k_cache, v_cache, cu_seqlens_q, known, cache_seqlens, cache_leftpad, alibi_slopes, sink)
     is_one_table = block_table is None or page_table is None
     if not attention_chunk and is_one_table and are_left_out(*others):
-        key, found = repeat((name, softmax_scale, causal, window_size, softcap, num_splits), given)
+        has_one = max_seqlen_q == 1
+        key, found = repeat((name, softmax_scale, causal, window_size, softcap, num_splits, has_one), given)
         if found is not None:
             (results,) = found
             return results if return_softmax_lse or return_lse else results[0]
@@ -170,7 +171,7 @@ def flash_attn_with_kvcache(
             lengths = torch.full((batch,), capacity, dtype=torch.int32, device=q.device)
     call.hold(q, k_cache, v_cache)
     if cu_seqlens_q is not None:
-        call.set_ragged(cu_seqlens_q, None)
+        call.set_ragged(cu_seqlens_q, None, most=max_seqlen_q)
     if table is not None:
         call.set_paged(table)
     if lengths is not None:

@@ -128,7 +128,8 @@ def flash_attention_forward(
     given = (query, key, value, cum_seq_q, cum_seq_k, seqused_k, alibi_slopes, block_table)
     known = None
     if not dropout_p and out is None:
-        facts = ("flash_attention_forward", is_causal, scale, window_size_left, window_size_right)
+        window = window_size_left, window_size_right
+        facts = ("flash_attention_forward", is_causal, scale, *window, max_q == 1)
         known, found = repeat(facts, given)
         if found is not None:
             o, lse = found[0]
@@ -138,7 +139,7 @@ def flash_attention_forward(
     if block_table is not None:
         checked.check("block_table", block_table, "B _", (torch.int32,))
     call = Call(_NAME, query, key, value, checked)
-    _laid_out(call, cum_seq_q, cum_seq_k, seqused_k, block_table)
+    _laid_out(call, cum_seq_q, cum_seq_k, seqused_k, block_table, max_q)
     call.score(scale, None, alibi_slopes, None)
     call.mask(is_causal, (window_size_left, window_size_right))
     call.drop(dropout_p)
@@ -458,12 +459,13 @@ def _laid_out(
     cum_seq_k: torch.Tensor | None,
     seqused_k: torch.Tensor | None,
     block_table: torch.Tensor | None,
+    max_q: int | None = None,
 ) -> None:
     if cum_seq_q is None:
         if seqused_k is not None:
             call.length("seqused_k", seqused_k)
         return
-    call.set_ragged(cum_seq_q, None, name="cum_seq_q")
+    call.set_ragged(cum_seq_q, None, name="cum_seq_q", most=max_q)
     lengths = cum_seq_k if seqused_k is None else seqused_k
     if lengths is None:
         raise ValueError(f"{_NAME}: cum_seq_k: expected a tensor, or seqused_k with block_table, got None")

@@ -13,7 +13,14 @@ from attnc.flex.arguments import Auxiliary, check_tensors, mask_of
 from attnc.flex.blocks import Blocks, restrict
 from attnc.flex.dense import max_scores
 from attnc.flex.layouts import as_logical, laid_out, logical_axes, order_like, written_order
-from attnc.flex.programs import FlexKernel, convert_tensor, kernel_of, read_options, targets_of
+from attnc.flex.programs import (
+    FlexKernel,
+    convert_tensor,
+    kernel_of,
+    read_options,
+    targets_of,
+    targets_of_steps,
+)
 from attnc.flex.snapshot import Snapshot, find_token, keep_token, snapshot
 from attnc.flex.spec import DTYPES, NARROW, CallLayout
 from attnc.flex.trace import MaskMod, ScoreMod, Trace, trace
@@ -261,6 +268,7 @@ def _layout(
     wanted = read_options(kernel_options)
     tensors = (("q", query), ("k", key), ("v", value))
     grad = tuple(name for name, x in tensors if wants and requires_gradient(x))
+    steps = () if grad or wanted else targets_of_steps(target, query, key, value)
     target, otherwise = targets_of(target, query, key, value, wanted, gradients=bool(grad))
     return CallLayout(
         dtype=DTYPES[query.dtype],
@@ -275,5 +283,6 @@ def _layout(
         grad=grad,
         target=target,
         otherwise=otherwise,
+        steps=steps,
         wanted=wanted,
     )

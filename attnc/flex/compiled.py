@@ -23,7 +23,7 @@ from attnc.flex.blocks import Blocks, restrict
 from attnc.flex.dense import max_scores
 from attnc.flex.errors import FlexError, Place, defined_at, move_error, refuse, span_of_line
 from attnc.flex.layouts import as_logical, as_written, laid_out, written_order
-from attnc.flex.programs import FlexKernel, kernel_of, read_options, targets_of
+from attnc.flex.programs import FlexKernel, kernel_of, read_options, targets_of, targets_of_steps
 from attnc.flex.recording import Recorder, Reference, Steps
 from attnc.flex.spec import DTYPES, NARROW, CallLayout
 from attnc.flex.symbols import OPERATIONS, apply, tape_of
@@ -355,6 +355,7 @@ def _find_kernel(
     sizes = {"B": B, "H": H, "M": M, "N": key.shape[2]}
     traced = _trace_mods(said, captured, floats, integers, grads, sizes, query.device)
     wanted = tuple((name, integers[at]) for name, at in said.wanted)
+    steps = () if grads or wanted else targets_of_steps(said.target, query, key, value)
     target, otherwise = targets_of(said.target, query, key, value, wanted, gradients=bool(grads))
     layout = CallLayout(
         dtype=DTYPES[query.dtype],
@@ -369,6 +370,7 @@ def _find_kernel(
         grad=tuple("qkv"[at] for at in grads if at < 3),
         target=target,
         otherwise=otherwise,
+        steps=steps,
         wanted=wanted,
     )
     try:

@@ -5,15 +5,24 @@ Whose kernels these are, and which tiles torch's kernel_options ask for.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
 
-from attnc.api.compile import SpecError, compile_family, making, need_of, warn_of_dense_mask
+from attnc.api.compile import SpecError, compile_family, first_made, making, need_of, warn_of_dense_mask
 from attnc.api.family import Family
-from attnc.api.fastest import HOPPER, TRITON, targets_of_call, warn_of_loss
-from attnc.diagnostics.attempts import first_made
+from attnc.api.fastest import (
+    FEW,
+    HOPPER,
+    TRITON,
+    count_sharing,
+    targets_of_call,
+    targets_of_few,
+    warn_of_loss,
+)
 from attnc.diagnostics.shown import show_value
 from attnc.flex.spec import CONVERTED, CallLayout, write_spec
 from attnc.flex.trace import Trace
@@ -87,6 +96,22 @@ def targets_of(
     return first, "".join(others[:1])
 
 
+def targets_of_steps(
+    target: str | None, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+) -> tuple[str, ...]:
+    """Returns the targets whose kernels for few queries a call may run on, the fastest first; none where it
+    has more of them. Sizes are numbers. target: the caller's choice, None or "" for none.
+    """
+    if query.shape[2] > FEW:
+        return ()
+    if target:
+        return (target,)
+    if key.dtype != query.dtype:
+        return (TRITON,)
+    sharing = count_sharing(query.shape[2], query.shape[1], key.shape[1])
+    return targets_of_few(_FUNCTION, query, key, value, sharing=sharing)
+
+
 Mods = tuple[Callable[..., Any] | None, ...]
 #: What callers are told that they called.
 _FUNCTION = "flex_attention"
@@ -143,10 +168,14 @@ class _ProgramFamily:
     def _choose_kernel(self, traced: Trace, layout: CallLayout, mods: Mods) -> FlexKernel:
         targets = [layout.target, *([layout.otherwise] if layout.otherwise else [])]
 
-        def made(target: str) -> FlexKernel:
+        def made(target: str, splits: int | None = None) -> FlexKernel:
             only = replace(layout, target=target, otherwise="")
-            return _compile_kernel(traced, only, mods, self.varying)
+            return _compile_kernel(traced, only, mods, self.varying, splits)
 
+        is_learned = layout.differentiable and any(capture.learned for capture in traced.tape.captures)
+        if layout.steps and traced.listed is None and not is_learned:
+            with suppress(SpecError):  # of what has no kernel for few queries
+                return first_made(layout.steps, partial(made, splits=0))[0]
         kernel, failure = first_made(targets, made)
         if failure and targets[0] == HOPPER:
             warn_of_loss(_FUNCTION, need_of(failure))
@@ -182,9 +211,12 @@ def kernel_of(traced: Trace, layout: CallLayout, mods: Mods = ()) -> FlexKernel:
         raise place_error(failure, traced, layout, mods) from None
 
 
-def _compile_kernel(traced: Trace, layout: CallLayout, mods: Mods, numbers: Collection[int]) -> FlexKernel:
+def _compile_kernel(
+    traced: Trace, layout: CallLayout, mods: Mods, numbers: Collection[int], splits: int | None
+) -> FlexKernel:
+    """Returns the kernel of one target. splits: as of `compile_family`."""
     spec = write_spec(traced, layout, mods=mods, numbers=numbers, scheduled=False)
-    family = compile_family(spec.text, target=layout.target, warn=False)
+    family = compile_family(spec.text, target=layout.target, warn=False, splits=splits)
     warn_of_dense_mask(_FUNCTION, family)
     call = family.module.default.CALL
     gradients = None if call.backward is None else call.gradients

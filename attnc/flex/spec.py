@@ -266,6 +266,7 @@ class CallLayout:
     scaled: whether the caller gives a scale, the first number of the tape
     lse: whether it is a result; differentiable: whether gradients are wanted; grad: of which of q, k, v
     target: whose kernels; otherwise: another's where that one has none for the mods, "" for none
+    steps: whose kernels for few queries are tried before these, the fastest first; none for prompts
     wanted: values of schedule keys
     """
 
@@ -281,6 +282,7 @@ class CallLayout:
     grad: tuple[str, ...] = ()
     target: str = "triton"
     otherwise: str = ""
+    steps: tuple[str, ...] = ()
     wanted: tuple[tuple[str, int], ...] = ()
 
     @property

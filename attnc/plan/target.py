@@ -181,9 +181,10 @@ class Target(ABC):
         """
         return {"": ()}
 
-    def default_steps(self, shape: TileShape) -> Iterator[str]:
+    def default_steps(self, shape: TileShape, splits: str = "auto") -> Iterator[str]:
         """Returns the lines of a schedule for calls of few queries (single tokens, drafts), beside those of
-        `default_schedule`: Flash-Decoding. None: there is no other for them.
+        `default_schedule`: Flash-Decoding. None: there is no other for them. splits: how many programs share
+        the keys of a head.
         """
         return iter(())
 

@@ -25,8 +25,6 @@ _ALL: tuple[Target, ...] = (TRITON, *SM80, SM90A)
 
 #: By name; `model.resolve_schedule.TARGETS` has those too for which there are no kernels yet.
 TARGETS: Mapping[str, Target] = MappingProxyType({target.name: target for target in _ALL})
-#: One of each family: what an attention without a schedule is made for.
-USUAL: tuple[str, ...] = (TRITON.name, SM80[0].name, SM90A.name)
 #: What to write in place of a target that is not compiled yet.
 INSTEAD = "a schedule for 'cuda.sm_80' runs on this architecture too"
 
@@ -98,6 +96,15 @@ def steps_for(program: Program, name: str, target: str) -> str:
     named = {"prompt": labels[""]} if list(labels) == [""] else labels
     texts = [_schedule_text(name, target, label, [*lines, *own]) for label, own in named.items()]
     return "\n".join([_schedule_text(name, target, "decode", steps), *texts])
+
+
+def schedule_of_steps(program: Program, name: str, target: str, *, splits: int = 0) -> str:
+    """Returns the text of the schedule for few queries alone, which the caller checks. splits: how many
+    programs share the keys of a head; 0: as many as suit the device and the sizes.
+    """
+    made, shape = target_of(target), shape_in(program, name)
+    lines = list(made.default_steps(shape, str(splits or "auto"))) or list(made.default_schedule(shape))
+    return _schedule_text(name, target, "", lines)
 
 
 def _schedule_text(name: str, target: str, label: str, lines: Sequence[str]) -> str:

@@ -254,9 +254,9 @@ def test_every_function_says_whose_kernels_it_runs(machine: Callable[..., None])
     machine(H200, (9, 0), {"cupy", "triton"})
     found = said(_functions(None))
     hopper = KNOWN.format(half="cuda.sm_90a")
-    assert found["attnc.flex.flex_attention 0"] == hopper
+    assert found["attnc.flex.flex_attention 0"] == f"{hopper}; up to 16 queries triton"
     assert found["attnc.compile 0"] == f"{hopper}; latent attention cuda.sm_90a"
-    assert found["attnc.compat.flash_attn 0"] == f"{hopper}; up to 16 tokens against a cache triton"
+    assert found["attnc.compat.flash_attn 0"] == f"{hopper}; up to 16 queries triton"
     for function in ("compat.sdpa", "adapters.transformers", "adapters.vllm", "adapters.sglang"):
         assert f"attnc.{function} 0" in found
     machine("A100", (8, 0), {"cupy", "triton"})
@@ -275,8 +275,8 @@ def test_what_a_missing_package_costs_is_said_once(machine: Callable[..., None])
 
 def test_functions_of_a_gpu_that_is_not_here() -> None:
     found = said(_functions("sm_80"))
-    assert found["attnc.flex.flex_attention sm_80"] == KNOWN.format(half="triton")
-    assert found["attnc.compat.sdpa sm_80"] == "f16 and bf16 triton"  # PyTorch asks it for no others
+    assert found["attnc.compile sm_80"] == KNOWN.format(half="triton")
+    assert found["attnc.compat.sdpa sm_80"] == "f16 and bf16 triton; up to 16 queries triton"
     assert list(_functions("sm_75")) == []
 
 

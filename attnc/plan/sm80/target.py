@@ -35,6 +35,8 @@ from attnc.plan.target import Target
 _COUNTED = ("forward_q_kv", "forward_kv_q")
 #: Columns up to which adding dq atomically was measured; and up to which warps have rows of their own.
 _NARROW, _WIDEST = 128, 256
+#: Columns up to which two stages of a decode kernel are faster than three, on an H200.
+_SHORT_ROWS = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,9 +75,10 @@ class Sm80(Target):
         yield "loops = [q, kv], warp_split = q, order = longest_first"
         yield from choices(first, shape.wanted)
 
-    def default_steps(self, shape: TileShape) -> Iterator[str]:
-        yield "loops = [kv], pack = gqa, split.kv = auto, warp_split = kv"
-        yield f"tile.q = 16, tile.kv in {{{decode_tiles(shape)}}}, warps = 4, stages in {{3, 2}}"
+    def default_steps(self, shape: TileShape, splits: str = "auto") -> Iterator[str]:
+        stages = "2, 3" if shape.width <= _SHORT_ROWS else "3, 2"
+        yield f"loops = [kv], pack = gqa, split.kv = {splits}, warp_split = kv"
+        yield f"tile.q = 16, tile.kv in {{{decode_tiles(shape)}}}, warps = 4, stages in {{{stages}}}"
 
     def configs(self, variant: Variant, schedule: Schedule) -> tuple[ForwardConfig, ...]:
         return cuda_configs(variant, schedule)

@@ -189,9 +189,8 @@ class Sm90a(Target):
             return Target.default_labels(self, shape)
         return {"tiles": ("convert = tiles",), "before": ("convert = before",)}
 
-    def default_steps(self, shape: TileShape) -> Iterator[str]:
-        if shape.width <= WIDEST:
-            yield "loops = [kv], pack = gqa, split.kv = auto"
+    def default_steps(self, shape: TileShape, splits: str = "auto") -> Iterator[str]:
+        yield f"loops = [kv], pack = gqa, split.kv = {splits}"
 
     def configs(self, variant: Variant, schedule: Schedule) -> tuple[HopperConfig, ...]:
         if has_keys_of_warps(schedule):

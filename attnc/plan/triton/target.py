@@ -315,8 +315,8 @@ class Triton(Target):
     def default_schedule(self, shape: TileShape) -> Iterator[str]:
         yield from _default_schedule(shape)
 
-    def default_steps(self, shape: TileShape) -> Iterator[str]:
-        yield "loops = [kv], pack = gqa, split.kv = auto"
+    def default_steps(self, shape: TileShape, splits: str = "auto") -> Iterator[str]:
+        yield f"loops = [kv], pack = gqa, split.kv = {splits}"
         yield f"tile.q = 16, tile.kv in {{{decode_tiles(shape)}}}, warps = 4, stages in {{3, 2, 1}}"
 
     def configs(self, variant: Variant, schedule: Schedule) -> tuple[ForwardConfig, ...]:

@@ -1,0 +1,281 @@
+"""Which kernels doors take for few queries: those whose programs share the keys of a sequence out. Tiles of
+query rows would leave most of a GPU idle.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+
+import attnc
+from attnc.adapters import flashinfer, transformers
+from attnc.adapters.bands import Band, carry
+from attnc.api import fastest, repeats
+from attnc.api.fastest import FEW, HOPPER, SM80, TRITON, count_sharing, targets_of_few
+from attnc.compat import flash_attn, flash_attn_interface, sdpa
+from attnc.flex import family_of, flex_attention
+from attnc.tuned.tables import guess_rows
+from attnc.verify.interpreter import ensure_interpreter
+from tests.gpus import fake_gpu
+
+ensure_interpreter()
+
+B, H, HKV, N, D, PAGE = 2, 4, 2, 48, 16, 16
+
+
+def shares(call: Callable[[], Any]) -> bool:
+    """Whether the one kernel that a call runs on shares keys out."""
+    repeats.forget()
+    calls = [x for x in gc.get_objects() if type(x).__name__ == "TritonAttention"]
+    for known in calls:
+        known.prepared.clear()
+        known.repeated.forget()
+    call()
+    calls = [x for x in gc.get_objects() if type(x).__name__ == "TritonAttention"]
+    (found,) = (x for x in calls if x.prepared)
+    return found.split is not None
+
+
+def draw(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+def starts(rows: int) -> torch.Tensor:
+    return torch.arange(B + 1, dtype=torch.int32) * rows
+
+
+def lengths() -> torch.Tensor:
+    return torch.tensor([N, N - 5], dtype=torch.int32)
+
+
+def dense(rows: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    return draw(B, rows, H, D), draw(B, N, HKV, D), draw(B, N, HKV, D) + 1
+
+
+def paged(rows: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    q, k, v = dense(rows)
+    table = torch.arange(B * N // PAGE, dtype=torch.int32).view(B, -1)
+    return q, k.reshape(-1, PAGE, HKV, D), v.reshape(-1, PAGE, HKV, D), table
+
+
+def turned(rows: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    q, k, v = (x.transpose(1, 2) for x in dense(rows))
+    return q, k, v
+
+
+def near(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+    return score - 0.1 * (q_idx - kv_idx)
+
+
+def by_flash(rows: int) -> Any:
+    return flash_attn.flash_attn_func(*dense(rows), causal=True)
+
+
+def by_flash_3(rows: int) -> Any:
+    return flash_attn_interface.flash_attn_func(*dense(rows), causal=True)
+
+
+def by_cache(rows: int) -> Any:
+    return flash_attn.flash_attn_with_kvcache(*dense(rows), cache_seqlens=lengths(), causal=True)
+
+
+def by_pages(rows: int) -> Any:
+    q, k, v, table = paged(rows)
+    named: Any = {"block_table": table, "cache_seqlens": lengths(), "causal": True}
+    return flash_attn.flash_attn_with_kvcache(q, k, v, **named)
+
+
+def by_sdpa(rows: int) -> Any:
+    return sdpa.sdpa_forward(*turned(rows))[0]
+
+
+def by_flex(rows: int) -> Any:
+    return flex_attention(*turned(rows), near, enable_gqa=True)
+
+
+def by_compiled_flex(rows: int) -> Any:
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda q, k, v: flex_attention(q, k, v, near, enable_gqa=True), backend="eager")
+    return compiled(*turned(rows))
+
+
+def by_transformers(rows: int) -> Any:
+    module, stop = torch.nn.Module(), lengths()
+    band = carry(Band(torch.zeros_like(stop), stop, stop, None, 0), (B, 1, rows, N))
+    return transformers.attention(module, *turned(rows), band, 0.25)[0]
+
+
+def by_compiler(rows: int) -> Any:
+    family = attnc.compile("""
+        attention few {
+          input q: f32[B, M, Hkv * G, 16]
+          input k, v: f32[B, N, Hkv, 16]
+          score = dot(q, k) / 4
+          mask = causal
+          normalize = softmax
+          output o: f32[B, M, Hkv * G, 16]
+        }
+    """)
+    return family(*dense(rows))
+
+
+def by_flashinfer(rows: int) -> Any:
+    q, k, v, table = paged(rows)
+    made = flashinfer.BatchPrefillWithPagedKVCacheWrapper(torch.empty(8), "NHD")
+    last = torch.full((B,), PAGE, dtype=torch.int32)
+    indptr = torch.arange(B + 1, dtype=torch.int32) * (N // PAGE)
+    made.plan(starts(rows), indptr, table.flatten(), last, H, HKV, D, PAGE, causal=True, q_data_type=q.dtype)
+    return made.run(q.flatten(0, 1), (k, v))
+
+
+DOORS = [
+    by_flash, by_flash_3, by_cache, by_pages, by_sdpa, by_flex, by_compiled_flex, by_transformers,
+    by_compiler, by_flashinfer,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_doors_share_the_keys_of_few_queries_out(door: Callable[[int], Any]) -> None:
+    assert [shares(partial(door, rows)) for rows in (1, FEW, FEW + 1)] == [True, True, False]
+
+
+def packed(keys: str) -> Callable[[int], Any]:
+    q, k, v, table = paged(1)
+    k, v = (k, v) if keys == "paged" else (x.flatten(0, 1) for x in (k, v))
+    named: Any = {"block_table": table, "seqused_k": lengths()} if keys == "paged" else {}
+    given = q.squeeze(1), k, v, starts(1), None if keys == "paged" else starts(N)
+
+    def call(most: int) -> Any:
+        return flash_attn.flash_attn_varlen_func(*given, most, N, causal=True, return_lse=True, **named)
+
+    return call
+
+
+@pytest.mark.parametrize("keys", ["ragged", "paged"])
+def test_packed_queries_of_which_sequences_have_one_are_few(keys: str) -> None:
+    call = packed(keys)
+    assert shares(lambda: call(1))
+    assert not shares(lambda: call(2))
+    (o, lse), (expected, log_sum) = call(1), call(2)
+    torch.testing.assert_close((o, lse), (expected, log_sum))
+    for _ in range(6):  # and repeats it
+        assert all(map(torch.equal, call(1), (o, lse)))
+
+
+def test_packed_queries_of_a_cache_and_of_torch_are_few_too() -> None:
+    q, k, v, table = paged(1)
+    q, keys, values = q.squeeze(1), k.flatten(0, 1), v.flatten(0, 1)
+    given: Any = {"block_table": table, "cache_seqlens": lengths(), "causal": True, "max_seqlen_q": 1}
+
+    def by_cache(**more: Any) -> Any:
+        return flash_attn.flash_attn_with_kvcache(q, k, v, cu_seqlens_q=starts(1), **given, **more)
+
+    out = torch.empty_like(q)
+    assert by_cache(out=out) is out
+    assert torch.equal(by_cache(), out)
+    assert shares(by_cache)
+    ends = starts(1), starts(N), 1, N
+    assert shares(lambda: sdpa.flash_attention_forward(q, keys, values, *ends, 0.0, False, False))
+
+
+@pytest.mark.parametrize("wanted", ["gradients", "a gradient of a bias", "dropout", "tiles"])
+def test_what_no_such_kernel_has_takes_tiles_of_rows(wanted: str) -> None:
+    q, k, v = turned(2)
+    slope = torch.nn.Parameter(torch.ones(H))
+
+    def sloped(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        return score - slope[h] * (q_idx - kv_idx)
+
+    def call() -> None:
+        if wanted == "gradients":
+            flex_attention(q.requires_grad_(), k, v, enable_gqa=True).sum().backward()
+            assert q.grad is not None
+        elif wanted == "a gradient of a bias":
+            flex_attention(q, k, v, sloped, enable_gqa=True).sum().backward()
+            assert slope.grad is not None
+        elif wanted == "tiles":
+            flex_attention(q, k, v, enable_gqa=True, kernel_options={"BLOCK_M": 32})
+        else:
+            flash_attn.flash_attn_func(*dense(2), dropout_p=0.5)
+
+    assert not shares(call)
+
+
+def test_a_call_with_other_sizes_chooses_again() -> None:
+    """Also where each is known as the repetition of one before."""
+    expected = {rows: by_flex(rows) for rows in (1, 20)}
+    for rows in (*(1, 20) * 8, *[1] * 8, *[20] * 8, 1):
+        assert torch.equal(by_flex(rows), expected[rows])
+    assert shares(lambda: [by_flex(1) for _ in range(8)])
+    assert not shares(lambda: [by_flex(20) for _ in range(8)])
+
+
+def test_flex_says_which_kernel_it_runs() -> None:
+    few, many = (family_of(*turned(rows), near, enable_gqa=True) for rows in (FEW, FEW + 1))
+    assert "split.kv = auto" in few.spec
+    assert "split.kv" not in many.spec
+    assert "split" in few.explain()
+
+
+# --- one rule for all doors ---------------------------------------------------------------------------------
+
+
+def test_one_number_says_how_many_are_few() -> None:
+    family = attnc.compile("""
+        attention plain {
+          input q: f16[B, M, H, 64]
+          input k, v: f16[B, N, H, 64]
+          score = dot(q, k) / 8
+          normalize = softmax
+          output o: f16[B, M, H, 64]
+        }
+    """)
+    modules: Any = family._modules.values()
+    rows = guess_rows([*modules])
+    assert rows[0] == ((FEW, None, None), "decode")
+
+
+@pytest.mark.parametrize(
+    ("rows", "heads", "width", "keys", "dtype", "expected"),
+    [
+        (1, (32, 8), 128, "dense", torch.float16, TRITON),
+        (4, (32, 8), 128, "dense", torch.float16, TRITON),
+        (5, (32, 8), 128, "dense", torch.float16, HOPPER),  # more rows than a tile of Triton's
+        (1, (32, 8), 136, "ragged", torch.float16, HOPPER),  # whose tiles are short of room
+        (1, (32, 8), 64, "paged", torch.float16, HOPPER),  # whose addresses take longer than the rows
+        (1, (8, 8), 64, "dense", torch.bfloat16, SM80),  # nobody shares keys: warps do
+        (1, (8, 8), 64, "ragged", torch.bfloat16, TRITON),
+        (1, (8, 8), 64, "dense", torch.float32, TRITON),
+    ],
+)
+def test_whose_kernels_few_queries_run_on(
+    rows: int,
+    heads: tuple[int, int],
+    width: int,
+    keys: str,
+    dtype: torch.dtype,
+    expected: str,
+    hopper: None,
+) -> None:
+    q, k = (torch.empty(1, 16, number, width, dtype=dtype) for number in heads)
+    sharing = count_sharing(rows, *heads)
+    assert targets_of_few("door", q, k, k, sharing=sharing, keys=keys)[0] == expected
+
+
+@pytest.mark.parametrize("target", fastest.NEEDS)
+def test_a_chosen_target_serves_few_queries_too(target: str, hopper: None) -> None:
+    q = torch.empty(1, 1, 8, 128, dtype=torch.float16)
+    fastest.run_on(target)
+    assert targets_of_few("door", q, q, q, sharing=1)[0] == target
+
+
+@pytest.fixture
+def hopper(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    fake_gpu(monkeypatch)
+    yield
+    fastest.run_on(None)
