@@ -388,15 +388,15 @@ class _ForwardPlan(Plan):
         return _as_sdpa(_with_state(o, lse, query), query, key)
 
     def settle(self, tensors: Sequence[Any]) -> Again:
-        again = self.call.resume(*self._arrange(tensors))
+        laid = _turn_layout(self.layouts[0]), self.layouts[1]
+        again = self.call.resume(*self._arrange(tensors), laid=laid)
         if again is None:
             return self.run
-        inputs_of, layouts = self.inputs_of, (_turn_layout(self.layouts[0]), self.layouts[1])
+        inputs_of = self.inputs_of
         rows, keys = tensors[0].shape[2], tensors[1].shape[2]
 
         def run(given: Sequence[Any]) -> tuple[Any, ...]:
-            made = o, lse = allocate(layouts, given[0])
-            again(inputs_of(given)[0], made)
+            o, lse = again(inputs_of(given)[0])
             return o, lse, None, None, rows, keys, *_unread(given[0])
 
         return run

@@ -102,15 +102,19 @@ def make_again(
     kept: Sequence[Layout],
     needed: Sequence[int] | None = None,
     axes: Sequence[int] | None = None,
+    laid: Sequence[Layout] | None = None,
 ) -> Again | None:
     """Returns a call that allocates and launches what was prepared; None where nothing is launched.
 
     kept: layouts of what is kept for gradients. needed: by a backward, among results and what is kept, which
-    is returned beside the results. axes: the order that the first result has the kernel's axes in.
+    is returned beside the results. axes: the order that the first result has the kernel's axes in; laid: what
+    results are allocated as, None for the kernel's own layouts.
     """
     results, scratch, launches = prepared
     if not launches:
         return None
+    if laid is not None:
+        results = laid
     if axes is not None:  # as kernels read addresses alone, it is allocated so
         results = (turned(results[0], axes), *results[1:])
     allocate, layouts = call.allocate, (*results, *kept, *scratch)

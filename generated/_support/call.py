@@ -276,13 +276,13 @@ class Attention(ABC):
         return key
 
     def resume(
-        self, inputs: Sequence[Any], out: Any = None, axes: Sequence[int] | None = None
+        self, inputs: Sequence[Any], out: Any = None, axes: Any = None, laid: Any = None
     ) -> Again | None:
         """Returns the call of tensors that look like these, (inputs, out) -> results, for those who compare
-        tensors themselves, in the same mode of autograd. None where none was prepared. axes: the order that
-        the first result has the kernel's axes in, None for theirs.
+        them, in the same mode of autograd; None where none was prepared. axes: the order that the first
+        result has the kernel's axes in; laid: as which later calls allocate results in place of `out`.
         """
-        return resume(self, inputs, out, axes)
+        return resume(self, inputs, out, axes, laid)
 
     def settle_keeping(
         self, call: Prepared, inputs: Sequence[Any], axes: Sequence[int] | None = None

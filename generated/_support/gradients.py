@@ -303,7 +303,11 @@ def run_keeping(
 
 
 def resume(
-    call: DifferentiableCall, inputs: Sequence[Any], out: Any, axes: Sequence[int] | None = None
+    call: DifferentiableCall,
+    inputs: Sequence[Any],
+    out: Any,
+    axes: Sequence[int] | None = None,
+    laid: Sequence[Layout] | None = None,
 ) -> Again | None:
     """Computes `Attention.resume`."""
     if any(x.is_neg() for x in inputs):
@@ -311,7 +315,7 @@ def resume(
     wants = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
     if not wants:
         prepared = call.prepared.get(call.key_of(inputs, out, None, ()))
-        return None if prepared is None else make_again(call, prepared, (), axes=axes)
+        return None if prepared is None else make_again(call, prepared, (), axes=axes, laid=laid)
     if call.backward is None or out is not None:
         return None
     kept = call.empty_kept(tuple(inputs))

@@ -144,6 +144,18 @@ def test_gradients_lie_as_compiled_code_is_told(active: None, name: str, order: 
         assert all(map(torch.equal, found, right))
 
 
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (0, 2, 1, 3)])
+def test_calls_that_follow_each_other_have_results_of_their_own(active: None, order: tuple[int, ...]) -> None:
+    """Each as the first, which lie as the query does. order: axes in memory."""
+    q, k, v = (x.detach().permute(order).contiguous().permute(order) for x in tensors())
+    found = [aten._scaled_dot_product_flash_attention(q, k, v)[:2] for _ in range(9)]
+    for o, lse in found:
+        assert torch.equal(o, found[0][0])
+        assert torch.equal(lse, found[0][1])
+        assert o.stride() == q.stride()
+    assert len({x.data_ptr() for results in found for x in results}) == 2 * len(found)
+
+
 @pytest.mark.parametrize("name", ["alibi_slopes", "seqused_k"])
 def test_gradients_are_refused_beside_what_pytorchs_backward_does_not_take(active: None, name: str) -> None:
     q, k, v = (x.transpose(1, 2) for x in tensors())
