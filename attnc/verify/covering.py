@@ -32,6 +32,8 @@ _OVERHEAD = 6.0
 FORGIVING = ("very_negative", "huge", "zero_q", "constant", "denormal", "zeros", "ones")
 #: Cases of the array that come before those at the edges; a run of fewer has no others.
 _FIRST = 4
+#: Programs of a backward for each multiprocessor, from which on none shares its work with others.
+_PROGRAMS = 6
 #: Rows of a case of many keys: all that a thread has of a fragment, 8 apart, and some more.
 _ROWS = 20
 #: Entries of a list that is short, and sizes that are not of lists alone.
@@ -221,6 +223,8 @@ def edges(space: Space) -> Iterator[Case]:
     for change in ({"M": 0}, {"N": 0}, {"B": 0}):
         if change.keys() <= few.keys():
             yield Case(dims={**few, **change})
+    if space.backward and {"B", "M"} <= few.keys():  # keys without a query, in more programs than run at once
+        yield Case(dims={**few, "M": 0, "B": _PROGRAMS * space.processors + 1})
     groups = {"Hkv": 2, "G": 3}  # with fewer of either h // G is h % Hkv, or h
     if groups.keys() <= few.keys():
         yield Case(dims={**few, **groups}, seed=1, lengths=_full(space))
@@ -404,13 +408,13 @@ def _of_many_heads(space: Space, config: int) -> Iterator[Case]:
 
 def _diagonal(space: Space, config: int) -> dict[str, int]:
     """Returns sizes that put the last query of the first tile at the first key of a tile, with some heads
-    alone in the tile where possible.
+    alone in the tile where possible: those of one group, of two.
     """
     shape = space.configs[config]
     packs = space.plan is not None and pack_of(space.plan.kernel) is not None
-    group = 5 if packs else 1
+    group, groups = (5, 2) if packs else (1, 1)
     last = (shape.BLOCK_M - 1) // group
-    return {"M": last + 2, "N": shape.BLOCK_N + 2, "G": group}
+    return {"M": last + 2, "N": shape.BLOCK_N + 2, "G": group, "Hkv": groups}
 
 
 def _cut_tiles(space: Space, config: int) -> Iterator[dict[str, int]]:

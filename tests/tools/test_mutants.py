@@ -489,11 +489,19 @@ def test_what_verification_sees_now_is_killed_whatever_a_second_look_said() -> N
     [("survived", "equivalent", "equal"), ("killed", "survivor", "wrong"), ("unknown", "survivor", "equal")],
 )
 def test_the_simulators_decide_what_a_gpu_does_not(simulated: str, kind: str, outcome: str) -> None:
-    mutant = {"place": {}, "phase": "forward", "mutant": {**MUTANT, "operator": "drop synchronisation"}}
+    mutant = {
+        "place": {"target": "cuda.sm_80"},
+        "phase": "forward",
+        "mutant": {**MUTANT, "operator": "drop synchronisation"},
+    }
     first = {0: {**mutant, "outcome": "survived", "message": ""}}
     second = {0: {"outcome": "equal", "message": "reached"}}
-    (found,) = join_results(first, second, {0: {"outcome": simulated, "message": "a race"}})
+    third = {0: {"outcome": simulated, "message": "a race"}}
+    (found,) = join_results(first, second, third)
     assert (found.kind, found.outcome) == (kind, outcome)
+    first[0]["place"] = {"target": "triton"}  # an interpreter runs one operation after the other
+    (found,) = join_results(first, second, third)
+    assert (found.kind, found.outcome) == ("survivor", "equal")
 
 
 def test_what_was_read_is_equivalent_where_no_run_decides(

@@ -14,7 +14,16 @@ from typing import Any
 import tools.mutants
 from tools.mutants.crew import is_of, judge_draws, read_results, second_of, third_of
 from tools.mutants.sample import Draw, Place, draw_mutants, list_places, read_draws, write_draws
-from tools.mutants.scores import RACES, SCORES, describe, join_results, keep_scores, list_table, summarize
+from tools.mutants.scores import (
+    RACES,
+    SCORES,
+    describe,
+    is_simulated,
+    join_results,
+    keep_scores,
+    list_table,
+    summarize,
+)
 
 
 def main() -> int:
@@ -82,7 +91,7 @@ def _simulate(given: argparse.Namespace, out: Path) -> None:
     asked = {
         number
         for number, result in read_results(second_of(out)).items()
-        if result["outcome"] == "equal" and result["mutant"]["operator"] in RACES
+        if result["outcome"] == "equal" and result["mutant"]["operator"] in RACES and is_simulated(result)
     }
     draws = {number: draw for number, draw in draw_or_read(given).items() if number in asked}
     _judge(draws, third_of(out), seconds=given.seconds, workers=given.workers, devices=0)
