@@ -10,20 +10,24 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from attnc.diagnostics import DiagnosticError
 from attnc.expr.nodes import Const, Expr
 from attnc.plan import ir
 from attnc.plan.device import DEVICES
 from attnc.plan.ir import Kernel
 from attnc.plan.ir.backward import BackwardKernel
 from attnc.plan.ir.kernel import Decode, OutputKernel
-from attnc.plan.layout import fits
+from attnc.plan.layout import Which, fits
+from attnc.plan.targets import target_of
 from attnc.reference import Head, heads, to_arrays
 from attnc.verify.case import Case
 from attnc.verify.problem import draw_values
 from attnc.verify.storage import draw_lengths, memory_dims
 from attnc.verify.strategies import all_dims, free_dims
+from tests.plan.planning import planned
 from tests.plan.running import Scope, Tile, tiles_of
 from tests.plans import SPECS, plans_of
+from tests.targets import TARGETS
 
 TELLING = Path(__file__).parents[1] / "telling_specs"
 PATHS = [*sorted(SPECS.glob("*.attn")), *sorted(TELLING.glob("*.attn"))]
@@ -195,14 +199,20 @@ def _check_bound(kernel: OutputKernel) -> None:
         assert bound.splits >= kernel.split.most
 
 
-def _check_resources(kernel: Kernel) -> None:
-    """Some device has the shared memory of every config, no config is there twice, and each launch has the
-    sizes that it reads and no others.
+def _check_resources(module: ir.Module, which: Which, kernel: Kernel) -> None:
+    """Some device has the shared memory of every config, and none is there twice. On CUDA `attnc explain`
+    adds up what a launch asks for, tiles are of 16 rows and keys, and a thread has as many registers.
     """
     assert len({*kernel.configs}) == len(kernel.configs) == len(kernel.shared)
-    for shared in kernel.shared:
-        assert any(fits(shared, device) for device in DEVICES.values())
     assert kernel.grid.persistent == any(getattr(config, "persistent", False) for config in kernel.configs)
+    device = DEVICES["sm_80" if module.target == "cuda.sm_80" else "sm_90"]
+    for config, shared in zip(kernel.configs, kernel.shared, strict=True):
+        assert any(fits(shared, device) for device in DEVICES.values())
+        if module.target != "triton":
+            needs = target_of(module.target).estimate(module, config, which, device)
+            assert needs.shared == shared == sum(buffer.bytes for buffer in needs.buffers)
+            assert needs.registers_per_thread == sum(needs.registers.values()) <= 255
+            assert config.tile_q % 16 == config.tile_kv % 16 == 0
 
 
 @pytest.mark.one_in(2)
@@ -224,11 +234,29 @@ def test_a_plan_says_what_the_spec_says(path: Path) -> None:
                     _check_sums(kernel, head, tile)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
 def test_a_plan_keeps_to_its_own_bounds(path: Path) -> None:
     for module in plans_of(path).modules:
-        for kernel in module.kernels.values():
-            _check_resources(kernel)
+        for which, kernel in module.kernels.items():
+            _check_resources(module, which, kernel)
             if isinstance(kernel, OutputKernel):
                 _check_bound(kernel)
+
+
+@pytest.mark.one_in(5)
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("width", [16, 40, 64, 72, 96, 128, 160, 192, 256, 320, 512])
+@pytest.mark.parametrize(("dtype", "mask"), [("bf16", "causal"), ("f32", "window(20, 3)"), ("f16", "true")])
+def test_heads_of_every_width_have_room(dtype: str, mask: str, width: int, target: str) -> None:
+    """What a schedule does not say fits, and is right; of wide heads, and of f32, some are refused."""
+    try:
+        module = planned(mask, d=width, dtype=dtype, target=target, grads="q, k, v")
+    except DiagnosticError:
+        if width <= 256 and dtype != "f32":
+            raise
+        return
+    head = next(_heads(module))
+    for which, kernel in module.kernels.items():
+        _check_resources(module, which, kernel)
+        _check_walk(kernel, head, _tiles(kernel, head))
