@@ -192,4 +192,11 @@ BUGS: tuple[TritonBug, ...] = (
         anchor="o = o * v_scale_q[:, None]",
         patch="o = o * (v_scale_q * 1.01)[:, None]",
     ),
+    TritonBug(
+        name="the last query by all heads",
+        attention="speculative",
+        story="rows of a tile are of the heads of one group, and were divided by the heads of all",
+        anchor="q_hi = (tl.minimum(row_lo + BLOCK_M, M * G) - 1) // G",
+        patch="q_hi = (tl.minimum(row_lo + BLOCK_M, M * G) - 1) // H",
+    ),
 )
