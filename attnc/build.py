@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from attnc.diagnostics import LIFT, MAX_DIAGNOSTICS, Diagnostic, DiagnosticError, error, warning
+from attnc.diagnostics.attempts import first_made
 from attnc.effort import announce, at_most, finish, limit_steps, renew, spend
 from attnc.model.attention import Attention, Variant
 from attnc.model.elaborate import report_limit
@@ -38,7 +39,16 @@ from attnc.plan.lower import plan
 from attnc.plan.mask_findings import check_mask
 from attnc.plan.order import Ordered, check_orders
 from attnc.plan.projection import ProjectionModule, plan_projection
-from attnc.plan.targets import INSTEAD, TARGETS, complete_schedule, target_of
+from attnc.plan.targets import (
+    INSTEAD,
+    TARGETS,
+    USUAL,
+    complete_schedule,
+    schedule_for,
+    schedule_of_steps,
+    steps_for,
+    target_of,
+)
 from attnc.source import Source, Span
 from attnc.syntax.parser import load, parse, prelude
 from attnc.target.dispatch import render_dispatch, render_one_import, render_projection_dispatch
@@ -179,20 +189,24 @@ def _announce_variants(program: Program, most: int) -> None:
 
 @limit_steps()
 def compile_program(
-    program: Program, name: str, tuned: Source | None = None, dispatch: Source | None = None
+    program: Program,
+    name: str,
+    tuned: Source | None = None,
+    dispatch: Source | None = None,
+    sha256: str | None = None,
 ) -> CompiledSpec:
     """Returns the text of every module, for every schedule the `__init__.py` that picks among them, and for
     every attention the one that picks the target.
 
-    name: what the text calls the spec; tuned: its file of tuned choices; dispatch: its tables of dispatch.
-    Raises DiagnosticError.
+    name: what the text calls the spec; tuned: its file of tuned choices; dispatch: its tables of dispatch;
+    sha256: the digest of its file, if schedules were added to that. Raises DiagnosticError.
     """
     planned = plan_program(program)
     renew()
     announce(len(planned.modules) + len(planned.projections))
     choices = () if tuned is None else load_tuned(tuned)
     tables = () if dispatch is None else load_tables(dispatch)
-    sha256 = digest(program.source)
+    sha256 = sha256 or digest(program.source)
     families: dict[str, list[ir.Module]] = {}
 
     def render(module: ir.Module) -> dict[str, str]:
@@ -214,7 +228,7 @@ def compile_program(
     for name_of, modules in _by_attention(planned.modules).items():
         text = render_one_import(program.attention(name_of), modules, name, target_rows(modules, tables))
         outputs.append(OutputFile(path=f"{name_of}/__init__.py", text=text))
-    outputs += _projection_outputs(program, planned.projections, name, tables)
+    outputs += _projection_outputs(program, planned.projections, name, tables, sha256)
     ordered = tuple(sorted(outputs, key=lambda output: output.path))
     return CompiledSpec(outputs=ordered, warnings=planned.warnings)
 
@@ -250,7 +264,11 @@ def support_outputs() -> tuple[OutputFile, ...]:
 
 
 def _projection_outputs(
-    program: Program, modules: Iterable[ProjectionModule], name: str, tables: tuple[ChoiceTable, ...]
+    program: Program,
+    modules: Iterable[ProjectionModule],
+    name: str,
+    tables: tuple[ChoiceTable, ...],
+    sha256: str,
 ) -> list[OutputFile]:
     families: dict[str, list[ProjectionModule]] = {}
     outputs: list[OutputFile] = []
@@ -259,7 +277,7 @@ def _projection_outputs(
         rows = projection_rows(module, tables)
         projection = module.variant.projection
         with report_limit(f"the text of '{module.name}'", projection.span or program.source.span(0, 0)):
-            texts = render_projection(module, path=name, sha256=digest(program.source), tuned=rows)
+            texts = render_projection(module, path=name, sha256=sha256, tuned=rows)
             spend(sum(map(len, texts.values())) * _STEPS_PER_CHARACTER)
         finish(f"{module.name} {module.variant.name}")
         outputs += (OutputFile(path=f"{folder_of(module)}/{file}", text=text) for file, text in texts.items())
@@ -272,12 +290,16 @@ def _projection_outputs(
 
 @limit_steps()
 def compile_spec(path: Path, root: Path | None = None) -> CompiledSpec:
-    """Reads, compiles and renders a spec file. Raises OSError and DiagnosticError.
+    """Reads, compiles and renders a spec file. An attention without a schedule has those of `schedule_all`.
+    Raises OSError and DiagnosticError.
 
     The text names the spec by its path below `root` (the folder that holds the output folder), or by its bare
     name elsewhere.
     """
-    return compile_program(front(path), display_name(path, root), tuned_source(path), dispatch_source(path))
+    read = front(path)
+    program, _ = schedule_all(read)
+    name = display_name(path, root)
+    return compile_program(program, name, tuned_source(path), dispatch_source(path), digest(read.source))
 
 
 @limit_steps()
@@ -346,6 +368,78 @@ def _text_of(path: Path) -> Source | None:
     if not os.path.isfile(path):  # noqa: PTH113 - Path.is_file() raises where the name is too long
         return None
     return Source(str(path), path.read_text(encoding="utf-8", errors="replace"))
+
+
+# --- attentions that have no schedule: what the plan would choose, as text at the end of the spec ----------
+
+
+def schedules_for(
+    program: Program,
+    name: str,
+    target: str,
+    *,
+    deterministic: bool = True,
+    steps: bool = True,
+    splits: int | None = None,
+) -> list[str]:
+    """Returns what is written for an attention without a schedule: the first that compiles is taken. Decode
+    kernels (steps, or of so many splits alone) have less than others: dropout, say, is for prompts.
+    ValueError for a projection.
+    """
+    if name not in [attention.name for attention in program.attentions]:
+        raise ValueError(f"source: the projection '{name}' has no schedule for {target}; write one")
+    if splits is not None:
+        return [schedule_of_steps(program, name, target, splits=splits)]
+    found = steps_for(program, name, target) if steps else ""
+    return [*([found] if found else []), schedule_for(program, name, target, deterministic=deterministic)]
+
+
+def add_schedules(program: Program, text: str) -> Program:
+    """Returns the program with schedules at the end of its text. Raises DiagnosticError."""
+    if not text:
+        return program
+    return resolve(parse(Source(program.source.path, f"{program.source.text.rstrip()}\n\n{text}")), prelude())
+
+
+def keep(program: Program, name: str, target: str) -> Program:
+    """Returns the program with the schedules of one attention (or projection) for one target alone."""
+    return replace(
+        program,
+        schedules=tuple(s for s in program.schedules if (s.name, s.target) == (name, target)),
+        projection_schedules=tuple(
+            s for s in program.projection_schedules if (s.name, s.target) == (name, target)
+        ),
+    )
+
+
+def schedule_all(program: Program, targets: Iterable[str] = USUAL) -> tuple[Program, str]:
+    """Returns the program whose attentions all have schedules, and the text that was added. One without any
+    gets those that `attnc.compile` takes, for each of the targets that has kernels for it. Raises
+    DiagnosticError where none has: what the first of them says.
+    """
+    wanted = [target for target in targets if target in TARGETS]
+    scheduled = {schedule.name for schedule in program.schedules}
+    names = [attention.name for attention in program.attentions if attention.name not in scheduled]
+    found = [_chosen(program, name, wanted) for name in names if wanted]
+    text = "\n".join(found)
+    return add_schedules(program, text), text
+
+
+def _chosen(program: Program, name: str, targets: Sequence[str]) -> str:
+    texts, failure = [], None
+    for target in targets:
+
+        def planned(text: str, target: str = target) -> str:
+            plan_program(keep(add_schedules(program, text), name, target))
+            return text
+
+        try:
+            texts.append(first_made(schedules_for(program, name, target), planned)[0])
+        except DiagnosticError as found:
+            failure = failure or found
+    if failure and not texts:
+        raise failure
+    return "\n".join(texts)
 
 
 def _declares_nothing(source: Source) -> Diagnostic:

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from attnc.api.compile import compile_family, first_made, making, need_of, refuse_heads
+from attnc.api.compile import compile_family, making, need_of, refuse_heads
 from attnc.api.fastest import (
     HOPPER,
     NARROW_ROWS,
@@ -24,6 +24,7 @@ from attnc.api.fastest import (
 from attnc.api.repeats import Plan
 from attnc.api.tensors import to_finite
 from attnc.diagnostics import DiagnosticError
+from attnc.diagnostics.attempts import first_made
 from attnc.diagnostics.shown import show_value
 from attnc.model.dtypes import DType
 from attnc.support.memory import make_picker

@@ -23,7 +23,7 @@ from dataclasses import replace
 from functools import cache as once
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, TypeAlias
 
 from attnc.api import fastest
 from attnc.api.family import Family
@@ -38,6 +38,7 @@ from attnc.api.fastest import (
     warn_of_loss,
 )
 from attnc.diagnostics import DiagnosticError, render
+from attnc.diagnostics.attempts import first_made
 from attnc.diagnostics.shown import show_value
 from attnc.resources import resource
 from attnc.runtime.packages import Package, find_package, keep_package, load_package
@@ -52,7 +53,6 @@ if TYPE_CHECKING:
 
 Spec: TypeAlias = str | os.PathLike[str]
 Cache: TypeAlias = bool | str | os.PathLike[str]
-Made = TypeVar("Made")
 
 _NAME = re.compile(r"^[ \t]*(?:attention|projection)[ \t]+(\w+)", re.MULTILINE)
 
@@ -289,19 +289,6 @@ def _package(
     return replace(package, facts={**package.facts, "lost": lost})
 
 
-def first_made(targets: Sequence[str], make: Callable[[str], Made]) -> tuple[Made, DiagnosticError | None]:
-    """Returns what is made for the first target (or by the first schedules) that has kernels for it, and why
-    the first of all has none. Raises what the last says.
-    """
-    failures: list[DiagnosticError] = []
-    for target in targets[:-1]:
-        try:
-            return make(target), next(iter(failures), None)
-        except DiagnosticError as failure:
-            failures.append(failure)
-    return make(targets[-1]), next(iter(failures), None)
-
-
 def refuse_heads(function: str, columns: tuple[int, int], dtype: str, refused: DiagnosticError) -> ValueError:
     """Returns what a caller is told where no target has kernels for heads of D and Dv columns."""
     d, dv = columns
@@ -372,12 +359,12 @@ def _lacks(program: Program, name: str, target: str) -> str:
     """Returns what kernels of a faster target need: a schedule, where they could be made, and those that
     there are do not share the keys of a sequence out.
     """
-    from attnc.build import plan_program
+    from attnc.build import keep, plan_program
 
     if any(schedule.is_decode for schedule in program.schedules if schedule.name == name):
         return ""
     try:
-        plan_program(_only(_add_schedule(program, name, target), name, target))
+        plan_program(keep(_add_schedule(program, name, target), name, target))
     except DiagnosticError:
         return ""
     return f"a schedule of their own for '{name}', or target='{target}'"
@@ -394,14 +381,14 @@ def _package_for(
     """Returns the files for one target. added: schedules for an attention that has none, of which the first
     that compile are taken.
     """
-    from attnc.build import compile_program
+    from attnc.build import add_schedules, compile_program, keep
     from attnc.plan.mask_findings import DENSE
     from attnc.plan.targets import target_of
 
     folder = target_of(target).folder
 
     def made(schedules: str) -> tuple[Source, CompiledSpec]:
-        only = _only(_add(program, schedules), name, target)
+        only = keep(add_schedules(program, schedules), name, target)
         return only.source, compile_program(only, Path(only.source.path).name, tuned, dispatch)
 
     (text, compiled), _ = first_made(added, made)
@@ -422,16 +409,6 @@ def _package_for(
     return Package(files=files, facts=facts)
 
 
-def _only(program: Program, name: str, target: str) -> Program:
-    return replace(
-        program,
-        schedules=tuple(s for s in program.schedules if (s.name, s.target) == (name, target)),
-        projection_schedules=tuple(
-            s for s in program.projection_schedules if (s.name, s.target) == (name, target)
-        ),
-    )
-
-
 def _choose(program: Program, wanted: str | None) -> str:
     names = [attention.name for attention in program.attentions]
     names += [projection.name for projection in program.projections]
@@ -450,34 +427,18 @@ def _choose(program: Program, wanted: str | None) -> str:
 def _schedules_for(
     program: Program, name: str, target: str, deterministic: bool, steps: bool, splits: int | None
 ) -> list[str]:
-    """Returns what is written for an attention without a schedule: the first that compiles is taken. Decode
-    kernels have less than others: dropout, say, is for prompts.
-    """
-    from attnc.plan.targets import schedule_for, schedule_of_steps, steps_for
+    from attnc.build import schedules_for
 
     if target in _list_scheduled(program, name):
         return [""]
-    if name not in [attention.name for attention in program.attentions]:
-        raise ValueError(f"source: the projection '{name}' has no schedule for {target}; write one")
-    if splits is not None:
-        return [schedule_of_steps(program, name, target, splits=splits)]
-    found = steps_for(program, name, target) if steps else ""
-    return [*([found] if found else []), schedule_for(program, name, target, deterministic=deterministic)]
+    return schedules_for(program, name, target, deterministic=deterministic, steps=steps, splits=splits)
 
 
 def _add_schedule(program: Program, name: str, target: str) -> Program:
-    (schedule,) = _schedules_for(program, name, target, deterministic=True, steps=False, splits=None)
-    return _add(program, schedule)
+    from attnc.build import add_schedules, schedules_for
 
-
-def _add(program: Program, schedules: str) -> Program:
-    from attnc.model.resolve import resolve
-    from attnc.syntax.parser import parse, prelude
-
-    if not schedules:
-        return program
-    text = Source(program.source.path, f"{program.source.text.rstrip()}\n\n{schedules}")
-    return resolve(parse(text), prelude())
+    (schedule,) = schedules_for(program, name, target, steps=False)
+    return add_schedules(program, schedule)
 
 
 def _import_family(folder: Path, package: Package) -> Family:

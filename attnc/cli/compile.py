@@ -64,7 +64,9 @@ def compile_(
 ) -> None:
     """Compile specs into modules below generated/.
 
-    Each schedule becomes one readable module for every combination of its params. A module needs torch,
+    Each schedule becomes one readable module for every combination of its params. An attention without a
+    schedule gets those that attnc.compile takes, for every target that has kernels for it; 'attnc explain'
+    prints them. A module needs torch,
     triton or cupy, and the package _support beside the modules; with --standalone it does without the
     package. Files that are up to date are not touched. The files that attnc has written are listed in
     .attnc-manifest: attnc replaces these alone, and removes one when no spec makes it any more, unless it was

@@ -34,7 +34,7 @@ def demo(
 
     Example: attnc demo specs/local_sink.attn
     """
-    from attnc.build import compile_spec, folder_of, front, plan_program, support_outputs
+    from attnc.build import compile_spec, folder_of, front, plan_program, schedule_all, support_outputs
     from attnc.runtime.toolchains import toolchain_of
 
     begin = time.perf_counter()
@@ -43,7 +43,7 @@ def demo(
     outputs = (*compiled.outputs, *support_outputs())
     write_or_refuse(partial(write, outputs, out), out, force=None)
     took = time.perf_counter() - begin
-    program = front(spec)
+    program, _ = schedule_all(front(spec))
     planned = plan_program(program)
     modules = planned.modules
     if planned.projections and not modules:

@@ -70,6 +70,8 @@ def explain(
 
     With --ir it prints the plan of every kernel, as printers receive it: loops, loads, steps, configs.
 
+    Of an attention without a schedule it explains the one that attnc.compile gives it, and prints that, too.
+
     Example: attnc explain specs/causal_gqa.attn --arch sm_80
     """
     for option, is_given in (("--size", size != _SIZE), ("--strategy", strategy is not None)):
@@ -80,7 +82,7 @@ def explain(
 
         explain_ranks(one_spec(spec), attention, variant, target, ranks, size, strategy, as_json=as_json)
         return
-    from attnc.build import front, plan_program
+    from attnc.build import front, plan_program, schedule_all
     from attnc.effort import limit_steps, renew
     from attnc.explain.backward import backward_dict, backward_text, explain_backward
     from attnc.explain.forward import as_dict, as_text
@@ -88,6 +90,7 @@ def explain(
     from attnc.model.elaborate import report_limit
     from attnc.plan.device import DEVICES
     from attnc.plan.ir.text import module_text
+    from attnc.plan.targets import USUAL
 
     if shows_ir and as_json:
         raise Mistake("--ir prints text, not JSON", "leave out one of --ir and --json")
@@ -96,7 +99,11 @@ def explain(
             f"there is no architecture '{arch}'", "".join(did_you_mean(arch, DEVICES)) or ", ".join(DEVICES)
         )
     with limit_steps():
-        program = front(one_spec(spec))
+        program, added = schedule_all(front(one_spec(spec)), USUAL[:1] if target is None else [target])
+        if added and not as_json:
+            note(f"'{spec}' has no schedule for it; this is what attnc.compile takes:")
+            for line in ("", *added.splitlines()):
+                note(line)
         with report_limit("what explains it", program.source.span(0, 0)):
             modules = plan_program(program).modules
             renew()

@@ -281,16 +281,20 @@ def choose_judges(
     every_target: bool = False,
 ) -> tuple[Judge, ...]:
     """Returns the modules that the options leave, those of projections last; without a target, of each
-    attention those for Triton, or for its first target, unless every one is wanted. Raises DiagnosticError,
-    and Mistake when they leave none.
+    attention those for Triton, or for its first target, unless every one is wanted. An attention without a
+    schedule has those that `attnc.compile` gives it. Raises DiagnosticError, and Mistake when they leave
+    none.
     """
-    from attnc.build import front, plan_program
+    from attnc.build import front, plan_program, schedule_all
+    from attnc.plan.targets import USUAL
+
+    wanted = [target] if target is not None else list(USUAL if every_target else USUAL[:1])
 
     programs, planned = [], []
     with progress("plan", len(paths)) as bar:
         for path in paths:
             bar.advance(path.name)
-            programs.append(front(path))
+            programs.append(schedule_all(front(path), wanted)[0])
             planned.append(plan_program(programs[-1]))
     found: list[Judge] = [
         *(Judge(module, _peers(module, plan.modules)) for plan in planned for module in plan.modules),

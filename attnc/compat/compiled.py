@@ -28,7 +28,8 @@ def load_form(form: Form) -> ModuleType:
     """Compiles a form for the first of its targets that has kernels for it: a module with `flash_attention`,
     whose `CALL` has its gradients. ValueError where no tile of such heads fits a GPU.
     """
-    from attnc.api.compile import SpecError, compile_family, first_made, need_of, refuse_heads
+    from attnc.api.compile import SpecError, compile_family, need_of, refuse_heads
+    from attnc.diagnostics.attempts import first_made
 
     def made(target: str) -> ModuleType:
         family = compile_family(

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from attnc.api.compile import SpecError, compile_family, first_made, making, need_of, warn_of_dense_mask
+from attnc.api.compile import SpecError, compile_family, making, need_of, warn_of_dense_mask
 from attnc.api.family import Family
 from attnc.api.fastest import (
     FEW,
@@ -23,6 +23,7 @@ from attnc.api.fastest import (
     targets_of_few,
     warn_of_loss,
 )
+from attnc.diagnostics.attempts import first_made
 from attnc.diagnostics.shown import show_value
 from attnc.flex.spec import CONVERTED, CallLayout, write_spec
 from attnc.flex.trace import Trace

@@ -25,6 +25,8 @@ _ALL: tuple[Target, ...] = (TRITON, *SM80, SM90A)
 
 #: By name; `model.resolve_schedule.TARGETS` has those too for which there are no kernels yet.
 TARGETS: Mapping[str, Target] = MappingProxyType({target.name: target for target in _ALL})
+#: One of each family: what an attention without a schedule is made for.
+USUAL: tuple[str, ...] = (TRITON.name, SM80[0].name, SM90A.name)
 #: What to write in place of a target that is not compiled yet.
 INSTEAD = "a schedule for 'cuda.sm_80' runs on this architecture too"
 

@@ -1,5 +1,6 @@
 """`attnc compile`, `check` and `fmt`: what they write, print and return; and --watch."""
 
+import hashlib
 import json
 import os
 import stat
@@ -46,13 +47,45 @@ def test_the_names_of_variants(run: Run, folder: Path) -> None:
     assert stems == {"__init__", "f16_w16", "f16_w32", "bf16_w16", "bf16_w32"}
 
 
-def test_a_spec_without_a_schedule_makes_no_file_and_says_why(run: Run, folder: Path) -> None:
-    text = TINY.partition("schedule ")[0]
-    for path in folder.glob("specs/*.attn"):
-        path.write_text(text)
+def test_a_spec_without_a_schedule_is_compiled_for_every_target(run: Run, folder: Path) -> None:
+    spec = folder / "specs" / "tiny.attn"
+    spec.write_text(TINY.partition("schedule ")[0])
+    assert run("compile").code == 0
+    assert {path.split("/")[2] for path in files(folder) if path.count("/") > 2} >= {
+        "triton",
+        "cuda_sm_80",
+        "cuda_sm_90a",
+    }
+    text = (folder / "generated" / "tiny" / "triton" / "f16_w16_prompt.py").read_text()
+    assert f"Spec sha256: {hashlib.sha256(spec.read_bytes()).hexdigest()}" in text, "that of the file"
+    assert run("compile", "--check").code == 0
+
+
+def test_a_spec_that_no_target_has_a_kernel_for_says_why(run: Run, folder: Path) -> None:
+    text = TINY.partition("schedule ")[0].replace("64]", "1024]").replace("T[", "f32[")
+    (folder / "specs" / "tiny.attn").write_text(
+        text.replace("  output", "  order = absolute(1024)\n  output")
+    )
     done = run("compile")
-    assert done.code == 0
-    assert "no spec has a schedule that is compiled\n   = help: add one: schedule NAME" in done.err
+    assert done.code == 1
+    assert "error[E06" in done.err
+    assert "write a schedule for the target 'triton'" not in done.err, "there it is refused, too"
+    assert files(folder) == []
+
+
+def test_the_schedule_of_a_spec_without_one_is_explained_and_can_be_kept(run: Run, folder: Path) -> None:
+    spec = folder / "specs" / "tiny.attn"
+    spec.write_text(TINY.partition("schedule ")[0])
+    for target in ("triton", "cuda.sm_80"):
+        done = run("explain", "specs/tiny.attn", "--target", target, "--no-compile")
+        assert done.code == 0
+        assert "has no schedule for it; this is what attnc.compile takes:" in done.err
+        assert f"schedule tiny for {target}" in done.err
+    added = done.err.partition("\n\n")[2]
+    spec.write_text(f"{spec.read_text()}\n{added}")
+    again = run("explain", "specs/tiny.attn", "--target", "cuda.sm_80", "--no-compile")
+    assert again.out.partition("because")[0] == done.out.partition("because")[0]
+    assert again.err == ""
 
 
 def test_compiling_again_touches_nothing(run: Run, folder: Path) -> None:
