@@ -150,8 +150,32 @@ def is_hidden(value: Any) -> bool:
     )
 
 
+def is_unknown(value: Any) -> bool:
+    """Returns whether a number is one that torch.compile has no value of: of those that are hidden,
+    np.float64 has one.
+    """
+    if not is_hidden(value):
+        return False
+    return isinstance(value, torch.Tensor) or torch.as_tensor(value).dtype is not torch.float64
+
+
+def is_true(name: str, value: Any) -> bool:
+    """Returns a flag as Python's own. TypeError for one that torch.compile has no value of."""
+    if is_unknown(value):
+        raise TypeError(f"{name}: {_HIDDEN}: give bool({name.rpartition(' ')[2]})")
+    return bool(value)
+
+
+#: Why torch.compile refuses what kernels are chosen by.
+_HIDDEN = "expected a number of Python's under torch.compile, which has no value of NumPy's and of tensors"
+
+
 def to_float(name: str, value: Any) -> float:
-    """Returns a number of Python's, NumPy's or torch's as Python's own. TypeError for what is none."""
+    """Returns a number of Python's, NumPy's or torch's as Python's own. TypeError for what is none, and for
+    one that torch.compile has no value of.
+    """
+    if is_unknown(value):
+        raise TypeError(f"{name}: {_HIDDEN}: give float({name.rpartition(' ')[2]})")
     if isinstance(value, int | float) or hasattr(value, "__float__"):
         try:
             return float(value)

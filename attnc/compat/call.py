@@ -22,6 +22,8 @@ from attnc.api.tensors import (
     GivenTensors,
     draw_seed,
     is_hidden,
+    is_true,
+    is_unknown,
     refuse_gradients,
     to_dropout,
     to_finite,
@@ -112,27 +114,37 @@ def rows(x: torch.Tensor) -> torch.Tensor:
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
-def window(function: str, causal: bool, window_size: Any) -> tuple[bool, int | None, int | None]:
-    """Returns (causal, left, right) of a mask; None: no bound. Causal is a right of 0, whatever the window
-    says.
+def window(function: str, causal: Any, window_size: Any) -> tuple[bool, Any, Any]:
+    """Returns (causal, left, right) of a mask; None: no bound; a tensor: of torch.compile. Causal is a right
+    of 0, whatever the window says.
     """
+    causal = is_true(f"{function}: causal", causal)
     try:
-        if any(isinstance(bound, float) for bound in window_size):
-            raise TypeError
-        left, right = (-1 if bound is None else int(bound) for bound in window_size)
+        left, right = map(_bound, window_size)
     except (TypeError, ValueError):
         raise ValueError(
             f"{function}: window_size: expected (left, right), -1 for no bound, got {show_value(window_size)}"
         ) from None
-    causal = bool(causal) or right == 0
-    return (
-        causal,
-        min(left, _FAR) if left >= 0 else None,
-        min(right, _FAR) if right >= 0 and not causal else None,
-    )
+    causal = causal or (isinstance(right, int) and right == 0)
+    return causal, left, None if causal else right
 
 
-def number(value: float, dtype: torch.dtype, device: torch.device) -> torch.Tensor | float:
+def _bound(given: Any) -> Any:
+    """Returns a bound of a window, None for none; a tensor where torch.compile knows no more, which then is
+    far from the query if there is none.
+    """
+    if is_hidden(given):
+        bound = torch.as_tensor(given)
+        if bound.is_floating_point():
+            raise TypeError
+        return torch.where(bound < 0, _FAR, bound).clamp(max=_FAR).int()
+    if isinstance(given, float):
+        raise TypeError
+    reach = -1 if given is None else int(given)
+    return min(reach, _FAR) if reach >= 0 else None
+
+
+def number(value: Any, dtype: torch.dtype, device: torch.device) -> Any:
     """Returns a scalar as kernels take it: on the device, the same tensor for the same value.
 
     What is made while a graph is captured belongs to the graph, what is made under a mode of torch's (fake
@@ -309,8 +321,8 @@ class Call:
             scale = torch.as_tensor(scale, dtype=torch.float32, device=device)
         elif scale is not None:
             scale = to_finite(f"{self._name}: softmax_scale", scale)
-        cap = 0.0 if softcap is None else to_finite(f"{self._name}: softcap", softcap)
-        if cap > 0:
+        cap = self._cap_of(softcap)
+        if isinstance(cap, torch.Tensor) or cap > 0:
             inner = (self._form["size"] ** -0.5 if scale is None else scale) / cap
             self._tensors["cap"] = number(cap, torch.float32, device)
             self._tensors["softmax_scale"] = number(inner, torch.float32, device)
@@ -334,27 +346,45 @@ class Call:
         if sink is not None:
             self._form["sink"] = True
 
+    def _cap_of(self, softcap: Any) -> Any:
+        """Returns a softcap, 0 for none. What torch.compile has no value of is held to be one when the graph
+        runs.
+        """
+        if softcap is None:
+            return 0.0
+        if not is_unknown(softcap):
+            return to_finite(f"{self._name}: softcap", softcap)
+        cap = torch.as_tensor(softcap, dtype=torch.float32)
+        torch._assert_async(cap > 0, f"{self._name}: softcap: expected more than 0; for none give 0.0 itself")
+        return cap.to(self._tensors["q"].device)
+
     def mask(self, causal: bool, window_size: Window) -> None:
         device = self._tensors["q"].device
         is_causal, left, right = window(self._name, causal, window_size)
         if is_causal:
             self._form["causal"] = True
         for side, bound in (("left", left), ("right", right)):
-            if bound is not None:
+            if isinstance(bound, torch.Tensor):
+                self._tensors[f"window_{side}"], self._form[side] = bound.to(device), True
+            elif bound is not None:
                 self._tensors[f"window_{side}"] = number(bound, torch.int32, device)
                 self._form[side] = True
 
-    def hurry(self, deterministic: bool) -> None:
+    def hurry(self, deterministic: Any) -> None:
         """Takes the fastest gradients, whose bits may differ from run to run, where neither the caller nor
         PyTorch asks for deterministic ones.
         """
-        self._is_fast = not deterministic and not torch.are_deterministic_algorithms_enabled()
+        same_bits = is_true(f"{self._name}: deterministic", deterministic)
+        self._is_fast = not same_bits and not torch.are_deterministic_algorithms_enabled()
 
-    def drop(self, p: float, seed: torch.Tensor | None = None) -> None:
+    def drop(self, p: Any, seed: torch.Tensor | None = None) -> None:
         """Adds dropout. seed: of an earlier call; drawn from torch's generator if left out."""
-        p = to_dropout(f"{self._name}: dropout_p", p)
-        if p:
-            device = self._tensors["q"].device
+        device = self._tensors["q"].device
+        if is_unknown(p):
+            p = torch.as_tensor(p, dtype=torch.float32, device=device)
+        else:
+            p = to_dropout(f"{self._name}: dropout_p", p)
+        if isinstance(p, torch.Tensor) or p:
             self._tensors["dropout_p"] = number(p, torch.float32, device)
             self._tensors["seed"] = draw_seed(device) if seed is None else seed
             self._form["dropout"] = True
