@@ -50,7 +50,7 @@ def check_lowerable(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic
     yield from refuse_combine_keys(schedule)
     if schedule.is_decode:
         by_rows = lists_rows(variant.attention, schedule, target)
-        yield from refuse_decoding(variant, knobs, target, by_rows=by_rows)
+        yield from refuse_decoding(variant, schedule, target, by_rows=by_rows)
     yield from check_softmax(variant, schedule, target)
     yield from check_order(variant, schedule, target)
     yield from refuse_backward(variant, schedule, target)
@@ -111,12 +111,12 @@ def refuse_combine_keys(schedule: Schedule) -> Iterator[Diagnostic]:
 
 
 def refuse_decoding(
-    variant: Variant, knobs: Mapping[str, Knob], target: Target, *, by_rows: bool
+    variant: Variant, schedule: Schedule, target: Target, *, by_rows: bool
 ) -> Iterator[Diagnostic]:
     """Yields what the decode kernel cannot do: it has one loop over the keys, and rows from one sequence.
     by_rows: packed sequences are one, since each query has a list of rows.
     """
-    attention = variant.attention
+    attention, knobs = variant.attention, schedule.forward
     for key in ("loops", "persistent", "order"):
         knob = knobs.get(key)
         if knob is None:
@@ -137,9 +137,12 @@ def refuse_decoding(
         span = attention.q.storage.span
         message = "a kernel for decoding (split.kv, pack) needs q to be an ordinary tensor"
         yield unsupported(message, span, "q is packed here", *_beside_lists(attention))
-    if attention.softmax.dropout is not None:
+    if attention.softmax.dropout is not None and not target.draws_decoded(variant, schedule):
         yield unsupported(
-            "the decode kernel has no dropout", attention.softmax.span, "a probability is drawn to be dropped"
+            "the decode kernel has no dropout",
+            attention.softmax.span,
+            "a probability is drawn to be dropped",
+            "write 'loops = [q, kv]', without split.kv and pack",
         )
 
 

@@ -124,6 +124,8 @@ def plan_decode(
         softmax, score = plan_softmax(attention, default, names)
     else:
         softmax, score = plan_softmax(folded, default, names, _of_row)
+    if pack is not None and softmax.dropout is not None:
+        softmax = replace(softmax, dropout=replace(softmax.dropout, head=_of_row(softmax.dropout.head)))
     v_scale = plan_key_scale(attention, names)
     of_tile = None if pack is None else plan_epilogue(attention, names.apart())
     epilogue = plan_epilogue(folded, names)

@@ -268,6 +268,10 @@ class Target(ABC):
         """Returns how much faster a multiprocessor reads keys while others idle."""
         return PAGED_IDLE_GAIN if attention.k.storage.is_paged else IDLE_GAIN
 
+    def draws_decoded(self, variant: Variant, schedule: Schedule) -> bool:
+        """Returns whether the kernel of a schedule that decodes draws what dropout keeps."""
+        return False
+
     def reads_words(self, layout: Layout | None) -> bool:
         """Returns whether kernels that decode load words of bits once for the keys of a tile."""
         return False

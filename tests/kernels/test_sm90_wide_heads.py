@@ -6,11 +6,13 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
+from attnc.target.files import render_files
 from attnc.verify.case import Case
 from attnc.verify.check import check
+from attnc.verify.subject import subject_of
 from tests.by_day import some_by_day
 from tests.targets import needs_gxx
-from tests.verify.judging import spec, subject_with_changes
+from tests.verify.judging import modules_of, spec, subject_with_changes
 
 pytestmark = [needs_gxx, pytest.mark.slow]
 
@@ -130,6 +132,93 @@ def test_one_gradient_and_no_lse_where_nobody_asks_for_them() -> None:
     )
     found = check(made, Case(dims={"B": 1, "Hkv": 1, "G": 1, "M": 2, "N": 40}), fills=("nan",))
     assert found.ok, found.message
+
+
+def trained(
+    score: str = "dot(q, k) / 20",
+    normalize: str = "softmax",
+    *,
+    more: Sequence[str] = (),
+    mask: str = "causal",
+    d: int = 264,
+    dv: int = 264,
+    grads: str = "q, k, v",
+    packed: bool = False,
+) -> str:
+    rows, ends, storage = (
+        ("T", ("input ends: i32[B + 1]",), " via ragged(ends)") if packed else ("B, M", (), "")
+    )
+    keys = "T" if packed else "B, N"
+    lines = [
+        f"input q: bf16[{rows}, Hkv * G, {d}]{storage}",
+        f"input k: bf16[{keys}, Hkv, {d}]{storage}",
+        f"input v: bf16[{keys}, Hkv, {dv}]{storage}",
+        *ends,
+        *more,
+        f"score = {score}",
+        *(("weight = score * sigmoid(score) / N",) if normalize == "none" else ()),
+        f"mask = {mask}",
+        f"normalize = {normalize}",
+        f"output o: bf16[{rows}, Hkv * G, {dv}]",
+        f"grad {grads}",
+    ]
+    return spec(lines, "loops = [kv], pack = gqa", target="cuda.sm_90a")
+
+
+DRAWS = ("input rate: f32[]", "input draws: i64[]")
+DROPOUT = "softmax(dropout = rate, seed = draws)"
+#: Gradients whose ds needs more than p: its slope, a sign, what is kept, the keys behind it. Kernels of
+#: `mma.sync` make the last three.
+TRAINED = {
+    "temperatures": trained("softcap(dot(q, k) * heat[h], 30)", more=("input heat: f32[Hkv * G]",), d=320),
+    "weights": trained(normalize="none", dv=72),
+    "packed_weights": trained(normalize="none", packed=True, d=320),
+    "softpick": trained(normalize="softpick", dv=320),
+    "packed_softpick": trained(normalize="softpick", packed=True),
+    "dropout": trained(normalize=DROPOUT, more=DRAWS, d=320),
+    "packed_dropout": trained("softcap(dot(q, k) / 20, 30)", DROPOUT, more=DRAWS, packed=True),
+    "dropout_in_gaps": trained(normalize=DROPOUT, more=DRAWS, mask="kv_idx % 3 != 1 and window(40, 9)"),
+    "sticks": trained(normalize="stick_breaking", d=288),
+    "capped_softpick": trained("softcap(dot(q, k) / 20, 30)", "softpick"),
+    "bias": trained("dot(q, k) / 20 + w[h, kv_idx]", more=("input w: f32[Hkv * G, N]",), grads="q, k, v, w"),
+}
+
+
+@pytest.mark.one_in(3)
+@pytest.mark.parametrize("kind", some_by_day(TRAINED, of=3))
+def test_other_forms_of_wide_heads_have_gradients(kind: str) -> None:
+    made = subject_with_changes(TRAINED[kind])
+    for seed, sizes in enumerate(((1, 1, 2, 33, 100), (2, 2, 2, 70, 40))):
+        dims = dict(zip(("B", "Hkv", "G", "M", "N"), sizes, strict=True))
+        if kind.startswith("packed"):
+            dims["N"] = dims["M"]
+        found = check(made, Case(dims=dims, seed=seed, config=seed % len(made.configs)), fills=("nan",))
+        assert found.ok, (dims, found.message)
+
+
+#: By name: the attention, what is changed in its text, and the gradient that shows it.
+BUGS_OF_FORMS: Mapping[str, tuple[str, str, str, str]] = {
+    "no_slope": ("temperatures", "(1.0f - t * t)", "1.0f", "dq|dk"),
+    "a_sign_is_lost": ("softpick", "copysignf(p, value)", "p", "dq|dk"),
+    "dp_of_all": ("dropout", "dp * keep_scale : 0.0f", "dp * keep_scale : dp", "dq|dk"),
+    "o_of_all": ("dropout", "& 1 ? scores[j][i] : 0.0f", "& 1 ? scores[j][i] : scores[j][i]", "o"),
+    "the_others_stick_is_whole": ("sticks", "alpha[r] = exp2_(-broken);", "alpha[r] = 1.0f;", "o"),
+    "a_part_of_the_rest_is_lost": ("sticks", "rest[r] += broken;", "", "d"),
+}
+
+
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize("bug", BUGS_OF_FORMS)
+def test_what_is_wrong_in_other_forms_shows(bug: str) -> None:
+    kind, text, instead, told = BUGS_OF_FORMS[bug]
+    (module,) = modules_of(TRAINED[kind])
+    files = render_files(module, path="a.attn", sha256="")
+    changed = {name: file.replace(text, instead) for name, file in files.items() if text in file}
+    assert changed
+    dims = {"B": 1, "Hkv": 1, "G": 2, "M": 70, "N": 200}
+    found = check(subject_of(module, changed), Case(dims=dims), fills=("nan",))
+    assert not found.ok
+    assert any(found.message.startswith(part) for part in told.split("|")), found.message
 
 
 #: By name: what is changed in the text of the causal kernel, and what shows.

@@ -17,6 +17,7 @@ from attnc.plan.sm90.latent import (
     refuse_latent_gradients,
     refuse_wide_gradients,
     share_products,
+    shares_wide_gradients,
 )
 from attnc.plan.targets import schedule_for
 from tests.model.resolving import resolve_text
@@ -192,24 +193,49 @@ def test_wide_heads_have_gradients_without_a_word_in_the_schedule() -> None:
     ("words", "told"),
     [
         ({"d": "256", "dv": "256"}, "the decode kernel has no backward"),
-        ({"normalize": "none"}, "these kernels make p from the score and lse"),
-        ({"d": "504"}, "two warpgroups share multiples of 64 columns, 128 to 512, not 504 and 512"),
-        ({"d": "64"}, "two warpgroups share multiples of 64 columns, 128 to 512, not 64 and 512"),
-        ({"dv": "576"}, "two warpgroups share multiples of 64 columns, 128 to 512, not 512 and 576"),
-        (
-            {"score": "softcap(dot(q, k), 20)"},
-            "of ds, p is one factor, and the other a constant here: no soft caps, no dropout",
-        ),
+        ({"d": "64"}, "two warpgroups share 72 to 512 columns, not 64 and 512"),
+        ({"dv": "576"}, "two warpgroups share 72 to 512 columns, not 512 and 576"),
         (
             {"extra": "input w: f32[G]", "score": "dot(q, k) + w[h]", "grads": "q, k, w"},
-            "these kernels make the gradients of q, k and v alone",
+            "gradients of what the score reads have 288 columns at most, not 512",
         ),
-        ({"mask": "kv_idx <= q_pos + h"}, "one mask for all heads that share the keys"),
     ],
 )
 def test_why_wide_heads_have_no_gradients(words: dict[str, str], told: str) -> None:
     assert refuse_wide_gradients(wide_attention(**words)) == told
     assert refuse_wide_gradients(wide_attention()) == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "shared"),
+    [
+        ({}, True),
+        ({"d": "504", "dv": "264"}, True),
+        ({"normalize": "none"}, True),
+        ({"normalize": "softpick"}, True),
+        ({"extra": "input draws: i64[]", "normalize": "softmax(dropout = 0.5, seed = draws)"}, True),
+        ({"score": "softcap(dot(q, k), 20)"}, True),
+        ({"score": "softcap(dot(q, k), 20)", "normalize": "softpick"}, False),
+        ({"normalize": "stick_breaking"}, False),
+        ({"mask": "kv_idx <= q_pos + h"}, False),
+        (
+            {
+                "extra": "input w: f32[G]",
+                "score": "dot(q, k) + w[h]",
+                "grads": "q, k, w",
+                "d": "288",
+                "dv": "288",
+            },
+            False,
+        ),
+    ],
+)
+def test_which_gradients_of_wide_heads_two_warpgroups_share(words: dict[str, str], *, shared: bool) -> None:
+    assert refuse_wide_gradients(wide_attention(**words)) == ""
+    assert shares_wide_gradients(wide_attention(**words)) is shared
+    (module,) = modules_of(of_wide_heads(**words))
+    assert module.backward is not None
+    assert isinstance(module.backward.layout, WideBackward) is shared
 
 
 # --- which products two warpgroups share

@@ -138,7 +138,7 @@ class _BackwardRolePlanner:
             searches_together=self._searches_together(),
             packs_p=packs_p,
             p_first=p_first,
-            begins_dp=p_first and kernel.softmax.normalises and not kernel.softmax.rectifies,
+            begins_dp=self._begins_dp(p_first),
             gives_p=plan.gives_p and not over_q,
             apart=self._has_apart_consumers(),
             clears_queries=not over_q and (attention.q.storage.is_packed or "M" in attention.lengths),
@@ -156,6 +156,13 @@ class _BackwardRolePlanner:
             dkdv=None if over_q else self._plan_keys(late, is_cut=is_cut),
             latent=share_products(plan, kind) if isinstance(plan, LatentBackward) else None,
         )
+
+    def _begins_dp(self, p_first: bool) -> bool:
+        """Returns whether ds is a multiple of dp - delta, so that the product can start from -delta."""
+        softmax = self.kernel.softmax
+        changes_dp = softmax.rectifies or softmax.dropout is not None
+        shares = isinstance(self.plan, LatentBackward)  # of which one makes p, in any case
+        return (p_first or shares) and softmax.normalises and not changes_dp
 
     def _has_apart_consumers(self) -> bool:
         plan, kernel = self.plan, self.kernel

@@ -145,11 +145,9 @@ def _too_wide(tensor: Tensor, attention: Attention) -> Diagnostic:
     """Returns why a kernel that walks over keys for each tile of queries does not have such heads, which that
     for decoding may have.
     """
-    size, why, kernel = feature(tensor), "", "the kernel of 'loops = [kv]', which has wider heads,"
+    size, why = feature(tensor), ""
     if feature(attention.v) > 2 * WIDEST:
         why = f"two warpgroups share up to {2 * WIDEST} columns"
-    elif attention.softmax.dropout is not None:
-        why = f"{kernel} has no dropout"
     elif attention.grads and not attention.v.storage.is_part:
         why = refuse_wide_gradients(attention)
     return unsupported(

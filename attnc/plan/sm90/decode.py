@@ -122,16 +122,6 @@ def check_sm90_decode(variant: Variant, schedule: Schedule) -> Iterator[Diagnost
             "rows come by way of registers, where values are in the keys and two warpgroups multiply",
             "write 'consumers = 2'" if in_k else "write a schedule for the target 'triton'",
         )
-    form = attention.softmax.form
-    if layout.consumers == 2 and form == "stick_breaking":
-        yield unsupported(
-            f"'normalize = {form}' is not lowered where two warpgroups share the columns of o",
-            attention.softmax.span,
-            "they take turns at tiles of keys, each of which leaves a part of what the other has summed",
-            f"remove 'consumers': one warpgroup has up to {WIDEST} columns"
-            if dv <= WIDEST
-            else "write a schedule for the target 'triton'",
-        )
     shares = layout.consumers == 2 and layout.v_in_k
     lazy = attention.segment is not None and layout.consumers == 1
     yield from check_decode_knobs(knobs, schedule, shares=shares, lazy=lazy)
@@ -145,6 +135,16 @@ def check_decode_knobs(
     """
     for knob in knobs.values():
         yield from _knob(knob, schedule.target, shares=shares, lazy=lazy)
+
+
+def draws_decoded(variant: Variant, schedule: Schedule) -> bool:
+    """Returns whether two warpgroups draw what dropout keeps, each of its own tiles."""
+    attention = variant.attention
+    return (
+        sm90_decode_layout(variant, schedule).consumers == 2
+        and not narrow_of(attention)
+        and not lists_blocks(attention)
+    )
 
 
 def page_of(attention: Attention) -> int:

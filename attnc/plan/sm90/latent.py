@@ -32,7 +32,7 @@ from attnc.plan.gradients import find_score_inputs, has_constant_slope
 from attnc.plan.layout import KernelName
 from attnc.plan.signature import feature, has_rows, kv_heads
 from attnc.plan.sm80.backward import plan_cuda_backward
-from attnc.plan.sm80.layout import CudaLayout, over_rows
+from attnc.plan.sm80.layout import GRANULE, CudaLayout, over_rows
 from attnc.plan.sm90.backward import Sm90Backward
 from attnc.plan.sm90.layout import PIECE, WGMMA_ROWS, WIDEST
 
@@ -47,6 +47,8 @@ _MOST_PIECES = 5
 _PIECES = 6
 #: Columns of a head beyond which its gradients are shared, and up to which they are.
 _NARROWEST, _WIDEST = 256, 512
+#: The same of kernels of mma.sync that sum gradients of what the score reads, too.
+_WIDEST_BESIDE_SUMS = 288
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +119,7 @@ class WideBackward(LatentBackward):
         buffers = {
             **tiles[kernel],
             "p": rows * keys * 4,  # and ds, in the place of p that was read
-            "rows": 0 if over_rows(kernel) else _STAGES * 2 * rows * 4,
+            "rows": _STAGES * 2 * rows * 4 if self.reads_rows and not over_rows(kernel) else 0,
             "barriers": _BARRIERS,
         }
         return {name: size for name, size in buffers.items() if size}
@@ -159,6 +161,8 @@ def refuse_latent_gradients(attention: Attention) -> str:
         return f"{d} and {dv} columns are no multiples of {PIECE}"
     if pieces - pieces // 2 > _MOST_PIECES or pieces < 2:
         return f"two warpgroups share {2 * PIECE} to {2 * _MOST_PIECES * PIECE} columns of sums, not {d}"
+    if not has_constant_slope(attention) or attention.softmax.dropout is not None:
+        return "of ds, p is one factor, and the other a constant here: no soft caps, no dropout"
     # of the kernel for dq: Q and dO of 64 rows, and two tiles of K
     held = (WGMMA_ROWS * (d + dv) + _STAGES * _ROWS * d) * 2 + WGMMA_ROWS * _ROWS * 6 + _BARRIERS
     if held > DEVICES["sm_90"].shared_per_block:
@@ -173,20 +177,30 @@ def refuse_wide_gradients(attention: Attention) -> str:
     d, dv = feature(attention.q), feature(attention.v)
     if max(d, dv) <= _NARROWEST:
         return "the decode kernel has no backward"
-    if attention.softmax.form != "softmax":
-        return "these kernels make p from the score and lse"
-    if d % PIECE or dv % PIECE or min(d, dv) < 2 * PIECE or max(d, dv) > _WIDEST:
-        return (
-            f"two warpgroups share multiples of {PIECE} columns, {2 * PIECE} to {_WIDEST}, not {d} and {dv}"
-        )
+    if min(d, dv) <= PIECE or max(d, dv) > _WIDEST:
+        return f"two warpgroups share {PIECE + GRANULE} to {_WIDEST} columns, not {d} and {dv}"
     if not (has_rows(attention) and attention.q.dtype != DType.F32):
         return "the decode kernel has no backward"
-    return _refuse_shared(attention, "q", "k", "v")
+    if find_score_inputs(attention) and max(d, dv) > _WIDEST_BESIDE_SUMS:
+        return (
+            f"gradients of what the score reads have {_WIDEST_BESIDE_SUMS} columns at most, not {max(d, dv)}"
+        )
+    return ""
+
+
+def shares_wide_gradients(attention: Attention) -> bool:
+    """Returns whether two warpgroups share those gradients: of ds, the first hands on what dp - delta is
+    multiplied by, one number for each element. Others are made by the kernels of mma.sync: of sticks, where a
+    key's ds depends on those behind it, and of softpick beside a slope, since ds needs the sign of the score,
+    too.
+    """
+    form = attention.softmax.form
+    if form == "stick_breaking" or (form == "softpick" and not has_constant_slope(attention)):
+        return False
+    return not _refuse_shared(attention, "q", "k", "v")
 
 
 def _refuse_shared(attention: Attention, *grads: str) -> str:
-    if not has_constant_slope(attention) or attention.softmax.dropout is not None:
-        return "of ds, p is one factor, and the other a constant here: no soft caps, no dropout"
     if find_score_inputs(attention) or {"q", "k", "v"} & set(attention.grads) - set(grads):
         *others, last = grads
         return f"these kernels make the gradients of {', '.join(others)} and {last} alone"

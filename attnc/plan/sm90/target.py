@@ -20,7 +20,7 @@ from attnc.plan.fitting import TileShape
 from attnc.plan.ir import Forward, Module, OutputKernel
 from attnc.plan.ir.backward import BackwardKernel
 from attnc.plan.layout import BackwardLayout, Estimate, KernelName, Layout, Which
-from attnc.plan.signature import feature
+from attnc.plan.signature import feature, normalise
 from attnc.plan.sm80 import Sm80
 from attnc.plan.sm80.forward import cuda_layout
 from attnc.plan.sm80.layout import CudaBackwardLayout, CudaLayout
@@ -48,6 +48,7 @@ from attnc.plan.sm90.decode import (
     FEW_TILES,
     LATENT_IDLE_GAIN,
     LATENT_TRIPS,
+    draws_decoded,
     sm90_decode_configs,
     sm90_decode_estimate,
     sm90_decode_layout,
@@ -60,6 +61,7 @@ from attnc.plan.sm90.latent import (
     plan_wide_backward,
     refuse_latent_gradients,
     refuse_wide_gradients,
+    shares_wide_gradients,
 )
 from attnc.plan.sm90.layout import PIECE, TURN_THREADS, WGMMA_ROWS, WIDEST, Sm90Layout, hopper
 from attnc.plan.sm90.narrow import (
@@ -228,7 +230,7 @@ class Sm90a(Target):
         layout = replace(cuda_layout(variant, default, schedule), arch=DEVICES["sm_90"].arch)
         if variant.attention.v.storage.is_part:
             return plan_latent_backward(variant, schedule, layout)
-        if schedule.is_decode:
+        if schedule.is_decode and shares_wide_gradients(normalise(variant.attention)):
             return plan_wide_backward(variant, schedule, layout)
         return plan_sm90_backward(variant, schedule, layout)
 
@@ -255,6 +257,9 @@ class Sm90a(Target):
     def idle_gain(self, attention: Attention) -> float:
         is_latent = attention.v.storage.is_part and feature(attention.v) > WIDEST
         return LATENT_IDLE_GAIN if is_latent else Target.idle_gain(self, attention)
+
+    def draws_decoded(self, variant: Variant, schedule: Schedule) -> bool:
+        return not has_keys_of_warps(schedule) and draws_decoded(variant, schedule)
 
     def reads_words(self, layout: Layout | None) -> bool:
         return isinstance(layout, Sm90DecodeLayout) and not layout.by_warps

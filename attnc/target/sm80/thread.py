@@ -84,8 +84,9 @@ class ThreadRows:
 
     @property
     def have_heads(self) -> bool:
-        sink = self.kernel.softmax.sink
+        sink, dropout = self.kernel.softmax.sink, self.kernel.softmax.dropout
         found = (*self.expressions(), *(() if sink is None else (sink,)))
+        found += () if dropout is None else (dropout.head,)
         return bool(self.group) and any(
             isinstance(node, Ref) and node.name == "h" for expr in found for node in walk(expr)
         )

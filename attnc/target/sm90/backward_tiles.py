@@ -72,7 +72,7 @@ class Sm90BackwardText(CudaBackwardText):
         from_last = roles.turns is not None and roles.turns.from_last
         self.loop = replace(self.loop, ascends=planned.over_q or from_last)
         self.search_lanes = "32" if roles.searches_together else ""
-        if self.latent is not None:
+        if self.latent is not None and not self.latent.apart:  # p^T do takes p without the factor of ds
             self.factors = Factors(planned, self.sums, at_once=True)
             self.chain = replace(self.chain, slope=None)
         columns = list_sum_columns(planned, roles, self.layout)
