@@ -87,10 +87,10 @@ CPP = frozenset((
 )) | {f"{function}f" for function in REAL}  # fmt: skip
 #: Names in CUDA kernels that no text of theirs has, since they are put together where it is filled in.
 CUDA_MADE = frozenset((
-    "A_BY_ROWS", "after_qk", "after_v", "all_see_hi", "ask_for_k_scales", "ask_for_v_scales", "at_first",
-    "at_first_2", "at_first_3", "at_first_4", "at_qk", "at_v", "B_BY_ROWS", "below_qk", "below_v",
-    "convert_k", "convert_v", "copy_k", "copy_k_pages", "copy_pages", "copy_qk_rows", "copy_v",
-    "copy_v_pages", "copy_v_rows", "dk_map", "do_map", "dq_map", "ds_place", "dv_map", "h_first", "k_map",
+    "A_BY_ROWS", "all_see_hi", "ask_for_k_scales", "ask_for_v_scales", "at_first",
+    "at_first_2", "at_first_3", "at_first_4", "B_BY_ROWS",
+    "convert_k", "convert_v", "copy_k", "copy_v",
+    "dk_map", "do_map", "dq_map", "ds_place", "dv_map", "h_first", "k_map",
     "K_SCALES", "K_SCALES_AT", "K_SCALES_OF_LANE", "k_x", "Keeps", "kv_start", "list_length",
     "load_k_scales", "load_v_scales", "look_up_k_rows", "look_up_v_rows", "lse_splits", "number", "o_map",
     "of_key", "of_key_2", "of_key_3", "of_key_4", "of_pair", "others", "part", "q_end", "q_from", "q_map",

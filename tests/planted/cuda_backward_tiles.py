@@ -62,8 +62,8 @@ BUGS: tuple[CudaBug, ...] = (
         attention="full",
         file=_DKDV,
         story="rows were stored by other threads than those that put them into shared memory",
-        anchor="1.0f); __syncthreads(); store_rows",
-        patch="1.0f); store_rows",
+        anchor="1.0f); __syncthreads(); store_matrix",
+        patch="1.0f); store_matrix",
     ),
     # Shared memory and fragments
     CudaBug(
@@ -79,8 +79,8 @@ BUGS: tuple[CudaBug, ...] = (
         attention="full",
         file=_DKDV,
         story="0 * NaN: what lies behind q and do reached dk and dv through weights of 0",
-        anchor="first + row + i < stop &&",
-        patch="true &&",
+        anchor="source, first + row + i < stop &&",
+        patch="source, true &&",
     ),
     CudaBug(
         name="p^T with its halves exchanged",
@@ -95,8 +95,8 @@ BUGS: tuple[CudaBug, ...] = (
         attention="alibi",
         file=_DKDV,
         story="dP wants the rows of do as they are, dV wants them transposed",
-        anchor="ldmatrix_x4_trans(b, after",
-        patch="ldmatrix_x4(b, after",
+        anchor="u32 b[4]; ldmatrix_x4_trans(b, after<WIDTH>(first,",
+        patch="u32 b[4]; ldmatrix_x4(b, after<WIDTH>(first,",
     ),
     CudaBug(
         name="queries of another part",

@@ -37,8 +37,8 @@ BUGS: tuple[CudaBug, ...] = (
         name="keys of V in the order of memory",
         attention="single",
         story="P has keys 2t and 2t + 1 where the instruction wants t and t + 4, and V was not read so",
-        anchor="v_first = address(v_tile + at(key + lane % 4 * 2, lane / 16) + lane / 4 % 4);",
-        patch="v_first = address(v_tile + at(key + lane % 4, lane / 16) + lane / 4 % 4);",
+        anchor="first = address(right + at<WIDTH>(row + lane % 4 * 2, lane / 16) + lane / 4 % 4);",
+        patch="first = address(right + at<WIDTH>(row + lane % 4, lane / 16) + lane / 4 % 4);",
     ),
     CudaBug(
         name="P in the order of its registers",
@@ -51,8 +51,8 @@ BUGS: tuple[CudaBug, ...] = (
         name="the next row where the last one lies",
         attention="single",
         story="neighbouring rows have their chunks in another order",
-        anchor="return (place ^ 16) + D * sizeof(element);",
-        patch="return place + D * sizeof(element);",
+        anchor="PERIOD<WIDTH> == 8 ? place ^ 16 : place",
+        patch="place",
     ),
     # Gradients
     CudaBug(
@@ -67,16 +67,16 @@ BUGS: tuple[CudaBug, ...] = (
         name="corrections of scores not added",
         attention="single",
         story="the small products were summed, and forgotten",
-        anchor="products[i][j][e] += correction(small[i][j][e]);",
-        patch="products[i][j][e] += 0.0f;",
+        anchor="products[i][j][e] += correction(small[i][j][e]); } // Accumulator pieces",
+        patch="products[i][j][e] += 0.0f; } // Accumulator pieces",
         file="backward_dkdv",
     ),
     CudaBug(
         name="queries in the order of memory",
         attention="single",
         story="p^T has queries 2t and 2t + 1 where the instruction wants t and t + 4, and do was not read so",
-        anchor="first = address(right + at<WIDTH>(lane % 4 * 2, lane / 16) + lane / 4 % 4);",
-        patch="first = address(right + at<WIDTH>(lane % 4, lane / 16) + lane / 4 % 4);",
+        anchor="first = address(right + at<WIDTH>(row + lane % 4 * 2, lane / 16) + lane / 4 % 4);",
+        patch="first = address(right + at<WIDTH>(row + lane % 4, lane / 16) + lane / 4 % 4);",
         file="backward_dkdv",
     ),
     CudaBug(

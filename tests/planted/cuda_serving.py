@@ -17,8 +17,8 @@ BUGS: tuple[CudaBug, ...] = (
         name="rows past the end of a page's sequence copied",
         attention="chunked_prefill",
         story="the rest of the last page is what its owner before left there, and 0 * NaN is NaN",
-        anchor="from, first + row + i < stop);",
-        patch="from, true);",
+        anchor="from, first + row + i < stop &&",
+        patch="from, true &&",
     ),
     CudaBug(
         name="one page for all rows of a tile",

@@ -67,8 +67,8 @@ BUGS: tuple[Bug, ...] = (
         name="rows of the first 4096",
         attention="causal_gqa",
         story="the table of tiles had room for 4096 rows",
-        anchor="store_o(outputs, q_tile, q_lo, M);",
-        patch="store_o(outputs, q_tile, q_lo, min(M, 4096));",
+        anchor="store_rows<DV, DV, BLOCK_M>(outputs, q_tile, q_lo, M);",
+        patch="store_rows<DV, DV, BLOCK_M>(outputs, q_tile, q_lo, min(M, 4096));",
     ),
     CudaBug(
         name="dq of rows beyond 4096 left as a sum",
@@ -169,8 +169,8 @@ BUGS: tuple[Bug, ...] = (
         name="no group for tiles that are not there",
         attention="full",
         story="where nothing was left to copy no group was closed, and waits count groups",
-        anchor="copy_rows<BLOCK_N>(k_tiles + stage * BLOCK_N * D, keys, k_next, N); commit_copies();",
-        patch="{\n            copy_rows<BLOCK_N>(k_tiles + stage * BLOCK_N * D, keys, k_next, N);\n"
+        anchor="copy_rows<D, D, BLOCK_N>(k_tiles + stage * BLOCK_N * D, keys, k_next, N); commit_copies();",
+        patch="{\n            copy_rows<D, D, BLOCK_N>(k_tiles + stage * BLOCK_N * D, keys, k_next, N);\n"
         "            commit_copies();\n        }",
     ),
     CudaBug(

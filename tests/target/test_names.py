@@ -268,7 +268,7 @@ def test_words_of_bits_beside_an_input_called_like_a_part_of_them(other: str) ->
 
 
 def test_words_of_cpp_can_name_inputs() -> None:
-    words = ("int", "threadIdx", "scores", "multiply_qk", "warp", "sigmoid_", *sorted(SOFT))
+    words = ("int", "threadIdx", "scores", "multiply_pv", "warp", "sigmoid_", *sorted(SOFT))
     module = planned(
         score=f"dot(q, k) + {' + '.join(f'{word}[h]' for word in words)} + unsigned[b, kv_idx]",
         mask="kv_idx < new[b]",

@@ -36,6 +36,5 @@ def test_dv_has_no_factor_of_the_score() -> None:
 
 def test_warps_that_exchange_begin_at_their_own_query() -> None:
     apart, together = (WarpShare(exchange=x, turns_columns=False) for x in (False, True))
-    assert (apart.first_query, apart.first_column, apart.shows_left) == ("0", "", False)
+    assert (apart.first_query, apart.first_column) == ("0", "")
     assert (together.first_query, together.first_column) == ("first_query", "first_query + ")
-    assert together.shows_left

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
-
 from attnc.target.sm80.elements import Elements
+from attnc.target.support import FOLDER, support_files
 
 
 def test_two_floats_are_rounded_at_once_or_kept() -> None:
@@ -19,13 +18,7 @@ def test_two_floats_are_rounded_at_once_or_kept() -> None:
     assert (narrow.as_float("x"), wide.as_float("x")) == ("to_float(x)", "x")
 
 
-@pytest.mark.parametrize(
-    ("is_f32", "products_of", "template"),
-    [
-        (False, "", "cuda/_products.cu.jinja"),
-        (True, "", "cuda/_products_tf32.cu.jinja"),
-        (True, "backward_", "cuda/_backward_products_tf32.cu.jinja"),
-    ],
-)
-def test_products_have_a_template_for_each_width(is_f32: bool, products_of: str, template: str) -> None:
-    assert Elements(is_f32=is_f32, products_of=products_of).products == template
+def test_products_have_a_header_for_each_width() -> None:
+    headers = [Elements(is_f32=wide).products for wide in (False, True)]
+    assert headers == ["sm80_products.cuh", "sm80_products_tf32.cuh"]
+    assert {f"{FOLDER}/{name}" for name in headers} <= support_files().keys()

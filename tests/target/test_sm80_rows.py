@@ -19,7 +19,7 @@ def test_pages_are_found_by_a_table() -> None:
     rows = text_of("paged_decode").rows
     assert rows.page > 0
     assert rows.run == 16
-    assert rows.place("k").startswith("const Pages keys = ")
+    assert rows.place("k").startswith("const Pages<int> keys = ")
     assert rows.page_entry.startswith("(int)")
     assert replace(rows, by_entry=True).page_entry == "list_row[kv_idx]"
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from attnc.plan.sm80 import layout_of
 from attnc.plan.sm80.layout import CudaLayout
 from attnc.target.sm80.shared import Copiers, SharedTiles
@@ -12,27 +14,25 @@ def layout(spec: str) -> CudaLayout:
     return layout_of(module_of(spec, "cuda.sm_80").kernel)
 
 
-def test_tiles_that_are_alike_share_their_functions() -> None:
-    tiles = SharedTiles(layout=layout("causal_gqa"))
-    assert tiles.same
-    assert [function for function, *_ in tiles.copied] == ["copy_rows"]
-    assert (tiles.copy_q, tiles.copy_k, tiles.copy_v, tiles.at_value) == ("rows", "rows", "rows", "at")
-    assert len(tiles.swizzles) == 1
+@pytest.mark.parametrize(
+    ("page", "by_warp", "of_queries", "of_keys"),
+    [
+        (0, False, "copy_rows", "copy_rows"),
+        (0, True, "share_rows", "share_rows"),
+        (16, False, "copy_rows", "copy_pages"),
+        (16, True, "share_rows", "copy_pages"),
+    ],
+)
+def test_rows_are_copied_by_who_shares_them_and_keys_in_pages_page_by_page(
+    page: int, by_warp: bool, of_queries: str, of_keys: str
+) -> None:
+    tiles = SharedTiles(layout=layout("causal_gqa"), page=page, by_warp=by_warp)
+    assert (tiles.of_queries, tiles.of_keys) == (of_queries, of_keys)
 
 
-def test_values_of_another_width_have_functions_of_their_own() -> None:
-    tiles = SharedTiles(layout=layout("odd_dims"))
-    assert not tiles.same
-    assert [function for function, *_ in tiles.copied] == ["copy_qk_rows", "copy_v_rows"]
-    assert (tiles.copy_v, tiles.at_value, tiles.below_value) == ("v_rows", "at_v", "below_v")
-    assert [suffix for suffix, *_ in tiles.swizzles] == ["_qk", "_v"]
-
-
-def test_keys_in_pages_are_copied_page_by_page() -> None:
-    tiles = SharedTiles(layout=layout("causal_gqa"), page=16)
-    assert [function for function, *_ in tiles.copied] == ["copy_rows"]
-    assert [function for function, *_ in tiles.paged] == ["copy_pages"]
-    assert (tiles.copy_q, tiles.copy_k, tiles.copy_v) == ("rows", "pages", "pages")
+def test_values_that_are_columns_of_keys_lie_in_their_tiles() -> None:
+    assert SharedTiles(layout=layout("odd_dims")).value == "DV"
+    assert SharedTiles(layout=layout("mla_decode")).value == "D"
 
 
 def test_warps_with_keys_of_their_own_copy_them_without_the_others() -> None:

@@ -79,7 +79,6 @@ class CudaFileText:
         self.layout = self.plan.layout
         self.elements = Elements(
             is_f32=self.layout.is_f32,
-            products_of="backward_",
             fragment=self._fragment,
             only=only_element(self.layout.element, module.variant),
         )
@@ -188,11 +187,6 @@ class CudaBackwardText(CudaFileText):
     def walk(self) -> CudaWalk:
         section = "SECTION" if self.kernel.over_q else "KV_SECTION"
         return CudaWalk(walk=self.kernel.walk, of_call="args.", section=section)
-
-    @property
-    def stores_sums(self) -> bool:
-        leave_as_sums = bool(self.arguments.parts) or not {"dk", "dv"} <= set(self.arguments.as_elements)
-        return not self.kernel.over_q and leave_as_sums
 
     @property
     def what(self) -> str:

@@ -88,9 +88,5 @@ class WarpShare:
         return "first_query + " if self.exchange else ""
 
     @property
-    def shows_left(self) -> bool:
-        return self.exchange or self.turns_columns or self.spreads
-
-    @property
     def loads_left(self) -> bool:
         return self.exchange or self.spreads

@@ -14,19 +14,18 @@ FRAGMENT = "[r / 2][j][r % 2 * 2 + c]"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Elements:
-    """Elements of 16 bits, or f32. products_of: which products of tiles are printed, "" or "backward_";
-    fragment: where an accumulator has an element; only: the type of a kernel that is compiled for one alone,
-    else "".
+    """Elements of 16 bits, or f32. fragment: where an accumulator has an element; only: the type of a
+    kernel that is compiled for one alone, else "".
     """
 
     is_f32: bool
-    products_of: str = ""
     fragment: str = FRAGMENT
     only: str = ""
 
     @property
     def products(self) -> str:
-        return f"cuda/_{self.products_of}products{'_tf32' if self.is_f32 else ''}.cu.jinja"
+        """The header of the products of tiles."""
+        return f"sm80_products{'_tf32' if self.is_f32 else ''}.cuh"
 
     @property
     def pair_type(self) -> str:
@@ -50,11 +49,6 @@ class Elements:
     def as_float(self, element: str) -> str:
         return element if self.is_f32 else f"to_float({element})"
 
-    def left(self, rows: str) -> str:
-        if self.is_f32:
-            return f"Operand left[{rows} / 16][COLUMNS / 8];"
-        return f"u32 left[{rows} / 16][COLUMNS / 16][4];"
-
     @property
     def piece_chunk(self) -> str:
         return "2 * j + t / 2" if self.is_f32 else "j"
@@ -62,13 +56,6 @@ class Elements:
     @property
     def in_chunk(self) -> str:
         return "t % 2 * 2" if self.is_f32 else "2 * t"
-
-    @property
-    def period(self) -> str:
-        """Chunks after which the permutation of a row of a tile repeats."""
-        if self.is_f32:
-            return "WIDTH % 32 == 0 ? 8 : 4"
-        return "WIDTH % 64 == 0 ? 8 : WIDTH % 32 == 0 ? 4 : 2"
 
 
 def only_element(element: DType, variant: Variant) -> str:

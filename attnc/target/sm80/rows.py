@@ -83,7 +83,7 @@ class GlobalRows:
         if rows.page:
             strides = f"args.stride_{of}p, args.stride_{of}n"
             table = f"{rows.table}, args.{rows.table_stride}"
-            return f"const Pages {PLACES[name]} = {{{first}, {strides}, {table}}};"
+            return f"const Pages<{self.table_type}> {PLACES[name]} = {{{first}, {strides}, {table}}};"
         element = "element" if name == "o" else "const element"
         return f"const Rows<{element}> {PLACES[name]} = {{{first}, args.stride_{of}{letter}}};"
 

@@ -34,6 +34,8 @@
 
 #define ELEMENT bf16
 #include "sm80.cuh"
+#include "sm80_tiles.cuh"
+#include "sm80_products.cuh"
 
 constexpr int D = 128, DV = 128;
 constexpr int WARP_M = BLOCK_M / WARPS;  // split-Q: each warp has rows of the query tile, and all keys
@@ -41,6 +43,9 @@ constexpr int WARP_N = BLOCK_N;
 constexpr int ROWS = WARP_M / 8;  // rows of a thread: 8 * r + lane / 4
 constexpr float SCALE = 0.12751743082459868f;  // factor of the raw score in base-2 units
 constexpr float LN2 = 0.6931471805599453f;  // log(2): lse leaves in natural units
+constexpr u32 PAGE = 16;  // rows of a page
+constexpr int RUN = 16;  // rows of a tile that surely lie in one page
+#include "sm80_pages.cuh"
 
 struct Args {
     const bf16* q_ptr;
@@ -61,174 +66,6 @@ struct Args {
     long long stride_lseh, stride_lsem;
     int B, H, G, N, T, SECTION;
 };
-
-// Where 16-byte chunk `chunk` of row `row` of a tile of q, k, v and o lies, in elements. The chunks of 8 neighbouring
-// rows are permuted so that ldmatrix finds them in different banks.
-__device__ int at(int row, int chunk)
-{
-    return row * D + (chunk ^ (row & 7)) * 8;
-}
-
-// The address `chunks` chunks after `first`, that of chunk 0 or 1 of a row; `chunks` is even, and best a constant.
-__device__ u32 after(u32 first, int chunks)
-{
-    return (first ^ chunks % 8 * 16) + chunks / 8 * 128;
-}
-
-// Rows in pages: row i is row i % PAGE of page table[i / PAGE].
-constexpr u32 PAGE = 16;
-constexpr int RUN = 16;  // rows of a tile that lie one behind the other: tiles start at multiples of 16
-struct Pages {
-    const element* first;  // of page 0
-    long long page_stride, stride;
-    const int* table;
-    long long table_stride;
-    __device__ const element* at(u32 row, int page) const { return first + page * page_stride + row % PAGE * stride; }
-};
-
-// The pages of COUNT rows, looked up a tile before they are needed: a lane has those of rows lane, lane + 32, ...
-template <int COUNT>
-struct PageNumbers {
-    int pages[(COUNT + 31) / 32];
-
-    // Of rows first .. first + COUNT - 1; the table is not read from row `stop` on.
-    __device__ void find(const Pages& rows, int first, int stop)
-    {
-        #pragma unroll
-        for (int i = 0; i < COUNT; i += 32) {
-            const u32 row = first + i + threadIdx.x % 32;
-            pages[i / 32] = (int)row < stop ? rows.table[row / PAGE * rows.table_stride] : 0;
-        }
-    }
-
-    // Of one of them; all lanes of a warp ask at once.
-    __device__ int of(int row) const
-    {
-        int page = shuffle(pages[0], row % 32);
-        #pragma unroll
-        for (int i = 32; i < COUNT; i += 32) {
-            const int other = shuffle(pages[i / 32], row % 32);
-            page = row / 32 == i / 32 ? other : page;
-        }
-        return page;
-    }
-};
-
-// Starts copying rows first .. first + COUNT - 1 of k or v; zeros from row `stop` on.
-template <int COUNT>
-__device__ void copy_pages(element* to, const Pages& rows, const PageNumbers<COUNT>& pages, int first, int stop)
-{
-    constexpr int CHUNKS = D / 8, AT_ONCE = THREADS / CHUNKS;  // rows
-    const int thread = threadIdx.x;
-    const int row = thread / CHUNKS, chunk = thread % CHUNKS;
-    const bool takes_part = THREADS % CHUNKS == 0 || row < AT_ONCE;
-    if constexpr (RUN % AT_ONCE == 0) {
-        #pragma unroll
-        for (int run = 0; run < COUNT; run += RUN) {
-            const element* from = rows.at(first + run + row, pages.of(run)) + chunk * 8;
-            #pragma unroll
-            for (int i = run; i < run + RUN; i += AT_ONCE, from += AT_ONCE * rows.stride)
-                if (takes_part)
-                    copy_chunk(to + at(row + i, chunk), from, first + row + i < stop);
-        }
-    } else {
-        #pragma unroll
-        for (int i = 0; i < COUNT; i += AT_ONCE) {
-            const int key = first + row + i;
-            const element* const from = rows.at(key, pages.of(row + i));
-            if (takes_part && (COUNT % AT_ONCE == 0 || row + i < COUNT))
-                copy_chunk(to + at(row + i, chunk), from + chunk * 8, key < stop);
-        }
-    }
-}
-
-// Starts copying rows first .. first + COUNT - 1 of q; zeros from row `stop` on.
-template <int COUNT, class Place>
-__device__ void copy_rows(element* to, const Place& rows, int first, int stop)
-{
-    constexpr int CHUNKS = D / 8, AT_ONCE = THREADS / CHUNKS;  // rows
-    const int row = threadIdx.x / CHUNKS, chunk = threadIdx.x % CHUNKS;
-    if (THREADS % CHUNKS == 0 || row < AT_ONCE)
-        #pragma unroll
-        for (int i = 0; i < COUNT; i += AT_ONCE)
-            if (COUNT % AT_ONCE == 0 || row + i < COUNT) {
-                const bool inside = first + row + i < stop;
-                copy_chunk(to + at(row + i, chunk), rows.at(first + row + i) + chunk * 8,
-                           inside);
-            }
-}
-
-// Rows first .. first + BLOCK_M - 1 of o, below row `stop`, from a tile in shared memory.
-__device__ void store_o(const Rows<element>& o, const element* tile, int first, int stop)
-{
-    constexpr int CHUNKS = DV / 8;
-    for (int i = threadIdx.x; i < BLOCK_M * CHUNKS; i += THREADS) {
-        const int row = i / CHUNKS, chunk = i % CHUNKS;
-        if (first + row < stop)
-            store_chunk(o.at(first + row) + chunk * 8, tile + at(row, chunk));
-    }
-}
-
-// s = q k^T: WARP_M rows from `row` of the query tile, WARP_N keys from `key` of the key tile.
-__device__ void multiply_qk(float (&s)[WARP_M / 16][WARP_N / 8][4], const element* q_tile, int row,
-                            const element* k_tile, int key)
-{
-    const int lane = threadIdx.x % 32;
-    const u32 q_first = address(q_tile + at(row + lane % 16, lane / 16));
-    const u32 k_first = address(k_tile + at(key + lane % 8 + lane / 16 * 8, lane / 8 % 2));
-    #pragma unroll
-    for (int i = 0; i < WARP_M / 16; ++i)
-        #pragma unroll
-        for (int j = 0; j < WARP_N / 8; ++j)
-            s[i][j][0] = s[i][j][1] = s[i][j][2] = s[i][j][3] = 0.0f;
-    #pragma unroll
-    for (int d = 0; d < D / 16; ++d) {
-        u32 q[WARP_M / 16][4], k[WARP_N / 16][4];
-        #pragma unroll
-        for (int i = 0; i < WARP_M / 16; ++i)
-            ldmatrix_x4(q[i], after(q_first, 2 * d) + 16 * i * D * sizeof(element));
-        #pragma unroll
-        for (int j = 0; j < WARP_N / 16; ++j)
-            ldmatrix_x4(k[j], after(k_first, 2 * d) + 16 * j * D * sizeof(element));
-        #pragma unroll
-        for (int j = 0; j < WARP_N / 16; ++j)
-            #pragma unroll
-            for (int i = 0; i < WARP_M / 16; ++i) {
-                mma_sync(s[i][2 * j], q[i], k[j][0], k[j][1]);
-                mma_sync(s[i][2 * j + 1], q[i], k[j][2], k[j][3]);
-            }
-    }
-}
-
-// acc += p v for COLUMNS columns from `column`. p: accumulator pieces of WARP_N keys, rounded here to left operands.
-template <int COLUMNS>
-__device__ void multiply_pv(float (&acc)[WARP_M / 16][COLUMNS / 8][4], const float (&p)[WARP_M / 16][WARP_N / 8][4],
-                            const element* v_tile, int key, int column)
-{
-    const int lane = threadIdx.x % 32;
-    const u32 v_first = address(v_tile + at(key + lane % 16, lane / 16));
-    u32 left[WARP_M / 16][WARP_N / 16][4];
-    #pragma unroll
-    for (int i = 0; i < WARP_M / 16; ++i)
-        #pragma unroll
-        for (int n = 0; n < WARP_N / 16; ++n)
-            #pragma unroll
-            for (int x = 0; x < 4; ++x)
-                left[i][n][x] = pack(p[i][2 * n + x / 2][x % 2 * 2], p[i][2 * n + x / 2][x % 2 * 2 + 1]);
-    #pragma unroll
-    for (int j = 0; j < COLUMNS / 16; ++j)
-        #pragma unroll
-        for (int n = 0; n < WARP_N / 16; ++n) {
-            u32 v[4];
-            const u32 v_at = after(v_first, column / 8 + 2 * j) + 16 * n * DV * sizeof(element);
-            ldmatrix_x4_trans(v, v_at);
-            #pragma unroll
-            for (int i = 0; i < WARP_M / 16; ++i) {
-                mma_sync(acc[i][2 * j], left[i][n], v[0], v[1]);
-                mma_sync(acc[i][2 * j + 1], left[i][n], v[2], v[3]);
-            }
-        }
-}
 
 // o and lse of one q tile of one head: FlashAttention-2, algorithm 1.
 extern "C" __global__ void __launch_bounds__(THREADS) chunked_prefill_forward(const __grid_constant__ Args args)
@@ -262,9 +99,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) chunked_prefill_forward(co
     N = where<int>(q_lo < M, N, 0);
     const int q_hi = min(q_lo + BLOCK_M, M) - 1;
     const Rows<const element> queries = {args.q_ptr + q_first * args.stride_qm + h * args.stride_qh, args.stride_qm};
-    const Pages keys = {args.k_ptr + h_kv * args.stride_kh, args.stride_kp, args.stride_kn, block_table_row,
+    const Pages<int> keys = {args.k_ptr + h_kv * args.stride_kh, args.stride_kp, args.stride_kn, block_table_row,
         args.stride_block_table_1};
-    const Pages values = {args.v_ptr + h_kv * args.stride_vh, args.stride_vp, args.stride_vn, block_table_row,
+    const Pages<int> values = {args.v_ptr + h_kv * args.stride_vh, args.stride_vp, args.stride_vn, block_table_row,
         args.stride_block_table_1};
 
     // Row r of a thread is row warp * WARP_M + 8 * r + g of the tile.
@@ -284,7 +121,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) chunked_prefill_forward(co
     const int hi = min(last_pos + 1, N);
     const int full_hi = min(max(first_pos + 1, 0) / BLOCK_N * BLOCK_N, N);
     auto next = [](int kv_lo) { return kv_lo + BLOCK_N; };
-    copy_rows<BLOCK_M>(q_tile, queries, q_lo, M);
+    copy_rows<D, D, BLOCK_M>(q_tile, queries, q_lo, M);
     int kv_lo = 0, k_next = kv_lo, v_next = kv_lo;
     PageNumbers<BLOCK_N> k_pages, v_pages;  // of the tiles that are copied next
     k_pages.find(keys, k_next, N);
@@ -292,7 +129,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) chunked_prefill_forward(co
     // Copies run ahead of the loop: K by STAGES tiles, V by one less, each a group.
     auto copy_k = [&](int stage) {
         if (k_next < hi)
-            copy_pages<BLOCK_N>(k_tiles + stage * BLOCK_N * D, keys, k_pages, k_next, N);
+            copy_pages<D, D, BLOCK_N>(k_tiles + stage * BLOCK_N * D, keys, k_pages, k_next, N);
         commit_copies();
         k_next = next(k_next);
         v_pages = k_pages;
@@ -300,7 +137,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) chunked_prefill_forward(co
     };
     auto copy_v = [&](int stage) {
         if (v_next < hi)
-            copy_pages<BLOCK_N>(v_tiles + stage * BLOCK_N * DV, values, v_pages, v_next, N);
+            copy_pages<DV, DV, BLOCK_N>(v_tiles + stage * BLOCK_N * DV, values, v_pages, v_next, N);
         commit_copies();
         v_next = next(v_next);
     };
@@ -317,7 +154,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) chunked_prefill_forward(co
         copy_v((stage + STAGES - 1) % STAGES);
 
         float scores[WARP_M / 16][WARP_N / 8][4];
-        multiply_qk(scores, q_tile, warp * WARP_M, k_tile, 0);
+        multiply_rows<D>(scores, q_tile, warp * WARP_M, k_tile, 0);
         if (kv_lo >= full_hi) {
             branch();  // not selects in every tile
             // chunked_prefill.attn:12  mask = causal
@@ -380,7 +217,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) chunked_prefill_forward(co
         const float scale = 1.0f / (l[r] == 0.0f ? 1.0f : l[r]);
         #pragma unroll
         for (int j = 0; j < DV / 8; ++j)
-            *(u32*)(q_tile + at(warp * WARP_M + 8 * r + g, j) + 2 * t) =
+            *(u32*)(q_tile + at<DV>(warp * WARP_M + 8 * r + g, j) + 2 * t) =
                 row < M ? pack(acc[r / 2][j][r % 2 * 2] * scale, acc[r / 2][j][r % 2 * 2 + 1] * scale) : 0;
         // line 13: lse = m + log(l), natural logarithm
         if (t == 0 && row < q_rows)
@@ -389,5 +226,5 @@ extern "C" __global__ void __launch_bounds__(THREADS) chunked_prefill_forward(co
     }
     __syncthreads();
     const Rows<element> outputs = {args.o_ptr + q_first * args.stride_om + h * args.stride_oh, args.stride_om};
-    store_o(outputs, q_tile, q_lo, q_rows);
+    store_rows<DV, DV, BLOCK_M>(outputs, q_tile, q_lo, q_rows);
 }

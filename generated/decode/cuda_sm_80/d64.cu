@@ -32,6 +32,8 @@
 
 #define ELEMENT bf16
 #include "sm80.cuh"
+#include "sm80_tiles.cuh"
+#include "sm80_products.cuh"
 
 constexpr int D = 64, DV = 64;
 constexpr int WARP_M = BLOCK_M;
@@ -59,110 +61,6 @@ struct Args {
     long long stride_lseb, stride_lseh, stride_lsem;
     int B, H, G, M, N, Hkv, SPLITS;
 };
-
-// Where 16-byte chunk `chunk` of row `row` of a tile of q, k, v and o lies, in elements. The chunks of 8 neighbouring
-// rows are permuted so that ldmatrix finds them in different banks.
-__device__ int at(int row, int chunk)
-{
-    return row * D + (chunk ^ (row & 7)) * 8;
-}
-
-// The address `chunks` chunks after `first`, that of chunk 0 or 1 of a row; `chunks` is even, and best a constant.
-__device__ u32 after(u32 first, int chunks)
-{
-    return (first ^ chunks % 8 * 16) + chunks / 8 * 128;
-}
-
-// Starts copying rows first .. first + COUNT - 1 of q, k or v; zeros from row `stop` on.
-// The threads that do so together: SHARERS of them.
-template <int COUNT, int SHARERS = THREADS, class Place>
-__device__ void copy_rows(element* to, const Place& rows, int first, int stop)
-{
-    constexpr int CHUNKS = D / 8, AT_ONCE = SHARERS / CHUNKS;  // rows
-    const int thread = SHARERS == THREADS ? threadIdx.x : threadIdx.x % SHARERS;
-    const int row = thread / CHUNKS, chunk = thread % CHUNKS;
-    if (SHARERS % CHUNKS == 0 || row < AT_ONCE)
-        #pragma unroll
-        for (int i = 0; i < COUNT; i += AT_ONCE)
-            if (COUNT % AT_ONCE == 0 || row + i < COUNT) {
-                const bool inside = first + row + i < stop;
-                copy_chunk(to + at(row + i, chunk), rows.at(first + row + i) + chunk * 8,
-                           inside);
-            }
-}
-
-// Rows first .. first + BLOCK_M - 1 of o, below row `stop`, from a tile in shared memory.
-template <class Place>
-__device__ void store_o(const Place& o, const element* tile, int first, int stop)
-{
-    constexpr int CHUNKS = DV / 8;
-    for (int i = threadIdx.x; i < BLOCK_M * CHUNKS; i += THREADS) {
-        const int row = i / CHUNKS, chunk = i % CHUNKS;
-        if (first + row < stop)
-            store_chunk(o.at(first + row) + chunk * 8, tile + at(row, chunk));
-    }
-}
-
-// s = q k^T: WARP_M rows from `row` of the query tile, WARP_N keys from `key` of the key tile.
-__device__ void multiply_qk(float (&s)[WARP_M / 16][WARP_N / 8][4], const element* q_tile, int row,
-                            const element* k_tile, int key)
-{
-    const int lane = threadIdx.x % 32;
-    const u32 q_first = address(q_tile + at(row + lane % 16, lane / 16));
-    const u32 k_first = address(k_tile + at(key + lane % 8 + lane / 16 * 8, lane / 8 % 2));
-    #pragma unroll
-    for (int i = 0; i < WARP_M / 16; ++i)
-        #pragma unroll
-        for (int j = 0; j < WARP_N / 8; ++j)
-            s[i][j][0] = s[i][j][1] = s[i][j][2] = s[i][j][3] = 0.0f;
-    #pragma unroll
-    for (int d = 0; d < D / 16; ++d) {
-        u32 q[WARP_M / 16][4], k[WARP_N / 16][4];
-        #pragma unroll
-        for (int i = 0; i < WARP_M / 16; ++i)
-            ldmatrix_x4(q[i], after(q_first, 2 * d) + 16 * i * D * sizeof(element));
-        #pragma unroll
-        for (int j = 0; j < WARP_N / 16; ++j)
-            ldmatrix_x4(k[j], after(k_first, 2 * d) + 16 * j * D * sizeof(element));
-        #pragma unroll
-        for (int j = 0; j < WARP_N / 16; ++j)
-            #pragma unroll
-            for (int i = 0; i < WARP_M / 16; ++i) {
-                mma_sync(s[i][2 * j], q[i], k[j][0], k[j][1]);
-                mma_sync(s[i][2 * j + 1], q[i], k[j][2], k[j][3]);
-            }
-    }
-}
-
-// acc += p v for COLUMNS columns from `column`. p: accumulator pieces of WARP_N keys, rounded here to left operands.
-template <int COLUMNS>
-__device__ void multiply_pv(float (&acc)[WARP_M / 16][COLUMNS / 8][4], const float (&p)[WARP_M / 16][WARP_N / 8][4],
-                            const element* v_tile, int key, int column)
-{
-    const int lane = threadIdx.x % 32;
-    const u32 v_first = address(v_tile + at(key + lane % 16, lane / 16));
-    u32 left[WARP_M / 16][WARP_N / 16][4];
-    #pragma unroll
-    for (int i = 0; i < WARP_M / 16; ++i)
-        #pragma unroll
-        for (int n = 0; n < WARP_N / 16; ++n)
-            #pragma unroll
-            for (int x = 0; x < 4; ++x)
-                left[i][n][x] = pack(p[i][2 * n + x / 2][x % 2 * 2], p[i][2 * n + x / 2][x % 2 * 2 + 1]);
-    #pragma unroll
-    for (int j = 0; j < COLUMNS / 16; ++j)
-        #pragma unroll
-        for (int n = 0; n < WARP_N / 16; ++n) {
-            u32 v[4];
-            const u32 v_at = after(v_first, column / 8 + 2 * j) + 16 * n * DV * sizeof(element);
-            ldmatrix_x4_trans(v, v_at);
-            #pragma unroll
-            for (int i = 0; i < WARP_M / 16; ++i) {
-                mma_sync(acc[i][2 * j], left[i][n], v[0], v[1]);
-                mma_sync(acc[i][2 * j + 1], left[i][n], v[2], v[3]);
-            }
-        }
-}
 
 // Which of BLOCK_M x EXCHANGE sums are a thread's own: four columns of each of OWN rows.
 constexpr int OWN = (BLOCK_M * EXCHANGE / 4 + THREADS - 1) / THREADS;
@@ -215,20 +113,22 @@ extern "C" __global__ void __launch_bounds__(THREADS) decode_forward(const __gri
     const int split_size = ((max(hi, 0) + BLOCK_N - 1) / BLOCK_N + args.SPLITS - 1) / args.SPLITS * BLOCK_N;
     const int split_lo = split * split_size, split_hi = min(split_lo + split_size, hi);
     auto next = [](int kv_lo) { return kv_lo + BLOCK_N; };
-    copy_rows<BLOCK_M>(q_tile, queries, row_lo, M * G);
+    share_rows<D, D, BLOCK_M, THREADS>(q_tile, queries, row_lo, M * G);
     commit_copies();
     int kv_lo = split_lo, k_next = kv_lo, v_next = kv_lo;
 
     // Copies run ahead of the loop: K by STAGES tiles, V by one less, each a group.
     auto copy_k = [&](int stage) {
         if (k_next < split_hi)
-            copy_rows<WARP_N, 32>(k_tiles + (stage * BLOCK_N + warp * WARP_N) * D, keys, k_next + warp * WARP_N, N);
+            share_rows<D, D, WARP_N, 32>(k_tiles + (stage * BLOCK_N + warp * WARP_N) * D, keys, k_next + warp * WARP_N,
+                N);
         commit_copies();
         k_next = next(k_next);
     };
     auto copy_v = [&](int stage) {
         if (v_next < split_hi)
-            copy_rows<WARP_N, 32>(v_tiles + (stage * BLOCK_N + warp * WARP_N) * DV, values, v_next + warp * WARP_N, N);
+            share_rows<DV, DV, WARP_N, 32>(v_tiles + (stage * BLOCK_N + warp * WARP_N) * DV, values,
+                v_next + warp * WARP_N, N);
         commit_copies();
         v_next = next(v_next);
     };
@@ -247,7 +147,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) decode_forward(const __gri
         copy_v((stage + STAGES - 1) % STAGES);
 
         float scores[WARP_M / 16][WARP_N / 8][4];
-        multiply_qk(scores, q_tile, 0, k_tile, warp * WARP_N);
+        multiply_rows<D>(scores, q_tile, 0, k_tile, warp * WARP_N);
         if (kv_lo >= max(full_hi, split_lo)) {
             branch();  // not selects in every tile
             // decode.attn:10  mask = causal
@@ -361,7 +261,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) decode_forward(const __gri
                         to[3] = value[3];
                     }
                 } else {
-                    u32* const to = (u32*)(q_tile + at(place, (c * EXCHANGE + column) / 8)
+                    u32* const to = (u32*)(q_tile + at<DV>(place, (c * EXCHANGE + column) / 8)
                         + (c * EXCHANGE + column) % 8);
                     to[0] = pack(value[0], value[1]);
                     to[1] = pack(value[2], value[3]);
@@ -386,7 +286,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) decode_forward(const __gri
     __syncthreads();
     const Heads<element> outputs = {args.o_ptr + b * args.stride_ob + h_kv * G * args.stride_oh, args.stride_om,
         args.stride_oh, G};
-    store_o(outputs, q_tile, row_lo, M * G);
+    store_rows<DV, DV, BLOCK_M>(outputs, q_tile, row_lo, M * G);
 }
 
 // o and lse of one row of one head from those of every split of its keys: o = sum 2^(lse_i - lse) o_i.

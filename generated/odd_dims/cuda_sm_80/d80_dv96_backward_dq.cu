@@ -30,6 +30,8 @@
 
 #define ELEMENT f16
 #include "sm80.cuh"
+#include "sm80_tiles.cuh"
+#include "sm80_products.cuh"
 
 constexpr int D = 80, DV = 96;
 constexpr int WARP_M = BLOCK_M / WARPS;  // rows of a warp, which walks over all keys
@@ -63,134 +65,6 @@ struct Args {
     int B, H, G, M, N, Hkv, M_padded, SECTION, KV_SECTION;
 };
 
-// Tiles in shared memory have rows of WIDTH elements, whose 16-byte chunks are permuted so that ldmatrix finds 8
-// neighbouring rows in different banks: chunk c of row r lies at c ^ (r / (8 / PERIOD) % PERIOD).
-template <int WIDTH>
-constexpr int PERIOD = WIDTH % 64 == 0 ? 8 : WIDTH % 32 == 0 ? 4 : 2;
-
-// Where chunk `chunk` of row `row` lies, in elements.
-template <int WIDTH>
-__device__ int at(int row, int chunk)
-{
-    return row * WIDTH + (chunk ^ (row / (8 / PERIOD<WIDTH>) & (PERIOD<WIDTH> - 1))) * 8;
-}
-
-// The address `chunks` chunks after `first`, that of chunk 0 or 1 of a row; `chunks` is even, and best a constant.
-template <int WIDTH>
-__device__ u32 after(u32 first, int chunks)
-{
-    return (first ^ chunks % PERIOD<WIDTH> * 16) + chunks / PERIOD<WIDTH> * (PERIOD<WIDTH> * 16);
-}
-
-// Starts copying rows first .. first + COUNT - 1 of a matrix with SIZE columns; zeros from row `stop` on, and past the
-// last column.
-template <int WIDTH, int SIZE, int COUNT>
-__device__ void copy_rows(element* to, const element* from, long long stride, int first, int stop)
-{
-    constexpr int CHUNKS = WIDTH / 8, AT_ONCE = THREADS / CHUNKS;  // rows
-    const int row = threadIdx.x / CHUNKS, chunk = threadIdx.x % CHUNKS;
-    const element* source = from + (first + row) * stride + chunk * 8;
-    if (THREADS % CHUNKS == 0 || row < AT_ONCE)
-        #pragma unroll
-        for (int i = 0; i < COUNT; i += AT_ONCE, source += AT_ONCE * stride)
-            if (COUNT % AT_ONCE == 0 || row + i < COUNT)
-                copy_chunk(to + at<WIDTH>(row + i, chunk), source,
-                           first + row + i < stop && (WIDTH == SIZE || chunk < SIZE / 8));
-}
-
-// Rows first .. first + COUNT - 1 of a matrix with SIZE columns, below row `stop`, from a tile in shared memory.
-template <int WIDTH, int SIZE, int COUNT>
-__device__ void store_rows(element* to, long long stride, const element* tile, int first, int stop)
-{
-    constexpr int CHUNKS = SIZE / 8;
-    for (int i = threadIdx.x; i < COUNT * CHUNKS; i += THREADS) {
-        const int row = i / CHUNKS, chunk = i % CHUNKS;
-        if (first + row < stop)
-            store_chunk(to + (first + row) * stride + chunk * 8, tile + at<WIDTH>(row, chunk));
-    }
-}
-
-// products = left right^T: 16 I rows of one tile from `row` on times 8 J rows of another from `column` on.
-template <int WIDTH, int I, int J>
-__device__ void multiply_rows(float (&products)[I][J][4], const element* left, int row, const element* right,
-    int column)
-{
-    const int lane = threadIdx.x % 32;
-    const u32 left_first = address(left + at<WIDTH>(row + lane % 16, lane / 16));
-    const u32 right_first = address(right + at<WIDTH>(column + lane % 8 + lane / 16 * 8, lane / 8 % 2));
-    #pragma unroll
-    for (int i = 0; i < I; ++i)
-        #pragma unroll
-        for (int j = 0; j < J; ++j)
-            products[i][j][0] = products[i][j][1] = products[i][j][2] = products[i][j][3] = 0.0f;
-    #pragma unroll
-    for (int d = 0; d < WIDTH / 16; ++d) {
-        u32 a[I][4], b[J / 2][4];
-        #pragma unroll
-        for (int i = 0; i < I; ++i)
-            ldmatrix_x4(a[i], after<WIDTH>(left_first, 2 * d) + 16 * i * WIDTH * sizeof(element));
-        #pragma unroll
-        for (int j = 0; j < J / 2; ++j)
-            ldmatrix_x4(b[j], after<WIDTH>(right_first, 2 * d) + 16 * j * WIDTH * sizeof(element));
-        #pragma unroll
-        for (int j = 0; j < J / 2; ++j)
-            #pragma unroll
-            for (int i = 0; i < I; ++i) {
-                mma_sync(products[i][2 * j], a[i], b[j][0], b[j][1]);
-                mma_sync(products[i][2 * j + 1], a[i], b[j][2], b[j][3]);
-            }
-    }
-}
-
-// Accumulator pieces rounded to left operands: two neighbouring 8 columns wide ones are one of depth 16.
-template <int I, int N>
-__device__ void to_left(u32 (&left)[I][N][4], const float (&pieces)[I][2 * N][4])
-{
-    #pragma unroll
-    for (int i = 0; i < I; ++i)
-        #pragma unroll
-        for (int n = 0; n < N; ++n)
-            #pragma unroll
-            for (int x = 0; x < 4; ++x)
-                left[i][n][x] = pack(pieces[i][2 * n + x / 2][x % 2 * 2], pieces[i][2 * n + x / 2][x % 2 * 2 + 1]);
-}
-
-// sums += left right, for 8 J columns from `column` on; `right` is a tile whose rows are the depth. Not WHOLE: some of
-// the columns may be past the last one.
-template <int WIDTH, bool WHOLE, int I, int N, int J>
-__device__ void add_product(float (&sums)[I][J][4], const u32 (&left)[I][N][4], const element* right, int column)
-{
-    const int lane = threadIdx.x % 32;
-    const u32 first = address(right + at<WIDTH>(lane % 16, lane / 16));
-    #pragma unroll
-    for (int j = 0; j < J / 2; ++j)
-        if (WHOLE || column + 16 * j < WIDTH)
-            #pragma unroll
-            for (int n = 0; n < N; ++n) {
-                u32 b[4];
-                ldmatrix_x4_trans(b, after<WIDTH>(first, column / 8 + 2 * j) + 16 * n * WIDTH * sizeof(element));
-                #pragma unroll
-                for (int i = 0; i < I; ++i) {
-                    mma_sync(sums[i][2 * j], left[i][n], b[0], b[1]);
-                    mma_sync(sums[i][2 * j + 1], left[i][n], b[2], b[3]);
-                }
-            }
-}
-
-// Accumulator pieces times `scale` to columns `column` and on of a tile, rounded.
-template <int WIDTH, bool WHOLE, int I, int J>
-__device__ void to_tile(element* tile, int row, int column, const float (&sums)[I][J][4], float scale)
-{
-    const int lane = threadIdx.x % 32;
-    #pragma unroll
-    for (int i = 0; i < 2 * I; ++i)
-        #pragma unroll
-        for (int j = 0; j < J; ++j)
-            if (WHOLE || column + 8 * j < WIDTH)
-                *(u32*)(tile + at<WIDTH>(row + 8 * i + lane / 4, column / 8 + j) + 2 * (lane % 4)) =
-                    pack(sums[i / 2][j][i % 2 * 2] * scale, sums[i / 2][j][i % 2 * 2 + 1] * scale);
-}
-
 // dq of one q tile of one head: the scores once more, so that nothing is added in an order of chance.
 extern "C" __global__ void __launch_bounds__(THREADS) odd_dims_backward_dq(const __grid_constant__ Args args)
 {
@@ -214,9 +88,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) odd_dims_backward_dq(const
     const element* const K = args.k_ptr + b * args.stride_kb + h_kv * args.stride_kh;
     const element* const V = args.v_ptr + b * args.stride_vb + h_kv * args.stride_vh;
     const int q_hi = min(q_lo + BLOCK_M, M) - 1;
-    copy_rows<D, D, BLOCK_M>(q_tile, args.q_ptr + b * args.stride_qb + h * args.stride_qh, args.stride_qm, q_lo, M);
-    copy_rows<DV, DV, BLOCK_M>(do_tile, args.do_ptr + b * args.stride_dob + h * args.stride_doh, args.stride_dom, q_lo,
-        M);
+    copy_matrix<D, D, BLOCK_M>(q_tile, args.q_ptr + b * args.stride_qb + h * args.stride_qh, args.stride_qm, q_lo, M);
+    copy_matrix<DV, DV, BLOCK_M>(do_tile, args.do_ptr + b * args.stride_dob + h * args.stride_doh, args.stride_dom,
+        q_lo, M);
     if (STAGES == 1)
         commit_copies();  // else they belong to the first group
 
@@ -242,8 +116,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) odd_dims_backward_dq(const
     // Copies run ahead of the loop: each group is a tile of K and one of V.
     auto copy = [&](int stage) {
         if (kv_next < hi) {
-            copy_rows<D, D, BLOCK_N>(k_tiles + stage * BLOCK_N * D, K, args.stride_kn, kv_next, N);
-            copy_rows<DV, DV, BLOCK_N>(v_tiles + stage * BLOCK_N * DV, V, args.stride_vn, kv_next, N);
+            copy_matrix<D, D, BLOCK_N>(k_tiles + stage * BLOCK_N * D, K, args.stride_kn, kv_next, N);
+            copy_matrix<DV, DV, BLOCK_N>(v_tiles + stage * BLOCK_N * DV, V, args.stride_vn, kv_next, N);
         }
         commit_copies();
         kv_next = next(kv_next);
@@ -296,7 +170,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) odd_dims_backward_dq(const
                 }
         }
 
-        u32 left[WARP_M / 16][COLUMNS / 16][4];
+        Left<WARP_M, COLUMNS> left;
         to_left(left, gradients);
         add_product<D, true>(dq, left, k_tile, 0);
     }
@@ -304,6 +178,6 @@ extern "C" __global__ void __launch_bounds__(THREADS) odd_dims_backward_dq(const
     __syncthreads();  // q_tile is free
     to_tile<D, true>(q_tile, first_query, 0, dq, 0.11180339887498948f);
     __syncthreads();
-    store_rows<D, D, BLOCK_M>(args.dq_ptr + b * args.stride_dqb + h * args.stride_dqh, args.stride_dqm, q_tile, q_lo,
+    store_matrix<D, D, BLOCK_M>(args.dq_ptr + b * args.stride_dqb + h * args.stride_dqh, args.stride_dqm, q_tile, q_lo,
         M);
 }

@@ -29,6 +29,8 @@
 
 #define ELEMENT bf16
 #include "sm80.cuh"
+#include "sm80_tiles.cuh"
+#include "sm80_products.cuh"
 
 constexpr int D = 128, DV = 128;
 constexpr int WARP_M = BLOCK_M / WARPS;  // split-Q: each warp has rows of the query tile, and all keys
@@ -48,107 +50,6 @@ struct Args {
     long long stride_ob, stride_om, stride_oh;
     int B, H, G, M, N, SECTION;
 };
-
-// Where 16-byte chunk `chunk` of row `row` of a tile of q, k, v and o lies, in elements. The chunks of 8 neighbouring
-// rows are permuted so that ldmatrix finds them in different banks.
-__device__ int at(int row, int chunk)
-{
-    return row * D + (chunk ^ (row & 7)) * 8;
-}
-
-// The address `chunks` chunks after `first`, that of chunk 0 or 1 of a row; `chunks` is even, and best a constant.
-__device__ u32 after(u32 first, int chunks)
-{
-    return (first ^ chunks % 8 * 16) + chunks / 8 * 128;
-}
-
-// Starts copying rows first .. first + COUNT - 1 of q, k or v; zeros from row `stop` on.
-template <int COUNT, class Place>
-__device__ void copy_rows(element* to, const Place& rows, int first, int stop)
-{
-    constexpr int CHUNKS = D / 8, AT_ONCE = THREADS / CHUNKS;  // rows
-    const int row = threadIdx.x / CHUNKS, chunk = threadIdx.x % CHUNKS;
-    if (THREADS % CHUNKS == 0 || row < AT_ONCE)
-        #pragma unroll
-        for (int i = 0; i < COUNT; i += AT_ONCE)
-            if (COUNT % AT_ONCE == 0 || row + i < COUNT) {
-                const bool inside = first + row + i < stop;
-                copy_chunk(to + at(row + i, chunk), rows.at(first + row + i) + chunk * 8,
-                           inside);
-            }
-}
-
-// Rows first .. first + BLOCK_M - 1 of o, below row `stop`, from a tile in shared memory.
-__device__ void store_o(const Rows<element>& o, const element* tile, int first, int stop)
-{
-    constexpr int CHUNKS = DV / 8;
-    for (int i = threadIdx.x; i < BLOCK_M * CHUNKS; i += THREADS) {
-        const int row = i / CHUNKS, chunk = i % CHUNKS;
-        if (first + row < stop)
-            store_chunk(o.at(first + row) + chunk * 8, tile + at(row, chunk));
-    }
-}
-
-// s = q k^T: WARP_M rows from `row` of the query tile, WARP_N keys from `key` of the key tile.
-__device__ void multiply_qk(float (&s)[WARP_M / 16][WARP_N / 8][4], const element* q_tile, int row,
-                            const element* k_tile, int key)
-{
-    const int lane = threadIdx.x % 32;
-    const u32 q_first = address(q_tile + at(row + lane % 16, lane / 16));
-    const u32 k_first = address(k_tile + at(key + lane % 8 + lane / 16 * 8, lane / 8 % 2));
-    #pragma unroll
-    for (int i = 0; i < WARP_M / 16; ++i)
-        #pragma unroll
-        for (int j = 0; j < WARP_N / 8; ++j)
-            s[i][j][0] = s[i][j][1] = s[i][j][2] = s[i][j][3] = 0.0f;
-    #pragma unroll
-    for (int d = 0; d < D / 16; ++d) {
-        u32 q[WARP_M / 16][4], k[WARP_N / 16][4];
-        #pragma unroll
-        for (int i = 0; i < WARP_M / 16; ++i)
-            ldmatrix_x4(q[i], after(q_first, 2 * d) + 16 * i * D * sizeof(element));
-        #pragma unroll
-        for (int j = 0; j < WARP_N / 16; ++j)
-            ldmatrix_x4(k[j], after(k_first, 2 * d) + 16 * j * D * sizeof(element));
-        #pragma unroll
-        for (int j = 0; j < WARP_N / 16; ++j)
-            #pragma unroll
-            for (int i = 0; i < WARP_M / 16; ++i) {
-                mma_sync(s[i][2 * j], q[i], k[j][0], k[j][1]);
-                mma_sync(s[i][2 * j + 1], q[i], k[j][2], k[j][3]);
-            }
-    }
-}
-
-// acc += p v for COLUMNS columns from `column`. p: accumulator pieces of WARP_N keys, rounded here to left operands.
-template <int COLUMNS>
-__device__ void multiply_pv(float (&acc)[WARP_M / 16][COLUMNS / 8][4], const float (&p)[WARP_M / 16][WARP_N / 8][4],
-                            const element* v_tile, int key, int column)
-{
-    const int lane = threadIdx.x % 32;
-    const u32 v_first = address(v_tile + at(key + lane % 16, lane / 16));
-    u32 left[WARP_M / 16][WARP_N / 16][4];
-    #pragma unroll
-    for (int i = 0; i < WARP_M / 16; ++i)
-        #pragma unroll
-        for (int n = 0; n < WARP_N / 16; ++n)
-            #pragma unroll
-            for (int x = 0; x < 4; ++x)
-                left[i][n][x] = pack(p[i][2 * n + x / 2][x % 2 * 2], p[i][2 * n + x / 2][x % 2 * 2 + 1]);
-    #pragma unroll
-    for (int j = 0; j < COLUMNS / 16; ++j)
-        #pragma unroll
-        for (int n = 0; n < WARP_N / 16; ++n) {
-            u32 v[4];
-            const u32 v_at = after(v_first, column / 8 + 2 * j) + 16 * n * DV * sizeof(element);
-            ldmatrix_x4_trans(v, v_at);
-            #pragma unroll
-            for (int i = 0; i < WARP_M / 16; ++i) {
-                mma_sync(acc[i][2 * j], left[i][n], v[0], v[1]);
-                mma_sync(acc[i][2 * j + 1], left[i][n], v[2], v[3]);
-            }
-        }
-}
 
 // o of one q tile of one head: FlashAttention-2, algorithm 1.
 extern "C" __global__ void __launch_bounds__(THREADS) softcap_forward(const __grid_constant__ Args args)
@@ -190,19 +91,19 @@ extern "C" __global__ void __launch_bounds__(THREADS) softcap_forward(const __gr
     const int hi = last_pos + 1;
     const int full_hi = max(first_pos + 1, 0) / BLOCK_N * BLOCK_N;
     auto next = [](int kv_lo) { return kv_lo + BLOCK_N; };
-    copy_rows<BLOCK_M>(q_tile, queries, q_lo, M);
+    copy_rows<D, D, BLOCK_M>(q_tile, queries, q_lo, M);
     int kv_lo = 0, k_next = kv_lo, v_next = kv_lo;
 
     // Copies run ahead of the loop: K by STAGES tiles, V by one less, each a group.
     auto copy_k = [&](int stage) {
         if (k_next < hi)
-            copy_rows<BLOCK_N>(k_tiles + stage * BLOCK_N * D, keys, k_next, N);
+            copy_rows<D, D, BLOCK_N>(k_tiles + stage * BLOCK_N * D, keys, k_next, N);
         commit_copies();
         k_next = next(k_next);
     };
     auto copy_v = [&](int stage) {
         if (v_next < hi)
-            copy_rows<BLOCK_N>(v_tiles + stage * BLOCK_N * DV, values, v_next, N);
+            copy_rows<DV, DV, BLOCK_N>(v_tiles + stage * BLOCK_N * DV, values, v_next, N);
         commit_copies();
         v_next = next(v_next);
     };
@@ -219,7 +120,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) softcap_forward(const __gr
         copy_v((stage + STAGES - 1) % STAGES);
 
         float scores[WARP_M / 16][WARP_N / 8][4];
-        multiply_qk(scores, q_tile, warp * WARP_M, k_tile, 0);
+        multiply_rows<D>(scores, q_tile, warp * WARP_M, k_tile, 0);
         // softcap.attn:7  score = softcap(dot(q, k) / sqrt(D), 50)
         #pragma unroll
         for (int j = 0; j < WARP_N / 8; ++j)
@@ -294,10 +195,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) softcap_forward(const __gr
         const float scale = 1.0f / (l[r] == 0.0f ? 1.0f : l[r]);
         #pragma unroll
         for (int j = 0; j < DV / 8; ++j)
-            *(u32*)(q_tile + at(warp * WARP_M + 8 * r + g, j) + 2 * t) =
+            *(u32*)(q_tile + at<DV>(warp * WARP_M + 8 * r + g, j) + 2 * t) =
                 pack(acc[r / 2][j][r % 2 * 2] * scale, acc[r / 2][j][r % 2 * 2 + 1] * scale);
     }
     __syncthreads();
     const Rows<element> outputs = {args.o_ptr + b * args.stride_ob + h * args.stride_oh, args.stride_om};
-    store_o(outputs, q_tile, q_lo, M);
+    store_rows<DV, DV, BLOCK_M>(outputs, q_tile, q_lo, M);
 }
