@@ -32,8 +32,6 @@ _OVERHEAD = 6.0
 FORGIVING = ("very_negative", "huge", "zero_q", "constant", "denormal", "zeros", "ones")
 #: Cases of the array that come before those at the edges; a run of fewer has no others.
 _FIRST = 4
-#: Programs of a backward for each multiprocessor, from which on none shares its work with others.
-_PROGRAMS = 6
 #: Rows of a case of many keys: all that a thread has of a fragment, 8 apart, and some more.
 _ROWS = 20
 #: Entries of a list that is short, and sizes that are not of lists alone.
@@ -223,8 +221,6 @@ def edges(space: Space) -> Iterator[Case]:
     for change in ({"M": 0}, {"N": 0}, {"B": 0}):
         if change.keys() <= few.keys():
             yield Case(dims={**few, **change})
-    if space.backward and {"B", "M"} <= few.keys():  # keys without a query, in more programs than run at once
-        yield Case(dims={**few, "M": 0, "B": _PROGRAMS * space.processors + 1})
     groups = {"Hkv": 2, "G": 3}  # with fewer of either h // G is h % Hkv, or h
     if groups.keys() <= few.keys():
         yield Case(dims={**few, **groups}, seed=1, lengths=_full(space))

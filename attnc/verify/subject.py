@@ -196,7 +196,7 @@ def _split_more(config: Any) -> Any:
 
 @contextmanager
 def poison_allocations(module: ModuleType) -> Iterator[None]:
-    """Makes torch.empty and what calls of the module allocate by give floats that are NaN."""
+    """Makes torch.empty and what calls of the module allocate by give NaN, and integers of all bits."""
     call = getattr(module, "CALL", None)
     own = nullcontext() if call is None else patch.object(call, "allocate", _all_filled(call.allocate))
     with patch.object(torch, "empty", _fill_with_nan(torch.empty)), own:
@@ -218,7 +218,10 @@ def _all_filled(allocate: Callable[..., list[torch.Tensor]]) -> Callable[..., li
 
 
 def _nan(made: torch.Tensor) -> torch.Tensor:
-    return made.fill_(torch.nan) if made.is_floating_point() else made
+    """Fills memory with NaN, or with all bits of integers and bools: no number that a call has written."""
+    if made.dtype == torch.bool:
+        return made.fill_(True)
+    return made.fill_(torch.nan if made.is_floating_point() else -1 if made.dtype.is_signed else 255)
 
 
 # --- planned modules on this machine ------------------------------------------------------------------------

@@ -122,10 +122,17 @@ def test_what_it_cannot_do_is_refused_by_name(active: None) -> None:
 
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", ["_flash_attention", "_scaled_dot_product_flash_attention"])
+@pytest.mark.parametrize("is_shared", [False, True])
 @pytest.mark.parametrize("order", [(0, 1, 2, 3), (0, 2, 1, 3), (1, 0, 2, 3)])
-def test_gradients_lie_as_compiled_code_is_told(active: None, name: str, order: tuple[int, ...]) -> None:
-    """By PyTorch's function of shapes, for the first call and those that repeat it. order: axes in memory."""
+def test_gradients_lie_as_compiled_code_is_told(
+    active: None, name: str, order: tuple[int, ...], *, is_shared: bool
+) -> None:
+    """By PyTorch's function of shapes, for the first call and those that repeat it. order: axes in memory;
+    is_shared: all heads have the keys of one, in one place.
+    """
     q, k, v = (x.detach().permute(order).contiguous().permute(order) for x in tensors())
+    if is_shared:
+        k = k[:, :1].expand(k.shape)
     packed: tuple[Any, ...] = ()
     if name == "_flash_attention":  # of [B, M, H, D]
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))
@@ -154,6 +161,16 @@ def test_calls_that_follow_each_other_have_results_of_their_own(active: None, or
         assert torch.equal(lse, found[0][1])
         assert o.stride() == q.stride()
     assert len({x.data_ptr() for results in found for x in results}) == 2 * len(found)
+
+
+def test_columns_of_results_lie_beside_each_other(active: None) -> None:
+    """Whichever way those of a query do."""
+    q, k, v = (x.detach() for x in tensors())
+    apart = q.transpose(2, 3).contiguous().transpose(2, 3)
+    for _ in range(3):
+        o = aten._scaled_dot_product_flash_attention(apart, k, v)[0]
+        assert o.stride(-1) == 1
+        assert torch.equal(o, aten._scaled_dot_product_flash_attention(q, k, v)[0])
 
 
 @pytest.mark.parametrize("name", ["alibi_slopes", "seqused_k"])

@@ -340,7 +340,9 @@ def test_each_operation_of_a_call_may_fail(layout: Layout, call: str) -> None:
     write(cache, cache.append([first], 6), list(range(6)))
     second, third = cache.fork(first), cache.fork(first)
     fourth = cache.allocate()
-    slots = cache.append([fourth], 5).slots
+    step = cache.append([fourth], 5)
+    write(cache, step, [*range(10, 15)])  # moves show where what they overwrote was another token
+    slots = step.slots
     calls: dict[str, Callable[[], object]] = {
         "append": lambda: cache.append([third, first, second], [9, 1, 3]),
         "write": lambda: cache.write(slots, rows([*range(5)], 1, 0), rows([*range(5)], 1, 1), 1),
@@ -471,6 +473,8 @@ def test_numbers_of_a_step_are_as_aligned_as_tensors_of_their_own() -> None:
         step = cache.append(numbers, count)
         for x in (step.block_table, step.kv_len, step.cu_q, step.slots):
             assert x.data_ptr() % 16 == 0
+    for sequences in range(1, 6):  # lengths lie behind a table of any size
+        assert decoding(sequences)[0].kv_len.data_ptr() % 16 == 0
 
 
 @pytest.mark.parametrize(

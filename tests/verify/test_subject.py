@@ -14,13 +14,16 @@ from attnc.verify.subject import Subject, poison_allocations
 from tests.verify.judging import spec, subject_of_text
 
 
-def test_memory_of_calls_is_full_of_nan() -> None:
+def test_memory_of_calls_is_full_of_what_nobody_has_written() -> None:
     module = ModuleType("made")
     module.CALL = SimpleNamespace(allocate=allocate)  # type: ignore[attr-defined]  # as generated modules have
     like, layouts = torch.zeros(1), [((3,), (1,), torch.float32), ((2,), (1,), torch.int32)]
     with poison_allocations(module):
-        floats, _ = module.CALL.allocate(layouts, like)
+        floats, integers = module.CALL.allocate(layouts, like)
         assert floats.isnan().all()
+        assert (integers == -1).all()
+        assert torch.empty(2, dtype=torch.uint8).tolist() == [255, 255]
+        assert torch.empty(2, dtype=torch.bool).all()
         assert torch.empty(4).isnan().all()
     assert module.CALL.allocate is allocate
 
