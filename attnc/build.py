@@ -35,8 +35,9 @@ from attnc.output import OutputFile
 from attnc.plan import ir
 from attnc.plan.decay import check_decay
 from attnc.plan.differentiable import check_differentiable
+from attnc.plan.kept_blocks import wants_list
 from attnc.plan.lower import plan
-from attnc.plan.mask_findings import check_mask
+from attnc.plan.mask_findings import DENSE, check_mask
 from attnc.plan.order import Ordered, check_orders
 from attnc.plan.projection import ProjectionModule, plan_projection
 from attnc.plan.targets import (
@@ -139,9 +140,14 @@ def _plan_schedule(program: Program, schedule: Schedule, most: int, found: _Find
         with report_limit(f"variant '{variant.name}' of this schedule", place), found.keep_problems():
             spend(_STEPS_PER_MODULE)
             chosen = complete_schedule(variant, schedule)
-            found.warnings += [*check_differentiable(variant, chosen), *_check_attention(variant)]
-            found.warnings += target_of(chosen.target).check_speed(variant, chosen)
-            modules.append(plan(variant, chosen))
+            finds_blocks = False
+            try:
+                modules.append(plan(variant, chosen))
+                finds_blocks = modules[-1].finds_blocks
+            finally:
+                found.warnings += check_differentiable(variant, chosen)
+                found.warnings += _check_attention(variant, finds_blocks=finds_blocks)
+                found.warnings += target_of(chosen.target).check_speed(variant, chosen)
             if variant.attention.segment is not None:
                 found.ordered.append(Ordered(modules[-1], chosen))
         finish(f"{schedule.name} {variant.name}")
@@ -152,12 +158,13 @@ def _check_unscheduled(program: Program, most: int, found: _Findings) -> None:
     for attention in _list_unscheduled(program):
         for variant in variants(program, attention, most):
             with report_limit(f"'{attention.name}'", attention.span or program.source.span(0, 0)):
-                found.warnings += _check_attention(variant)
+                found.warnings += _check_attention(variant, finds_blocks=wants_list(variant.attention))
             finish(f"{attention.name} {variant.name}")
 
 
-def _check_attention(variant: Variant) -> Iterator[Diagnostic]:
-    yield from check_mask(variant)
+def _check_attention(variant: Variant, *, finds_blocks: bool) -> Iterator[Diagnostic]:
+    """finds_blocks: whether blocks that no range of keys excludes are found on the device."""
+    yield from (found for found in check_mask(variant) if not (finds_blocks and found.code == DENSE))
     yield from check_decay(variant)
 
 

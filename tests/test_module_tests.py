@@ -17,6 +17,7 @@ TESTED_ELSEWHERE = {
     "plan/gradients": "plan/test_ir_backward",
     "plan/ir/bound": "plan/test_error_bound",
     "plan/ir/kernel": "plan/test_ir_text",
+    "plan/ir/list_making": "plan/test_ir_lists",
     "plan/ir/module": "plan/test_ir_text",
     "plan/layout": "plan/test_sm80_layout",
     "plan/lower": "plan/test_ir_text",

@@ -446,7 +446,8 @@ _PLAN_WARNINGS = {
         "Tiles are skipped by bounds that follow from positions, lengths and sorted inputs. What is looked "
         "up element by element, such as a list of kept blocks, a tree or the documents of an input that is "
         "not sorted, excludes elements and no tile: the result is right, and costs what it would without "
-        "the condition.",
+        "the condition. Kernels of Triton and Hopper with 'loops = [q, kv]' instead find the blocks in "
+        "which the mask keeps a pair, if queries and keys are not packed and heads that share keys share it.",
     ),
     "W0705": CodeInfo(
         "input that descends, and by which no tile is skipped",

@@ -177,6 +177,10 @@ def decisions(e: Explanation) -> list[tuple[str, str]]:
         keys = f"the blocks of {made.keys} keys" if made.keys > 1 else "the single keys"
         gathered = f": {key_bytes(attention)} B are gathered for each" if made.keys == 1 else ""
         what = f"tiles of {keys} that '{made.tensor}' lists {of}{gathered}"
+        if made.kept is not None:
+            what = (
+                f"tiles of {keys} in which the mask keeps a pair {of}, found on the device before each call"
+            )
         found.append((what, place_of(attention.mask.span)))
     if (rows := e.module.listed_rows) is not None:
         found.append((_describe_rows(rows), place_of(attention.mask.span)))

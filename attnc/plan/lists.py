@@ -21,7 +21,8 @@ from attnc.model.attention import Attention, Variant
 from attnc.model.schedule import Knob, Phase, Schedule, TileConfig
 from attnc.model.tensors import Role
 from attnc.plan.ir import Axis, Let, Loop, Regions
-from attnc.plan.ir.lists import ListMaking, ListWalk, Memory
+from attnc.plan.ir.list_making import KeptBlocks, ListMaking
+from attnc.plan.ir.lists import ListWalk, Memory
 from attnc.plan.loads import is_nonnegative
 from attnc.plan.regions import LENGTH, START, partial_test
 from attnc.plan.signature import feature, group_in_words, longest
@@ -292,9 +293,11 @@ def is_inside(index: Expr, size: Expr) -> bool:
 # --- what is made first
 
 
-def list_making(listing: Listing, *, is_distinct: bool, by_entry: bool) -> ListMaking:
+def list_making(
+    listing: Listing, *, is_distinct: bool, by_entry: bool, kept: KeptBlocks | None
+) -> ListMaking:
     """Returns what is made of the lists before kernels walk over them. is_distinct: no list names a block
-    twice; by_entry: lists stay lists.
+    twice; by_entry: lists stay lists; kept: what they are found of, where no caller passes them.
     """
     condition = listing.condition
     return ListMaking(
@@ -306,6 +309,7 @@ def list_making(listing: Listing, *, is_distinct: bool, by_entry: bool) -> ListM
         row_axis=listing.row_axis,
         by_entry=by_entry,
         is_distinct=is_distinct,
+        kept=kept,
     )
 
 

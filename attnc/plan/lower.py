@@ -18,10 +18,11 @@ from attnc.plan.decode import plan_decode
 from attnc.plan.differentiable import has_backward
 from attnc.plan.forward import plan_forward
 from attnc.plan.ir import Decode, Forward, Module
+from attnc.plan.kept_blocks import add_list, plan_kept_blocks
 from attnc.plan.listed_rows import as_rows, lists_rows, name_sequences, plan_listed_rows, row_sizes
 from attnc.plan.lists import list_making, list_sizes, listing_of
 from attnc.plan.signature import arguments, capacity, kept_for_gradients, normalise, results
-from attnc.plan.targets import complete_schedule, target_of
+from attnc.plan.targets import TARGETS, as_written, complete_schedule, target_of
 from attnc.plan.verify import verify_module
 
 
@@ -31,14 +32,29 @@ def plan(variant: Variant, schedule: Schedule) -> Module:
     Raises DiagnosticError with every reason why the schedule's target cannot compile it.
     """
     schedule = complete_schedule(variant, schedule)
+    target = TARGETS.get(schedule.target)
+    listed = add_list(variant, schedule) if target is not None and target.walks_lists else None
+    if listed is None or has_backward(listed.attention, schedule) != has_backward(
+        variant.attention, schedule
+    ):
+        return _plan(variant, variant, schedule)
+    try:
+        return _plan(variant, listed, complete_schedule(listed, as_written(schedule)))
+    except DiagnosticError:  # kernels cannot walk over the blocks, or no tiles divide them
+        return _plan(variant, variant, schedule)
+
+
+def _plan(declared: Variant, variant: Variant, schedule: Schedule) -> Module:
+    """declared: the variant without a list of the blocks that its mask keeps."""
     problems = tuple(check_lowerable(variant, schedule))
     if problems:
         raise DiagnosticError(problems)
-    declared, conversion = variant, None
+    conversion = None
     if target_of(schedule.target).converts_before(variant, schedule):
         conversion = plan_conversion(variant)
         variant = conversion.variant
     listed_rows, seen, made = None, declared, listing_of(normalise(variant.attention))
+    kept = None if made is None else plan_kept_blocks(normalise(variant.attention), made)
     if lists_rows(variant.attention, schedule, target_of(schedule.target)):
         listed_rows = plan_listed_rows(variant, schedule)
         seen = variant = as_rows(variant, listed_rows)
@@ -71,8 +87,9 @@ def plan(variant: Variant, schedule: Schedule) -> Module:
         if made is None
         else list_making(
             made,
-            is_distinct=attention.tensor(made.condition.tensor).is_distinct,
+            is_distinct=kept is None and attention.tensor(made.condition.tensor).is_distinct,
             by_entry=made.gathers or listed_rows is not None,
+            kept=kept,
         ),
         listed_rows=listed_rows,
         rows_of=None if listed_rows is None else seen,

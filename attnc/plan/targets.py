@@ -13,6 +13,7 @@ from attnc.model.program import Program
 from attnc.model.schedule import Knob, Schedule
 from attnc.model.variants import variants
 from attnc.plan.fitting import Tiles, TileShape, shape_of
+from attnc.plan.kept_blocks import add_list
 from attnc.plan.listed_rows import can_unite
 from attnc.plan.lists import adds_to_keys, listing_of
 from attnc.plan.signature import normalise
@@ -72,7 +73,7 @@ def schedule_for(
     lines = list(made.default_schedule(shape))
     if "q" in attention.grads:
         lines += _backward_lines([
-            (variant, made.sum_of_dq(variant, deterministic=deterministic))
+            (variant, _sum_of_dq(variant, made, deterministic=deterministic))
             for variant in variants(program, attention)
         ])  # fmt: skip
     if not deterministic and made.has_selected_gradients and adds_to_keys(attention):
@@ -80,6 +81,16 @@ def schedule_for(
         lines += ["backward {", *summed, "}"]
     labels = made.default_labels(shape)
     return "\n".join(_schedule_text(name, target, label, [*lines, *own]) for label, own in labels.items())
+
+
+def _sum_of_dq(variant: Variant, target: Target, *, deterministic: bool) -> str:
+    """Returns how dq is summed where no schedule says it: of a mask whose blocks may be listed it is left
+    open, as far as it has the same bits in every run, until that is known.
+    """
+    listed = add_list(variant) if target.walks_lists else None
+    if listed is not None and deterministic:
+        return "two_pass"  # which no line says
+    return target.sum_of_dq(listed or variant, deterministic=deterministic)
 
 
 def steps_for(program: Program, name: str, target: str) -> str:
@@ -127,6 +138,13 @@ def complete_schedule(variant: Variant, schedule: Schedule) -> Schedule:
         return chosen
     own = {**chosen.knobs.get("backward", {}), _SUM_OF_DQ: Knob(key=_SUM_OF_DQ, choices=(way,))}
     return replace(chosen, knobs={**chosen.knobs, "backward": own})
+
+
+def as_written(schedule: Schedule) -> Schedule:
+    """Returns a completed schedule without the sum of dq that nobody wrote."""
+    backward = schedule.knobs.get("backward", {})
+    written = {key: knob for key, knob in backward.items() if key != _SUM_OF_DQ or knob.span is not None}
+    return replace(schedule, knobs={**schedule.knobs, "backward": written})
 
 
 _SUM_OF_DQ = "accumulate.dq"

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from attnc.expr.construct import ZERO
 from attnc.expr.nodes import Expr
-from attnc.plan.ir.lists import ListMaking
+from attnc.plan.ir.list_making import ListMaking
 from attnc.plan.ir.module import ListedRows
 from attnc.plan.lists import BLOCKS
 from attnc.target.declaration import show_product

@@ -12,7 +12,6 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch.nn.attention.experimental._paged_attention import PagedAttention
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, noop_mask
 
-from attnc.api.compile import SpecWarning
 from attnc.flex import blocks, family_of, flex_attention
 from tests.flex.mods import causal
 from tests.flex.oracle import torch_flex
@@ -240,17 +239,13 @@ def test_lists_change_without_another_graph() -> None:
     assert counter.frame_count == 1
 
 
-def test_a_table_of_blocks_warns_the_caller_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_of_a_table_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("attnc.api.compile._SAID", set())
-    monkeypatch.setattr("attnc.flex.programs._PROGRAMS", {})
     partial = torch.eye(2).bool()[None, None]
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        for _ in range(2):
-            flex_attention(Q, K, V, block_mask=listed(partial, mod=noop_mask, size=20))
-    assert [found.category for found in caught] == [SpecWarning]
-    assert "'partial'" in str(caught[0].message)
-    assert caught[0].filename == __file__
+        flex_attention(Q, K, V, block_mask=listed(partial, mod=noop_mask, size=20))
+    assert not caught
 
 
 def test_pages_of_torch() -> None:

@@ -109,18 +109,37 @@ def test_a_block_mask_of_blocks_alone_is_looked_up() -> None:
 def test_a_mask_that_is_looked_up_warns_the_caller_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("attnc.api.compile._SAID", set())
     monkeypatch.setattr("attnc.flex.programs._PROGRAMS", {})
-    q, kept = made(1, 1, 32, 16), torch.rand(32, 32) > 0.3
+    q, k, kept = made(1, 2, 32, 16), made(1, 1, 32, 16), torch.rand(2, 32, 32) > 0.3
 
     def mask(b: Any, h: Any, q: Any, kv: Any) -> Any:
-        return kept[q, kv]
+        return kept[h, q, kv]
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for scale in (None, None, 0.5):  # the last has another kernel of the same mask
-            flex_attention(q, q, q, mask_mod=mask, scale=scale)
+            flex_attention(q, k, k, mask_mod=mask, scale=scale, enable_gqa=True)
     assert re.match("flex_attention: no tile is skipped.*'kept'", str(caught[0].message))
     assert caught[0].category is SpecWarning
     assert [found.filename for found in caught] == [__file__]
+
+
+def test_blocks_of_a_mask_that_is_looked_up_are_found() -> None:
+    """Of documents whose numbers do not ascend: keys of other blocks may be NaN."""
+    documents = torch.tensor([4, 0, 9])[torch.arange(300) // 128]
+    q = made(1, 2, 300, 16).requires_grad_()
+    v = made(1, 2, 300, 16)
+
+    def mask(b: Any, h: Any, q: Any, kv: Any) -> Any:
+        return documents[q] == documents[kv]
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = flex_attention(q, q.detach(), v, mask_mod=mask)
+    close(found.detach(), torch_flex(q.detach(), q.detach(), v, None, mask))
+    v[:, :, :128] = torch.nan
+    found = flex_attention(q, q.detach(), v, mask_mod=mask)
+    assert found[:, :, 128:].isfinite().all()
+    assert torch.autograd.grad(found[:, :, 128:].sum(), q)[0][:, :, 128:].isfinite().all()
 
 
 def test_other_lengths_and_data_compile_nothing(compiled: list[str]) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from attnc.expr.nodes import Const, Dim, Ref, show
 from attnc.plan.ir import Loop
-from attnc.plan.ir.lists import ListMaking, ListWalk
+from attnc.plan.ir.list_making import ListMaking
+from attnc.plan.ir.lists import ListWalk
 from attnc.plan.ir.text import module_text
 from tests.plan.planning import planned
 

@@ -11,7 +11,7 @@ from attnc.model.attention import Variant
 from attnc.model.tensors import Tensor
 from attnc.plan.ir.backward import Backward, BackwardKernel
 from attnc.plan.ir.kernel import ColumnScale, Decode, Fetch, Forward, Let, Pack, Split, Statement, UnifiedMax
-from attnc.plan.ir.lists import ListMaking
+from attnc.plan.ir.list_making import ListMaking
 from attnc.plan.layout import KernelName, Which
 
 #: Keys of the largest tile of a kernel that takes lists of several queries.
@@ -173,6 +173,11 @@ class Module:
     rows_of: Variant | None = None
     margin: Margin | None = None
     conversion: Conversion | None = None
+
+    @property
+    def finds_blocks(self) -> bool:
+        """Whether a kernel finds the blocks that the mask keeps."""
+        return self.lists is not None and self.lists.kept is not None
 
     @property
     def converted(self) -> Module:

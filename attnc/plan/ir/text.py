@@ -61,6 +61,7 @@ from attnc.plan.ir.backward import (
     Prologue,
 )
 from attnc.plan.ir.kernel import PARTIAL_TRIPS, REST, ColumnScale
+from attnc.plan.ir.list_making import KeptBlocks
 from attnc.plan.ir.lists import ListWalk
 from attnc.plan.ir.module import Conversion, ListedRows
 from attnc.plan.layout import BackwardLayout, SharedBytes
@@ -85,14 +86,20 @@ def _module(module: Module) -> Iterator[str]:
         yield f"margin {_argument(margin.arg)}: slope {margin.slope!r}, share {margin.share!r}"
     yield from () if module.conversion is None else _conversion(module.conversion)
     if (made := module.lists) is not None:
-        yield from _block(
-            "lists", (f"{one.name} = {_value(getattr(made, one.name))}" for one in fields(made))
-        )
+        told = (one.name for one in fields(made) if one.name != "kept")
+        yield from _block("lists", (f"{name} = {_value(getattr(made, name))}" for name in told))
+        yield from () if made.kept is None else _block("kept blocks", _kept_blocks(made.kept))
     if (rows := module.listed_rows) is not None:
         yield from _block("rows of memory", _listed_rows(rows))
     yield from _kernel(module.kernel)
     if module.backward is not None:
         yield from _block("backward", _backward(module.backward))
+
+
+def _kept_blocks(kept: KeptBlocks) -> Iterator[str]:
+    yield from _statements((*kept.program, *kept.of_queries, *kept.of_keys, *kept.of_pairs))
+    named = {"lo": kept.lo, "hi": kept.hi, "keep": kept.keep}
+    yield from (f"{name} = {_value(value)}" for name, value in named.items())
 
 
 def _listed_rows(rows: ListedRows) -> Iterator[str]:

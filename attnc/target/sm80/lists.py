@@ -10,12 +10,12 @@ from collections.abc import Iterator, Mapping
 from attnc.expr.construct import ONE, add
 from attnc.expr.nodes import Expr, Load, show
 from attnc.model.dtypes import DType
-from attnc.plan.ir import Module
-from attnc.plan.ir.lists import ListMaking
-from attnc.plan.lists import BLOCKS, LIST_ROWS
+from attnc.plan.ir import Module, Statement
+from attnc.plan.ir.list_making import ListMaking
+from attnc.plan.lists import BLOCKS, KV_HEAD, LIST_ROWS
 from attnc.target.declaration import CallText, show_product
 from attnc.target.lists import Lists
-from attnc.target.sm80.printer import STORED, scalar, stored_type
+from attnc.target.sm80.printer import STORED, local, scalar, sizes_of_call, statement, stored_type
 
 #: Threads of a block, which reads a list; words of bits that each has of keys that are brought into order.
 LIST_THREADS, LIST_WORDS = 128, 8
@@ -40,7 +40,8 @@ class CudaListsText(Lists):
         self._dtypes, self._variant = dtypes, module.variant
         own = not module.variant.element_param
         self.element = STORED[module.variant.attention.element] if own else ""
-        self.entry = stored_type(dtypes[made.tensor], module.variant)
+        self.entry = "" if made.kept else stored_type(dtypes[made.tensor], module.variant)
+        self.kept = made.kept
 
     def print_scalar(self, expr: Expr) -> str:
         return scalar(expr)
@@ -128,6 +129,31 @@ class CudaListsText(Lists):
         return f"i_{self.made.row_axis}"
 
     @property
+    def sizes_of_mask(self) -> Iterator[str]:
+        """Statements that declare the sizes that a mask reads, of which a length shortens some."""
+        yield from sizes_of_call(name for name in self.made.dims if name not in self._shortened)
+        yield from sizes_of_call((name for name in self.made.dims if name in self._shortened), "int")
+
+    @property
+    def _shortened(self) -> set[str]:
+        assert self.kept is not None
+        return {item.name for item in self.kept.program} & {"M", "N"}
+
+    @property
+    def place_of_line(self) -> Iterator[str]:
+        """Statements that find the sequence and the K/V head of a list, and what is found of them."""
+        assert self.kept is not None
+        axes = [axis for axis in range(len(self.made.lines)) if axis != self.made.row_axis]
+        places = {name: f"i_{axis}" for name, axis in zip(("b", KV_HEAD.name), axes, strict=False)}
+        yield local("const int", places)
+        sizes = tuple(self._shortened)
+        yield from (statement(item, dict(self._dtypes), sizes, scalar) for item in self.kept.program)
+
+    def statement(self, item: Statement) -> str:
+        """Prints what is found of a query, a key or a pair."""
+        return statement(item, dict(self._dtypes), (), scalar)
+
+    @property
     def group(self) -> str:
         text = "0ll"
         for axis, size in enumerate(self.made.lines):
@@ -162,8 +188,8 @@ class CudaListsText(Lists):
         """Returns the launch of the kernel with arguments of its own. config: of a kernel of the backward."""
         from attnc.target.sm80.declaration import cuda_kernel, cuda_kernels
 
-        own = {"WARPS": str(LIST_THREADS // 32), "STAGES": "1", "shared": "0"}
-        kernel = cuda_kernel(self.name, self.lines, config=config, changes=own)
+        own = {"WARPS": str(LIST_THREADS // 32), "STAGES": "1", "shared": self._shared}
+        kernel = cuda_kernel(self.name, self._blocks, config=config, changes=own)
         addresses = [*self._inputs, "_list_bits", "_row_bits"]
         return cuda_kernels([kernel], addresses, self._strides, self._sizes, {})
 
@@ -201,5 +227,15 @@ class CudaListsText(Lists):
         if self.by_entry:  # as many threads as the kernel that reads the lists
             shared = f"config.WARPS * {128 * self.words + 4}"
             return cuda_kernel(self.name, self.lines, changes={"shared": shared})
-        own = {"WARPS": str(LIST_THREADS // 32), "shared": "0"}
-        return cuda_kernel(self.name, self.lines, changes=own)
+        own = {"WARPS": str(LIST_THREADS // 32), "shared": self._shared}
+        return cuda_kernel(self.name, self._blocks, changes=own)
+
+    @property
+    def _shared(self) -> str:
+        """Bytes of shared memory: a word of bits, where those are found."""
+        return "0" if self.kept is None else "4"
+
+    @property
+    def _blocks(self) -> str:
+        """Blocks of threads: one for each list, or for each word of its bits, where those are found."""
+        return self.lines if self.kept is None else self.memory

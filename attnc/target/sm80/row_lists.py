@@ -12,7 +12,7 @@ from attnc.expr.construct import conj
 from attnc.expr.nodes import TRUE, And, Expr
 from attnc.model.dtypes import DType
 from attnc.plan.ir import Let, Module, Statement, statement_expressions
-from attnc.plan.ir.lists import ListMaking
+from attnc.plan.ir.list_making import ListMaking
 from attnc.plan.ir.module import ListedRows
 from attnc.plan.lists import KV_HEAD
 from attnc.plan.steps import names_of

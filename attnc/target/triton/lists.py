@@ -7,16 +7,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from attnc.expr.nodes import Expr, Load, show
-from attnc.plan.ir import Module
-from attnc.plan.ir.lists import ListMaking
-from attnc.plan.lists import LIST_ROWS, lists_packed_rows
+from attnc.plan.ir import Module, Statement
+from attnc.plan.ir.list_making import ListMaking
+from attnc.plan.lists import BLOCKS, KV_HEAD, LIST_ROWS, lists_packed_rows
 from attnc.target.declaration import CallText, declare_allocation, show_product
 from attnc.target.lists import Lists
 from attnc.target.triton.kernel import triton_kernel
-from attnc.target.triton.printer import scalar
+from attnc.target.triton.printer import scalar, statement
 
 #: Of a program, which has few elements: several would wait for each other at every sum.
 _WARPS = 1
+#: Of a program that finds blocks which a mask keeps; blocks at a time.
+_FINDING_WARPS, _BLOCKS = 8, 8
 #: Of a program that inverts lists: blocks of keys, which are in one word, and of queries at a time.
 _INVERTING_WARPS, _COLUMNS, _ROWS = 4, 4, 512
 #: Of a program that sorts lists; programs, and marks of all of them, 64 MiB.
@@ -37,6 +39,7 @@ class ListsText(Lists):
         self.inverts = any(walk is not None and walk.memory == "columns" for walk in walks)
         self.cuts_columns = self.inverts and lists_packed_rows(module.variant.attention)
         self.sorts = any(planned.selected is not None or planned.adds for planned in kernels)
+        self.kept = made.kept
 
     def print_scalar(self, expr: Expr) -> str:
         return scalar(expr)
@@ -45,7 +48,26 @@ class ListsText(Lists):
     def listing_name(self) -> str:
         return f"{self.name}_lists"
 
-    columns_of_program, rows_of_program = _COLUMNS, _ROWS
+    @property
+    def finding_name(self) -> str:
+        return f"{self.name}_kept_blocks"
+
+    columns_of_program, rows_of_program, blocks_at_once = _COLUMNS, _ROWS, _BLOCKS
+
+    @property
+    def queries_of_line(self) -> str:
+        """The number of the block of queries that a list is of."""
+        return f"i_{self.made.row_axis}"
+
+    @property
+    def place_of_line(self) -> Iterator[str]:
+        """Statements that find the sequence and the K/V head of a list."""
+        axes = [axis for axis in range(len(self.made.lines)) if axis != self.made.row_axis]
+        yield from (f"{name} = i_{axis}" for name, axis in zip(("b", KV_HEAD.name), axes, strict=False))
+
+    @staticmethod
+    def statement(item: Statement) -> str:
+        return statement(item)
 
     @property
     def inverting_name(self) -> str:
@@ -127,16 +149,22 @@ class ListsText(Lists):
         return [*super().sizes, *([LIST_ROWS.name] if self.inverts else [])]
 
     @property
-    def listing_parameters(self) -> list[str]:
+    def finding_parameters(self) -> list[str]:
         return self._parameters("_list_bits_ptr")
 
     @property
-    def sorting_parameters(self) -> list[str]:
-        return self._parameters("_marks_ptr")
+    def listing_parameters(self) -> list[str]:
+        if self.kept is not None:
+            return ["_lists_ptr, _list_bits_ptr", BLOCKS.name]
+        return self._parameters("_lists_ptr", "_list_bits_ptr")
 
-    def _parameters(self, own: str) -> list[str]:
+    @property
+    def sorting_parameters(self) -> list[str]:
+        return self._parameters("_lists_ptr", "_marks_ptr")
+
+    def _parameters(self, *own: str) -> list[str]:
         inputs = self._inputs
-        pointers = ", ".join([*(f"{name}_ptr" for name, _ in inputs), "_lists_ptr", own])
+        pointers = ", ".join([*(f"{name}_ptr" for name, _ in inputs), *own])
         strides = [f"stride_{name}_{axis}" for name, rank in inputs for axis in range(rank)]
         return [pointers, ", ".join(strides), ", ".join(self.sizes)]
 
@@ -172,6 +200,16 @@ class ListsText(Lists):
                 self.sorting_name, "sorting", pointers=pointers, config=config, warps=_SORTING_WARPS
             )
             return
+        if self.kept is not None:
+            words = f"max({self.bits_shape}, 1)"
+            yield triton_kernel(
+                self.finding_name,
+                words,
+                pointers=[*inputs, "_list_bits"],
+                config=config,
+                warps=_FINDING_WARPS,
+            )
+            inputs = []
         pointers = [*inputs, "_lists", "_list_bits"]
         grid = f"max({self.lines}, 1)"
         yield triton_kernel(self.listing_name, grid, pointers=pointers, config=config, warps=_WARPS)
@@ -193,5 +231,13 @@ class ListsText(Lists):
 
     @property
     def memory(self) -> Mapping[str, str]:
-        bits = {"_list_bits": self.bits_shape, "_columns": self.columns_shape} if self.inverts else {}
-        return {name: f"max({shape}, 1)" for name, shape in {"_lists": self.lists_shape, **bits}.items()}
+        shapes = self.list_memory
+        if self.inverts:
+            shapes = {**shapes, "_list_bits": self.bits_shape, "_columns": self.columns_shape}
+        return {name: f"max({shape}, 1)" for name, shape in shapes.items()}
+
+    @property
+    def list_memory(self) -> dict[str, str]:
+        """Shapes of what lists take before a forward."""
+        bits = {} if self.kept is None else {"_list_bits": self.bits_shape}
+        return {"_lists": self.lists_shape, **bits}

@@ -304,7 +304,7 @@ def triton_declaration(
         scratch = {"acc": f"(B, H, M, {dv})", "l": "(B, H, M)", "m": "(B, H, M)"}
         fields["scratch"] = Table({name: quote_word(shape) for name, shape in scratch.items()})
     if lists is not None:
-        fields["scratch"] = Table({"_lists": quote_word(lists.lists_shape)})
+        fields["scratch"] = Table({name: quote_word(shape) for name, shape in lists.list_memory.items()})
     first = [] if lists is None else [*lists.launches()]
     fields["launches"] = Items([*first, *_launches(module, kernel, text)])
     if back is not None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from attnc.expr.nodes import TRUE
 from attnc.plan.ir import Module
-from attnc.plan.ir.lists import ListMaking
+from attnc.plan.ir.list_making import ListMaking
 from attnc.plan.ir.module import ListedRows
 from attnc.plan.lists import KV_HEAD
 from attnc.plan.steps import tensors_of

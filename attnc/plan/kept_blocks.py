@@ -1,0 +1,179 @@
+"""Lists of blocks that are found of a mask: which ones have a pair of a query and a key that it keeps.
+
+Of a mask that looks data up, such as documents whose numbers do not ascend, nothing can be solved for a
+range of keys (`expr.solve`). So a kernel evaluates it before each call, for all pairs of a block, and notes
+the blocks that keep one. From there on they are blocks that a list names (`plan.lists`), beside the mask that
+they are of. Nothing is assumed of the data, and nothing of it is known to the host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from functools import reduce
+from math import lcm
+from typing import Literal
+
+from attnc.expr.affine import N
+from attnc.expr.construct import ZERO, add, conj, floordiv, maximum, minimum
+from attnc.expr.interval import SIZE
+from attnc.expr.nodes import Binary, Const, Dim, Expr, Index, InList, Load, Ref, Search, walk
+from attnc.expr.simplify import substitute
+from attnc.expr.solve import solve
+from attnc.model.attention import Attention, Variant
+from attnc.model.schedule import Phase, Schedule
+from attnc.plan.ir import Fetch, Statement, fetch_expressions
+from attnc.plan.ir.list_making import KeptBlocks
+from attnc.plan.lists import BLOCKS, GROUP, KV_HEAD, WARPGROUP, Listing, lists_blocks
+from attnc.plan.loads import LoadNames
+from attnc.plan.mask_findings import dense_conditions
+from attnc.plan.signature import group_in_words, kv_heads, normalise
+from attnc.plan.steps import dims_of, names_in, needed_for, shortened_lengths, tensors_of
+
+#: What the lists are called that no caller passes.
+NAME = "_kept_blocks"
+#: Queries and keys of a block where no schedule has other tiles, and the most of either.
+_SIZE, _MOST = 128, 512
+_QUERY = Ref("query", "int", natural=True, within=(0, SIZE))
+_HEADS: Mapping[Expr, Expr] = {GROUP: KV_HEAD, Index("h"): KV_HEAD}
+#: The queries of a list, of which a kernel finds the keys.
+_QUERIES: Mapping[Expr, Expr] = {
+    Index("q_lo"): Ref("first_query", "int", natural=True, within=(0, SIZE)),
+    Index("q_hi"): Ref("last_query", "int", within=(-1, SIZE)),
+}
+#: Locals of the kernel, beside those of all kernels (`plan.names`).
+_LOCALS = frozenset({"any_kept", "first_key", "first_query", "hi", "inside", "last_query", "part", "query"})
+
+
+def add_list(variant: Variant, schedule: Schedule | None = None) -> Variant | None:
+    """Returns the variant with a list of the blocks that its mask keeps beside that mask; None where it wants
+    none. schedule: whose tiles divide the blocks; whether its kernels can walk over them is another question.
+    """
+    attention = variant.attention
+    if not wants_list(attention) or (schedule is not None and schedule.is_decode):
+        return None
+    rows, keys = _size_of(schedule, "tile.q"), _size_of(schedule, "tile.kv")
+    if max(rows, keys) > _MOST or keys & (keys - 1):
+        return None
+    condition = _condition(attention, rows, keys)
+    mask = replace(conj(condition, attention.mask), span=attention.mask.span)
+    return replace(variant, attention=replace(attention, mask=mask))
+
+
+def wants_list(attention: Attention) -> bool:
+    """Returns whether a mask looks data up in a way that no range of keys follows from, and blocks of
+    ordinary queries could be listed for it.
+    """
+    if attention.mask.span is None or lists_blocks(attention) or attention.segment is not None:
+        return False
+    is_packed = attention.q.storage.is_packed or attention.k.storage.is_packed
+    if is_packed or "M" in attention.lengths or _differs_in_group(attention):
+        return False
+    return next(dense_conditions(attention.mask), None) is not None
+
+
+def _differs_in_group(attention: Attention) -> bool:
+    shared: dict[Expr, Expr] = {GROUP: KV_HEAD}
+    if kv_heads(normalise(attention)) == Dim("H"):
+        shared[Index("h")] = KV_HEAD
+    return Index("h") in walk(substitute(_mask_of(attention), shared))
+
+
+def _mask_of(attention: Attention) -> Expr:
+    return substitute(attention.mask, group_in_words(attention))
+
+
+def _size_of(schedule: Schedule | None, key: Literal["tile.q", "tile.kv"]) -> int:
+    """Returns positions of a block that all tiles divide which the schedule chooses."""
+    if schedule is None:
+        return _SIZE
+    phases: tuple[Phase, ...] = ("forward", "backward", "dq", "dkdv")
+    knobs = [(schedule.phases[phase].get(key), 1) for phase in phases]
+    knobs += [(schedule.forward.get("consumers"), WARPGROUP)] if key == "tile.q" else []
+    chosen = (size * x for knob, size in knobs if knob is not None for x in knob.choices if type(x) is int)
+    size = reduce(lcm, chosen, 1)
+    return size * -(-_SIZE // size) if _SIZE % size else _SIZE
+
+
+def _condition(attention: Attention, rows: int, keys: int) -> InList:
+    indices: list[Expr] = [Index("b")]
+    sizes: list[Expr] = [Dim("B")]
+    heads = kv_heads(normalise(attention))
+    if Index("h") in walk(attention.mask) and heads != Const(1):
+        indices.append(Index("h") if heads == Dim("H") else GROUP)
+        sizes.append(heads)
+    indices.append(floordiv(Index("q_idx"), Const(rows)))
+    sizes.append(floordiv(add(Dim("M"), Const(rows - 1)), Const(rows)))
+    entry = Binary("//", Index("kv_idx"), Const(keys))
+    return InList(NAME, tuple(indices), (*sizes, BLOCKS), entry, span=attention.mask.span)
+
+
+def plan_kept_blocks(attention: Attention, listing: Listing) -> KeptBlocks | None:
+    """Returns what a kernel finds out that makes lists of a mask; None where the caller has made them.
+    attention: normalised, with its list.
+    """
+    if listing.condition.tensor != NAME:
+        return None
+    mapping = {**_HEADS, Index("q_idx"): _QUERY}
+    mapping[Index("q_pos")] = Binary("-", Binary("+", _QUERY, Dim("N")), Dim("M"))
+    names = LoadNames.of(attention, taken=_LOCALS)
+    lengths = shortened_lengths(attention, names)
+    keep = names.replace(substitute(listing.rest, mapping))
+    others = [fetch for fetch in names.fetches if fetch not in lengths]
+    statements = (*names.rows.values(), *lengths, *others)
+    needed = needed_for({*_names_of(keep), "N"}, statements)
+    of_query = _depending_on("query", needed)
+    of_key = _depending_on("kv_idx", needed)
+    lo, hi = _ends(listing.rest)
+    used = (
+        keep,
+        lo,
+        hi,
+        *listing.condition.extents,
+        *fetch_expressions(x for x in needed if isinstance(x, Fetch)),
+    )
+    return KeptBlocks(
+        program=_select(needed, without=of_query | of_key),
+        of_queries=_select(needed, of_query, without=of_key),
+        of_keys=_select(needed, of_key, without=of_query),
+        of_pairs=_select(needed, of_query & of_key),
+        keep=keep,
+        lo=lo,
+        hi=hi,
+        inputs=tuple((x.name, len(x.shape)) for x in attention.inputs if x.name in tensors_of(needed)),
+        dims=dims_of(used),
+    )
+
+
+def _ends(mask: Expr) -> tuple[Expr, Expr]:
+    """Returns where the keys begin and end that a mask keeps for some queries, as far as positions tell."""
+    ranges = solve(mask)
+    first = _of_positions(ranges.may_lo)
+    last = _of_positions(ranges.may_hi)
+    return (ZERO if first is None else maximum(first, ZERO)), (N if last is None else minimum(last, N))
+
+
+def _of_positions(end: Expr | None) -> Expr | None:
+    if end is None or any(isinstance(node, Load | Search) for node in walk(end)):
+        return None
+    return substitute(end, {**_HEADS, **_QUERIES})
+
+
+def _names_of(keep: Expr) -> set[str]:
+    return {node.name for node in walk(keep) if isinstance(node, Ref | Dim | Index)}
+
+
+def _depending_on(name: str, statements: Sequence[Statement]) -> set[str]:
+    """Returns the names of what is computed from a position."""
+    found = {name}
+    for item in statements:
+        if found & names_in(item):
+            found.add(item.name)
+    return found - {name}
+
+
+def _select(
+    statements: Sequence[Statement], among: Collection[str] | None = None, *, without: Collection[str] = ()
+) -> tuple[Statement, ...]:
+    chosen = (item for item in statements if among is None or item.name in among)
+    return tuple(item for item in chosen if item.name not in without)

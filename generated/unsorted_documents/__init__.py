@@ -1,0 +1,75 @@
+"""unsorted_documents for cuda.sm_90a, triton: calls what is fastest for the device and the sizes.
+
+Each target has a function of its own in its folder. Made from specs/unsorted_documents.attn; `attnc compile specs/unsorted_documents.attn` makes it again.
+"""
+
+import torch
+
+from .._support.by_target import ByTarget
+
+#: What launches the kernels of a target, the compute capabilities that they are for, and whether the CPU runs them too.
+TARGETS = {
+    "cuda.sm_90a": ("cupy", 90, 90, False),
+    "triton": ("triton", 80, None, True),
+}
+PARAMS = ()
+#: Targets by nothing: the first that runs on a device that was not measured.
+VARIANTS = {
+    (): ("cuda.sm_90a", "triton"),
+}
+#: Measured: device and variant -> (largest M, N, batch times heads, and 0 for a call without gradients; target); the first row that admits them decides.
+TUNED = {}
+CHOICE = ByTarget(__name__, "unsorted_documents", TARGETS, VARIANTS, TUNED)
+
+
+def unsorted_documents(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    doc: torch.Tensor,
+    *,
+    target: str | None = None,
+    out: tuple[torch.Tensor, torch.Tensor] | None = None,
+    **options: object,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention of the spec's score, masked: o = softmax(score) v.
+
+    Shapes and dtypes:
+        q: bf16[B, M, Hkv * G, 128]
+        k: bf16[B, N, Hkv, 128]
+        v: bf16[B, N, Hkv, 128]
+        doc: i32[B, N]
+        o: bf16[B, M, Hkv * G, 128]
+        lse: f32[B, Hkv * G, M]
+    The last axis of q, k and v is contiguous; every other stride is free, and nothing is copied.
+    out: (o, lse) to write to.
+    target: which one, instead of the table's choice.
+    options: what the function of that target takes besides.
+
+    Returns (o, lse).
+    Raises ValueError or TypeError naming the argument, what was expected and what came.
+    """
+    # any target says which is no such tensor, and what it expected
+    if not (isinstance(
+        q, torch.Tensor,
+    ) and q.dim() == 4 and not q.is_nested and isinstance(k, torch.Tensor) and k.dim() == 4 and not k.is_nested and torch._C._get_tracing_state() is None):
+        return CHOICE.any()(q, k, v, doc, out=out, **options)
+    key = ()
+    if key not in VARIANTS:
+        raise _unknown(key)
+    function = CHOICE.named(target, key) if target else CHOICE.only(q.device, key)
+    if function is None:
+        sizes = (
+            q.shape[1],
+            k.shape[1],
+            q.shape[0] * q.shape[2],
+            torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad),
+        )
+        function = CHOICE.fastest(q.device, key, sizes)
+    return function(q, k, v, doc, out=out, **options)
+
+
+def _unknown(values):
+    """The error that says what was asked for, and what there is."""
+    asked, *there_is = (", ".join(map("{} = {}".format, PARAMS, variant)) for variant in (values, *VARIANTS))
+    return ValueError(f"unsorted_documents was not compiled for {asked}; there is: {'; '.join(there_is)}")

@@ -1,0 +1,91 @@
+"""Blocks that a mask of data keeps: where they are found, and what is told of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from attnc.expr.nodes import show
+from attnc.plan.ir.text import module_text
+from tests.plan.planning import planned
+
+SAME = "doc[b, q_pos] == doc[b, kv_idx]"
+DOC = ("doc: i32[B, N]",)
+
+
+def test_a_mask_that_looks_data_up_has_a_list_of_its_blocks() -> None:
+    made = planned(f"causal and {SAME}", inputs=DOC, grads="q, k, v")
+    assert made.lists is not None
+    kept = made.lists.kept
+    assert kept is not None
+    assert (made.lists.rows, made.lists.keys, made.lists.inputs) == (128, 128, (("doc", 2),))
+    assert [item.name for item in (*kept.of_queries, *kept.of_keys)] == ["doc", "doc_kv"]
+    assert show(kept.hi) == "min(last_query + N - M + 1, N)"
+    assert made.variant.attention.mask.span is not None
+    text = module_text(made)
+    assert "for kv_lo in blocks of 128 of lists[list_line: list_blocks + 1]" in text
+    assert "kept blocks {" in text
+
+
+def test_ranges_that_data_ends_are_those_of_all_keys() -> None:
+    made = planned(f"kv_idx < end[b] and {SAME}", inputs=(*DOC, "end: i32[B]"))
+    assert made.lists is not None
+    assert made.lists.kept is not None
+    assert (show(made.lists.kept.lo), show(made.lists.kept.hi)) == ("0", "N")
+
+
+@pytest.mark.parametrize(
+    ("mask", "inputs"),
+    [
+        ("causal", ()),
+        (f"causal and {SAME}", ("doc: i32[B, N] is sorted",)),
+        ("kv_idx < N - 64 or tree[b, q_idx, kv_idx]", ("tree: bool[B, M, N]",)),
+        (f"listed(idx, rows = 64, keys = 64) and {SAME}", (*DOC, "idx: i32[B, R, S]")),
+    ],
+    ids=["positions", "a search", "all but a tile", "a list"],
+)
+def test_masks_of_other_kinds_have_none(mask: str, inputs: tuple[str, ...]) -> None:
+    made = planned(mask, inputs=inputs)
+    assert made.lists is None or made.lists.kept is None
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param({"target": "cuda.sm_80"}, id="a target without lists"),
+        pytest.param({"schedule": "  loops = [kv], split.kv = auto"}, id="decoding"),
+        pytest.param({"schedule": "  loops = [kv, q]"}, id="keys outermost"),
+        pytest.param(
+            {"target": "cuda.sm_90a", "schedule": "  cluster = 2, consumers = 2"}, id="clusters walk together"
+        ),
+        pytest.param({"target": "cuda.sm_90a", "schedule": "  tile.kv = 48"}, id="tiles of 48 keys"),
+        pytest.param(
+            {
+                "target": "cuda.sm_90a",
+                "score": "dot(q, k) + w[h]",
+                "inputs": (*DOC, "w: f32[H]"),
+                "grads": "w",
+            },
+            id="gradients that no kernel over lists makes",
+        ),
+    ],
+)
+def test_where_no_list_can_be_walked_all_tiles_are_visited(changes: Mapping[str, Any]) -> None:
+    assert planned(SAME, **{"inputs": DOC, **changes}).lists is None
+
+
+def test_tiles_of_a_schedule_divide_blocks() -> None:
+    made = planned(SAME, inputs=DOC, schedule="  tile.q = 256, tile.kv = 32, warps = 8")
+    assert made.lists is not None
+    assert (made.lists.rows, made.lists.keys) == (256, 128)
+    made = planned(SAME, inputs=DOC, schedule="  consumers = 3", target="cuda.sm_90a")
+    assert made.lists is not None
+    assert (made.lists.rows, made.lists.keys) == (192, 128)
+
+
+def test_dq_has_the_sum_that_lists_have() -> None:
+    """Turns of a mask alone, two passes beside a list."""
+    made = planned(f"causal and {SAME}", inputs=DOC, grads="q, k, v", target="cuda.sm_90a")
+    assert [planned.kind for planned in made.backward_kernels.values()] == ["dq", "dkdv"]
