@@ -49,14 +49,13 @@ __device__ void to_left(u32 (&left)[I][N][4], const float (&pieces)[I][2 * N][4]
                 left[i][n][x] = pack(pieces[i][2 * n + x / 2][x % 2 * 2], pieces[i][2 * n + x / 2][x % 2 * 2 + 1]);
 }
 
-// sums += left right, for 8 J columns from `column` on; `right` is a tile whose rows from `row` on are the depth. Not
-// WHOLE: some of the columns may be past the last one.
+// sums += left right, for 8 J columns from `column` on; `right` is a tile whose rows are the depth. Not WHOLE: some of
+// the columns may be past the last one.
 template <int WIDTH, bool WHOLE, int I, int N, int J>
-__device__ void add_product(float (&sums)[I][J][4], const u32 (&left)[I][N][4], const element* right, int column,
-    int row = 0)
+__device__ void add_product(float (&sums)[I][J][4], const u32 (&left)[I][N][4], const element* right, int column)
 {
     const int lane = threadIdx.x % 32;
-    const u32 first = address(right + at<WIDTH>(row + lane % 16, lane / 16));
+    const u32 first = address(right + at<WIDTH>(lane % 16, lane / 16));
     #pragma unroll
     for (int j = 0; j < J / 2; ++j)
         if (WHOLE || column + 16 * j < WIDTH)
@@ -78,9 +77,22 @@ template <int WIDTH, int I, int N, int J>
 __device__ void multiply_pv(float (&acc)[I][J][4], const float (&p)[I][N][4], const element* v_tile, int key,
     int column)
 {
+    const int lane = threadIdx.x % 32;
+    const u32 first = address(v_tile + at<WIDTH>(key + lane % 16, lane / 16));
     Left<16 * I, 8 * N> left;
     to_left(left, p);
-    add_product<WIDTH, true>(acc, left, v_tile, column, key);
+    #pragma unroll
+    for (int j = 0; j < J / 2; ++j)
+        #pragma unroll
+        for (int n = 0; n < N / 2; ++n) {
+            u32 v[4];
+            ldmatrix_x4_trans(v, after<WIDTH>(first, column / 8 + 2 * j) + 16 * n * WIDTH * sizeof(element));
+            #pragma unroll
+            for (int i = 0; i < I; ++i) {
+                mma_sync(acc[i][2 * j], left[i][n], v[0], v[1]);
+                mma_sync(acc[i][2 * j + 1], left[i][n], v[2], v[3]);
+            }
+        }
 }
 
 // Accumulator pieces times `scale` to columns `column` and on of a tile, rounded.

@@ -82,8 +82,8 @@ BUGS: tuple[CudaBug, ...] = (
         name="V not transposed",
         attention="full",
         story="K needs no transposition and V does",
-        anchor="u32 b[4]; ldmatrix_x4_trans(b, after<WIDTH>(first,",
-        patch="u32 b[4]; ldmatrix_x4(b, after<WIDTH>(first,",
+        anchor="ldmatrix_x4_trans(v, after",
+        patch="ldmatrix_x4(v, after",
     ),
     CudaBug(
         name="maximum of half a row",
