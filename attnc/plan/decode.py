@@ -10,7 +10,7 @@ continue it.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from attnc.expr.affine import Q_HI, Q_LO, affine
 from attnc.expr.construct import ZERO
@@ -24,9 +24,10 @@ from attnc.plan.columns import plan_column_scales
 from attnc.plan.device import DEVICES
 from attnc.plan.epilogue import plan_epilogue
 from attnc.plan.error_bound import error_bound
-from attnc.plan.ir import Decode, Grid, expressions_of
-from attnc.plan.ir.kernel import Pack, Split
+from attnc.plan.ir import Decode, Grid, Let, Softmax, expressions_of
+from attnc.plan.ir.kernel import Pack, Regions, Split
 from attnc.plan.ir.module import ListedRows
+from attnc.plan.layout import Layout
 from attnc.plan.listed_rows import TILE_ROWS, along_rows
 from attnc.plan.lists import KV_HEAD, Listing, along_entries, along_lists
 from attnc.plan.loads import LoadNames
@@ -47,6 +48,7 @@ from attnc.plan.steps import (
     sizes,
 )
 from attnc.plan.steps import program as program_of
+from attnc.plan.target import Target
 from attnc.plan.targets import target_of
 from attnc.plan.words import with_words
 
@@ -78,63 +80,33 @@ def plan_decode(
     choices = target.configs(variant, schedule)
     default = choices[0]
     layout = target.layout(variant, schedule, default)
-    folded = attention
-    alone = listed_rows is not None or (listing is not None and listing.rows > 0)
-    pack = pack_heads(attention, alone=alone) if default.pack == "gqa" else None
-    if pack is not None and listed_rows is not None and listed_rows.queries > 1:
-        pack = replace(pack, padded=TILE_ROWS // listed_rows.queries)
-    if pack is not None:
+    folded, pack = attention, _pack_rows(attention, default, listing, listed_rows)
+    packs = pack is not None
+    if packs:
         attention = vary_heads(attention)
     names = LoadNames.of(attention, "q" if outruns(attention, "kv") else None)
     places = rows(attention, names, pages=listed_rows is None)
     lines = lengths(attention, names)
-    loops, tail = regions(attention.mask, "kv", attention.mask.span, outruns=outruns(attention, "kv"))
-    kept = kept_by_some(attention.mask)
-    loops = with_fills(loops, kept)
-    is_listed = listing is not None and target.lists_are_bits and listed_rows is None
-    if listed_rows is not None and listing is not None and target.lists_are_bits:
-        loops, found = along_rows(loops, listed_rows)
-        lines = (*lines, *found)
-    elif listing is not None and is_listed:  # which lists of single keys are not
-        loops, found = along_entries(loops, listing, packs=pack is not None)
-        lines = (*lines, *found)
+    walk = _walk_keys(attention, target, names, listing, listed_rows, packs=packs)
+    loops, kept = walk.loops, walk.kept
+    walks_segments = target.walks_segments(variant, schedule)
+    segments = segments_of(attention, loops) if walks_segments else None
+    split = None
+    if not walks_segments and (attention.segment is not None or _splits(choices) > 1):
+        split = _split_keys(variant, attention, target, choices, layout, loops)
+    if packs:
+        softmax, score = _plan_packed_softmax(attention, folded, default, names)
     else:
-        loops = along_lists(loops, listing, "kv", packs=pack is not None)
-    loops = named_bounds(loops, names)
-    split, segments = None, None
-    if target.walks_segments(variant, schedule):
-        segments = segments_of(attention, loops)
-    elif attention.segment is not None or _splits(choices) > 1:
-        staged = tuple(target.count_staged_bytes(variant, config) for config in choices)
-        split = Split(
-            lo=loops.loops[0].start,
-            hi=loops.loops[-1].stop,
-            in_turn=target.splits_in_turn and attention.softmax.form != "stick_breaking",
-            max_visible_keys=max_visible_keys(attention.mask),
-            staged=staged,
-            staging=_STAGING if any(staged) else (),
-            idle_gain=target.idle_gain(attention),
-            most=MOST_SPLITS,
-            trips=target.partial_trips(layout),
-            few=target.few_tiles(layout),
-            block_share=target.block_share(attention, layout),
-            segment=variant.attention.segment_keys,
-        )
-    if variant.attention.segment is None or pack is None:
         softmax, score = plan_softmax(attention, default, names)
-    else:
-        softmax, score = plan_softmax(folded, default, names, _of_row)
-    if pack is not None and softmax.dropout is not None:
-        softmax = replace(softmax, dropout=replace(softmax.dropout, head=_of_row(softmax.dropout.head)))
     v_scale = plan_key_scale(attention, names)
-    of_tile = None if pack is None else plan_epilogue(attention, names.apart())
+    of_tile = plan_epilogue(attention, names.apart()) if packs else None
     epilogue = plan_epilogue(folded, names)
     finishing = () if epilogue is None else epilogue.expressions
     unified = unified_max(attention, default)
     step = make_step(
         attention,
         score,
-        IN_BOUNDS if tail or (listing is not None and listing.gathers) else TRUE,
+        IN_BOUNDS if walk.tail or (listing is not None and listing.gathers) else TRUE,
         loops,
         softmax,
         names,
@@ -142,11 +114,11 @@ def plan_decode(
         kept=kept,
         always_fills=loops.are_short and target.always_fills,
         v_scale=v_scale,
-        scales=plan_column_scales(attention, names, packs=pack is not None, listed=is_listed),
+        scales=plan_column_scales(attention, names, packs=packs, listed=walk.by_entry),
     )
     step = with_words(step) if target.reads_words(layout) else step
     outer = tuple(fetch for fetch in names.fetches if fetch.axes == ("q",))
-    program = program_of(names, lines)
+    program = program_of(names, (*lines, *walk.found))
     kv_head = kv_head_of(attention)
     heads = (kv_heads(attention), *((pack.group,) if pack else ()))
     used = (*expressions_of(program, outer, loops, step), *softmax.expressions, *finishing, kv_head, *heads)
@@ -181,6 +153,82 @@ def plan_decode(
         unified=unified,
         segments=segments,
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Walk:
+    """How a program walks over keys. tail: whether partial tiles test the length of the sequence; kept: the
+    keys that some query keeps; found: what the program finds out of lists first; by_entry: whether the keys
+    are those that a list names.
+    """
+
+    loops: Regions
+    tail: bool
+    kept: Expr | None
+    found: tuple[Let, ...]
+    by_entry: bool
+
+
+def _walk_keys(
+    attention: Attention,
+    target: Target,
+    names: LoadNames,
+    listing: Listing | None,
+    listed_rows: ListedRows | None,
+    *,
+    packs: bool,
+) -> _Walk:
+    cut = outruns(attention, "kv")
+    loops, tail = regions(attention.mask, "kv", attention.mask.span, outruns=cut)
+    kept = kept_by_some(attention.mask)
+    loops = with_fills(loops, kept)
+    by_entry = listing is not None and target.lists_are_bits and listed_rows is None
+    found: tuple[Let, ...] = ()
+    if listed_rows is not None and listing is not None and target.lists_are_bits:
+        loops, found = along_rows(loops, listed_rows)
+    elif listing is not None and by_entry:  # which lists of single keys are not
+        loops, found = along_entries(loops, listing, packs=packs)
+    else:
+        loops = along_lists(loops, listing, "kv", packs=packs)
+    return _Walk(loops=named_bounds(loops, names), tail=tail, kept=kept, found=found, by_entry=by_entry)
+
+
+def _split_keys(
+    variant: Variant,
+    attention: Attention,
+    target: Target,
+    choices: tuple[ForwardConfig, ...],
+    layout: Layout | None,
+    loops: Regions,
+) -> Split:
+    staged = tuple(target.count_staged_bytes(variant, config) for config in choices)
+    return Split(
+        lo=loops.loops[0].start,
+        hi=loops.loops[-1].stop,
+        in_turn=target.splits_in_turn and attention.softmax.form != "stick_breaking",
+        max_visible_keys=max_visible_keys(attention.mask),
+        staged=staged,
+        staging=_STAGING if any(staged) else (),
+        idle_gain=target.idle_gain(attention),
+        most=MOST_SPLITS,
+        trips=target.partial_trips(layout),
+        few=target.few_tiles(layout),
+        block_share=target.block_share(attention, layout),
+        segment=variant.attention.segment_keys,
+    )
+
+
+def _plan_packed_softmax(
+    attention: Attention, folded: Attention, default: ForwardConfig, names: LoadNames
+) -> tuple[Softmax, Expr | None]:
+    """Plans the softmax of tiles whose rows are of several heads. folded: the attention of one head."""
+    if attention.segment is None:
+        softmax, score = plan_softmax(attention, default, names)
+    else:
+        softmax, score = plan_softmax(folded, default, names, _of_row)
+    if softmax.dropout is None:
+        return softmax, score
+    return replace(softmax, dropout=replace(softmax.dropout, head=_of_row(softmax.dropout.head))), score
 
 
 def max_visible_keys(mask: Expr) -> int | None:
@@ -218,6 +266,17 @@ def pack_heads(attention: Attention, *, alone: bool) -> Pack | None:
             return Pack(group=Dim("H"), alone=alone)
         case _:
             return Pack(group=Dim("G"), alone=alone)
+
+
+def _pack_rows(
+    attention: Attention, config: ForwardConfig, listing: Listing | None, listed_rows: ListedRows | None
+) -> Pack | None:
+    """Returns which query heads are the rows of a tile, None where those of a tile have one."""
+    alone = listed_rows is not None or (listing is not None and listing.rows > 0)
+    pack = pack_heads(attention, alone=alone) if config.pack == "gqa" else None
+    if pack is None or listed_rows is None or listed_rows.queries == 1:
+        return pack
+    return replace(pack, padded=TILE_ROWS // listed_rows.queries)
 
 
 def vary_heads(attention: Attention) -> Attention:

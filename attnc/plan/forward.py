@@ -8,16 +8,17 @@ memory each step
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from attnc.expr.nodes import TRUE
+from attnc.expr.nodes import TRUE, Expr
 from attnc.model.attention import Attention, Variant
 from attnc.model.schedule import Schedule
 from attnc.plan.columns import plan_column_scales
-from attnc.plan.decay import decay_of
+from attnc.plan.decay import Decay, decay_of
 from attnc.plan.epilogue import plan_epilogue
 from attnc.plan.error_bound import error_bound
 from attnc.plan.ir import Axis, Forward, Grid, expressions_of
+from attnc.plan.ir.kernel import Regions
 from attnc.plan.lists import Listing, along_lists
 from attnc.plan.loads import LoadNames
 from attnc.plan.regions import kept_by_some, regions, segments_of, with_edges, with_fills
@@ -38,6 +39,7 @@ from attnc.plan.steps import (
     sizes,
 )
 from attnc.plan.steps import program as program_of
+from attnc.plan.target import Target
 from attnc.plan.targets import target_of
 
 
@@ -56,31 +58,20 @@ def plan_forward(
     names = LoadNames.of(attention, "q" if cut else None)
     places = rows(attention, names)
     lines = lengths(attention, names, in_tile=inner == "kv")
-    decay = (
-        decay_of(attention, inner)
-        if inner == "kv" and listing is None and attention.segment is None
-        else None
-    )
-    loops, tail = regions(attention.mask, inner, attention.mask.span, outruns=cut, decay=decay)
-    kept = kept_by_some(attention.mask)
-    if inner == "kv":
-        cuts = target.cuts_edges and listing is None
-        loops = with_edges(loops, attention.mask, kept) if cuts else with_fills(loops, kept)
-    loops = named_bounds(along_lists(loops, listing, inner, bits=target.lists_are_bits), names)
+    walk = _walk_tiles(attention, target, listing, inner, outruns=cut)
+    loops, decay = named_bounds(walk.loops, names), walk.decay
     softmax, score = plan_softmax(attention, default, names)
-    inside = IN_BOUNDS if tail else TRUE
-    fills = listing is not None and loops.are_short and target.always_fills
     v_scale = plan_key_scale(attention, names)
     step = make_step(
         attention,
         score,
-        inside,
+        IN_BOUNDS if walk.tail else TRUE,
         loops,
         softmax,
         names,
         inner,
-        kept=kept,
-        always_fills=fills,
+        kept=walk.kept,
+        always_fills=listing is not None and loops.are_short and target.always_fills,
         v_scale=v_scale,
         scales=plan_column_scales(attention, names),
     )
@@ -126,3 +117,29 @@ def plan_forward(
         segments=segments_of(attention, loops),
     )
     return replace(kernel, roles=target.roles_of(kernel, variant))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Walk:
+    """The loops over tiles. tail: whether partial tiles test the length of the sequence; kept: the keys that
+    some query keeps; decay: how far weights fall before they are left out.
+    """
+
+    loops: Regions
+    tail: bool
+    kept: Expr | None
+    decay: Decay | None
+
+
+def _walk_tiles(
+    attention: Attention, target: Target, listing: Listing | None, inner: Axis, *, outruns: bool
+) -> _Walk:
+    forgets = inner == "kv" and listing is None and attention.segment is None
+    decay = decay_of(attention, inner) if forgets else None
+    loops, tail = regions(attention.mask, inner, attention.mask.span, outruns=outruns, decay=decay)
+    kept = kept_by_some(attention.mask)
+    if inner == "kv":
+        cuts = target.cuts_edges and listing is None
+        loops = with_edges(loops, attention.mask, kept) if cuts else with_fills(loops, kept)
+    loops = along_lists(loops, listing, inner, bits=target.lists_are_bits)
+    return _Walk(loops=loops, tail=tail, kept=kept, decay=decay)
