@@ -9,7 +9,10 @@ import re
 from bisect import bisect_right
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 
+#: In place of a spec file: standard input.
+STDIN = Path("-")
 #: What decides where a statement ends: comments, brackets, line ends.
 _STRUCTURE = re.compile(r"#[^\n]*|[()\[\]\n]")
 _COMMENT = re.compile(r"#[^\n]*")

@@ -166,11 +166,11 @@ def _ahead_of_time(archs: list[str], texts: Mapping[Path, str], out: Path, *, fo
 
 
 def check(specs: SPECS = None, as_json: JSON = False) -> None:
-    """Report what is wrong with specs, and write nothing.
+    """Report what is wrong with specs, and write nothing. `-` is standard input.
 
     Example: attnc check specs/causal_gqa.attn
     """
-    paths = find_specs(specs or [])
+    paths = find_specs(specs or [], reads_stdin=True)
     diagnostics = _check_all(paths)
     errors = sum(d.severity == "error" for d in diagnostics)
     if as_json:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, TextIO
 from attnc.diagnostics import Diagnostic, render, suggest
 from attnc.effort import watch_pieces
 from attnc.resources import resource
-from attnc.source import visible
+from attnc.source import STDIN, visible
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
@@ -63,6 +63,15 @@ def say(*parts: str | Painted) -> None:
 def say_lines(text: str) -> None:
     """Prints a result of several lines: JSON, a table, an explanation."""
     _write(sys.stdout, visible(text, keep="\n"))
+
+
+def say_exactly(text: str) -> None:
+    """Prints a text that a program reads byte by byte as UTF-8; on a terminal as everything else."""
+    if sys.stdout.isatty():
+        _write(sys.stdout, visible(text, keep="\n").removesuffix("\n"))
+        return
+    sys.stdout.flush()
+    sys.stdout.buffer.write(text.encode())
 
 
 def note(*parts: str | Painted) -> None:
@@ -131,10 +140,14 @@ def show_diagnostics(diagnostics: Iterable[Diagnostic], *, brief: bool = False) 
             _write(sys.stderr, render([diagnostic], color=color).removesuffix("\n"))
 
 
-def find_specs(paths: Sequence[Path]) -> tuple[Path, ...]:
-    """Returns the spec files meant, each once: those named, those in the folders named, or those in specs/.
-    Raises Mistake.
+def find_specs(paths: Sequence[Path], *, reads_stdin: bool = False) -> tuple[Path, ...]:
+    """Returns the spec files meant, each once: those named, those in the folders named, or those in specs/;
+    or `-` alone, where the command reads it. Raises Mistake.
     """
+    if reads_stdin and STDIN in paths:
+        if len(paths) > 1:
+            raise Mistake("'-' is standard input, and goes with no file", "read one after the other")
+        return (STDIN,)
     if not paths and not Path("specs").is_dir():
         raise Mistake(
             "there is no folder 'specs' here", f"{_NAME_ONE}; 'attnc new NAME --like window' writes one"
@@ -157,6 +170,8 @@ def find_specs(paths: Sequence[Path]) -> tuple[Path, ...]:
 
 def one_spec(path: Path) -> Path:
     """Returns the path of a spec file, if it is one that can be read. Raises Mistake."""
+    if path == STDIN:
+        raise Mistake("'-' is standard input, which only check and fmt read", _NAME_ONE)
     if path.is_dir():
         raise Mistake(f"'{path}' is a folder", "name one spec file")
     if path.is_symlink() and not path.exists():

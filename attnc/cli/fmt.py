@@ -11,10 +11,10 @@ from typing import Annotated
 import typer
 
 from attnc.cli.compile import SPECS
-from attnc.cli.console import complain, find_specs, note, say, show_diagnostics
+from attnc.cli.console import complain, find_specs, note, say, say_exactly, show_diagnostics
 from attnc.diagnostics import DiagnosticError
 from attnc.files import SavedMeanwhile, write_text
-from attnc.source import Source
+from attnc.source import STDIN, Source
 
 #: Pairs of lines up to which a diff is found line by line.
 _COMPARABLE = 2_000_000
@@ -29,11 +29,15 @@ def fmt(
         bool, typer.Option("--diff", help="Print the changes instead of making them.")
     ] = False,
 ) -> None:
-    """Format specs in place, keeping comments and meaning.
+    """Format specs in place, keeping comments and meaning. `-` formats standard input to standard output.
 
     Example: attnc fmt --diff specs/causal_gqa.attn
     """
-    paths = find_specs(specs or [])
+    paths = find_specs(specs or [], reads_stdin=True)
+    if paths == (STDIN,) and not (is_check or is_diff):
+        _, _, new = _format_file(STDIN)
+        say_exactly(new)
+        return
     changed = failed = left = 0
     for path in paths:
         try:
@@ -45,9 +49,9 @@ def fmt(
         if old == new:
             continue
         if is_diff:
-            _show_diff(path, old, new)
+            _show_diff(_name(path), old, new)
         elif is_check:
-            say(f"would format {path}")
+            say(f"would format {_name(path)}")
         elif not _replace(path, written, new):
             left += 1
             continue
@@ -59,6 +63,10 @@ def fmt(
         raise typer.Exit(2)
     if failed or (changed and (is_check or is_diff)):
         raise typer.Exit(1)
+
+
+def _name(path: Path) -> str:
+    return "<stdin>" if path == STDIN else str(path)
 
 
 def _format_file(path: Path) -> tuple[bytes, str, str]:
@@ -87,11 +95,11 @@ def _replace(path: Path, written: bytes, new: str) -> bool:
     return True
 
 
-def _show_diff(path: Path, old: str, new: str) -> None:
+def _show_diff(path: str, old: str, new: str) -> None:
     before, after = (re.split(r"\r?\n", text) for text in (old, new))
     if before == after:
         say(f"{path}: only the ends of its lines change")
-    for line in _diff(before, after, str(path)):
+    for line in _diff(before, after, path):
         say(line)
 
 

@@ -11,6 +11,8 @@ TARGETS = (
     "triton",
     *(f"cuda.sm_{arch}" for arch in ("80", "86", "89", "90", "90a", "100", "100a", "120")),
 )
+#: The target of CUDA whose kernels run on all later GPUs.
+_OLDEST = "cuda.sm_80"
 #: GPUs, their generations and vendors: the target that runs there and what else to know of it.
 _ELSEWHERE: Mapping[str, str] = {
     **dict.fromkeys(("hopper", "h100", "h200", "gh200", "wgmma"), "cuda.sm_90a"),
@@ -37,6 +39,10 @@ def suggest_target(name: str, known: Collection[str] = TARGETS) -> tuple[str, ..
     if found := _ARCHITECTURE.fullmatch(plain):
         arch = "90a" if found[1] == "90" else found[1]  # kernels for Hopper need what 90a alone has
         wanted = f"cuda.sm_{arch}"
+        number = int(found[1].rstrip("a"))
+        if wanted not in known and _OLDEST in known and 80 <= number < 1000:
+            hopper = "'cuda.sm_90a' for Hopper, or " if 90 <= number < 100 else ""
+            return (f"write {hopper}'{_OLDEST}', whose kernels run on later GPUs too",)
     if wanted in known:
         return (f"write '{wanted}'{_BESIDE.get(plain, '')}",)
     return did_you_mean(name, known)

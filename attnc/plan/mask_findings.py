@@ -7,7 +7,7 @@ keys.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import combinations
 
 from attnc.diagnostics import Diagnostic, Label, warning
@@ -41,8 +41,11 @@ def check_mask(variant: Variant) -> Iterator[Diagnostic]:
         )
         return
     dense = () if _lists(mask) else tuple(dense_conditions(mask))  # listed blocks alone are visited
-    for condition in dense:
-        yield _dense(condition, _place(condition, mask), keys)
+    written: dict[Span, list[Expr]] = {}
+    for condition in dense:  # several of one def's stand in one place
+        written.setdefault(_place(condition, mask), []).append(condition)
+    for span, conditions in written.items():
+        yield _dense(conditions, span, keys)
     if (
         not dense
         and not _lists(mask)
@@ -112,15 +115,15 @@ def _place(condition: Expr, mask: Expr) -> Span:
     return condition.span or found
 
 
-def _dense(condition: Expr, span: Span, keys: Ranges) -> Diagnostic:
-    loads = tuple(_looked_up(condition))
+def _dense(conditions: Sequence[Expr], span: Span, keys: Ranges) -> Diagnostic:
+    loads = [load for condition in conditions for load in _looked_up(condition)]
     names = " and ".join(f"'{name}'" for name in dict.fromkeys(load.tensor for load in loads))
     hints = []
     if keys.may_hi is None:
         hints = ["if a bound is known, say it too: 'causal and ...', 'kv_idx < length[b] and ...'"]
     elif keys.may_lo is None:
         hints = ["if a bound at the other end is known, say it too: 'q_pos - kv_idx < 4096 and ...'"]
-    if ascending := _may_ascend(condition):
+    if ascending := next(filter(None, map(_may_ascend, conditions)), ""):
         hints.insert(0, f"if '{ascending}' ascends along its last axis, declare it 'sorted'")
     return warning(
         DENSE,

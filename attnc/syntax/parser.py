@@ -13,8 +13,11 @@ refused here that the grammar lets pass is a positional argument after a named o
 
 from __future__ import annotations
 
+import errno
 import math
+import os
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import cache
@@ -30,7 +33,7 @@ from lark.utils import TextSlice
 from attnc.diagnostics import LIFT, Diagnostic, DiagnosticError, Label, error
 from attnc.effort import at_most, spend
 from attnc.resources import kept_code, resource
-from attnc.source import Source, Span
+from attnc.source import STDIN, Source, Span
 from attnc.syntax import ast
 from attnc.syntax.explain import explain
 
@@ -41,10 +44,16 @@ _COMMENT = re.compile(r"#[^\n]*")
 
 
 def load(path: Path) -> Source:
-    """Reads a spec file. Raises OSError, and DiagnosticError for text that is not UTF-8."""
-    with path.open("rb") as file:
-        most = at_most(4 * MAX_CHARACTERS)  # bytes; `check_size` refuses a file that has more
-        data = file.read(int(most) + 4 if most == 4 * MAX_CHARACTERS else -1)
+    """Reads a spec file, or standard input. Raises OSError, and DiagnosticError for what is not UTF-8."""
+    most = at_most(4 * MAX_CHARACTERS)  # bytes; `check_size` refuses a file that has more
+    count = int(most) + 4 if most == 4 * MAX_CHARACTERS else -1
+    if path == STDIN:
+        if sys.stdin is None:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF), "standard input")
+        path, data = Path("<stdin>"), sys.stdin.buffer.read(count)
+    else:
+        with path.open("rb") as file:
+            data = file.read(count)
     cut_off = len(data) > most  # so decoding may be rough
     try:
         text = data.decode("utf-8-sig", errors="replace" if cut_off else "strict")

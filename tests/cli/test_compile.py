@@ -1,6 +1,7 @@
 """`attnc compile`, `check` and `fmt`: what they write, print and return; and --watch."""
 
 import hashlib
+import io
 import json
 import os
 import stat
@@ -218,6 +219,42 @@ def test_fmt_is_idempotent_and_diffs(run: Run, folder: Path) -> None:
     assert run("fmt").out == "formatted specs/tiny.attn\n"
     assert spec.read_text() == TINY
     assert run("fmt", "--check").code == 0
+
+
+def standard_input(monkeypatch: pytest.MonkeyPatch, data: bytes) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(data)))
+
+
+def test_fmt_and_check_read_standard_input(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    crooked = TINY.replace("score = ", "score  =").encode()
+    standard_input(monkeypatch, crooked)
+    done = run("fmt", "-")
+    assert (done.code, done.err) == (0, "")
+    formatted = done.out
+    assert "score = dot" in formatted
+    standard_input(monkeypatch, formatted.encode())
+    assert run("fmt", "-").out == formatted
+    standard_input(monkeypatch, crooked)
+    assert run("fmt", "--check", "-").out == "would format <stdin>\n"
+    standard_input(monkeypatch, crooked)
+    assert "+++ <stdin> (formatted)" in run("fmt", "--diff", "-").out
+    standard_input(monkeypatch, crooked)
+    assert run("check", "-").code == 0
+    standard_input(monkeypatch, b"attention {")
+    done = run("fmt", "-")
+    assert (done.code, done.out) == (1, "")
+    assert "--> <stdin>:1:11" in done.err
+
+
+def test_standard_input_is_read_alone_and_by_fmt_and_check(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    done = run("fmt", "-", "specs/tiny.attn")
+    assert (done.code, "'-' is standard input, and goes with no file" in done.err) == (2, True)
+    for command in ("explain", "compile", "verify"):
+        done = run(command, "-")
+        assert (done.code, "which only check and fmt read" in done.err) == (2, True)
+    monkeypatch.setattr("sys.stdin", None)
+    done = run("check", "-")
+    assert (done.code, "standard input: bad file descriptor" in done.err) == (2, True)
 
 
 def test_fmt_leaves_links_and_permissions(run: Run, folder: Path) -> None:
