@@ -21,8 +21,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
+from attnc.expr.construct import conj
 from attnc.expr.derive import derive
-from attnc.expr.nodes import TRUE, Dim, Expr
+from attnc.expr.nodes import TRUE, Compare, Dim, Expr, Index
 from attnc.expr.simplify import scale_by
 from attnc.model.attention import Attention, Variant
 from attnc.model.configs import configs
@@ -55,7 +56,7 @@ from attnc.plan.ir.backward import (
 from attnc.plan.layout import BackwardLayout, KernelName, SharedBytes
 from attnc.plan.lists import Listing, along_lists
 from attnc.plan.loads import LoadNames
-from attnc.plan.regions import kept_by_some, regions, with_edges, with_fills
+from attnc.plan.regions import kept_by_some, regions, shows_more_past_the_end, with_edges, with_fills
 from attnc.plan.selected import plan_selected_gradients
 from attnc.plan.signature import are_wide, block, feature, has_descriptors, is_plain, kv_heads, several_parts
 from attnc.plan.softmax import LOG2E, plan_dropout
@@ -76,6 +77,8 @@ from attnc.plan.steps import program as program_of
 from attnc.plan.steps import rows as rows_of
 from attnc.plan.target import Target
 from attnc.plan.targets import target_of
+
+_IN_ROWS = Compare("<", Index("q_idx"), Dim("M"))
 
 # --- one kernel
 
@@ -199,7 +202,10 @@ class KernelMaker:
             packs=inner == "q" and self.target.lists_are_bits and kv_heads(self.attention) != Dim("H"),
             bits=self.target.lists_are_bits,
         )
-        return named_bounds(loops, names), IN_BOUNDS if tail and not padded else TRUE
+        inside = IN_BOUNDS if tail and not padded else TRUE
+        if inner == "q" and self.attention.normalises and shows_more_past_the_end(mask):
+            inside = conj(inside, _IN_ROWS)
+        return named_bounds(loops, names), inside
 
     def _heads(self, inner: Axis) -> tuple[Expr, ...]:
         """Returns how a program numbers heads; one that owns keys walks over the heads that share them."""

@@ -17,11 +17,13 @@ none of them: its kernels would pay for it in every call.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
-from attnc.expr.affine import N, at_least, larger, smaller
+from attnc.expr.affine import N, affine, at_least, larger, normalize, smaller
 from attnc.expr.construct import ZERO, add, compare, conj, disj, floordiv, maximum, minimum, mul, sub, where
-from attnc.expr.nodes import TRUE, And, Call, Const, Dim, Expr, Index, Or, Ref, Search, walk
+from attnc.expr.interval import classify
+from attnc.expr.nodes import TRUE, And, Call, Compare, Const, Dim, Expr, Index, InList, Or, Ref, Search, walk
 from attnc.expr.simplify import nnf, substitute
 from attnc.expr.solve import Ranges, Var, solve
 from attnc.model.attention import Attention
@@ -218,6 +220,38 @@ def _differs_between_queries(expr: Expr) -> bool:
         or (isinstance(node, Ref) and "q" in node.axes)
         for node in walk(expr)
     )
+
+
+#: The last row of a sequence.
+_LAST: Mapping[Expr, Expr] = {Index("q_pos"): sub(N, Const(1)), Index("q_idx"): sub(Dim("M"), Const(1))}
+
+
+def shows_more_past_the_end(mask: Expr) -> bool:
+    """Returns whether rows behind the last, which tiles of queries may have, may see a key that no row sees.
+    They cannot where each condition that holds in one of them holds in the last row, too.
+    """
+    return _shows_more(nnf(mask))
+
+
+def _shows_more(mask: Expr) -> bool:
+    match mask:
+        case And(operands=operands) | Or(operands=operands):
+            return any(map(_shows_more, operands))
+        case InList():  # a tile of queries has one list
+            return False
+        case _ if not any(node in _LAST for node in walk(mask)):
+            return False
+        case _ if classify(normalize(substitute(mask, _LAST)))[1] == TRUE:
+            return False
+        case Compare(op="<" | "<=" | ">" | ">=" as op, left=left, right=right) if left.type == "int":
+            pairs = affine(sub(left, right)).terms
+            rest = [atom for atom, _ in pairs if atom != Index("q_idx")]
+            if any(node in _LAST for atom in rest for node in walk(atom)):
+                return True
+            pace = dict(pairs).get(Index("q_idx"), 0)
+            return pace < 0 if op in ("<", "<=") else pace > 0
+        case _:
+            return True
 
 
 def with_edges(loops: Regions, mask: Expr, kept: Expr | None) -> Regions:

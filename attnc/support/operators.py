@@ -1,12 +1,15 @@
 """Operators of torch in place of a call, for torch.compile and the transforms of torch.func."""
 
 import hashlib
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, Protocol
 
 import torch
+from torch._functorch.utils import enable_single_level_autograd_function
+from torch.autograd.function import _SingleLevelFunction
 
-from .arguments import Sizes, Tensor, are_transformed
+from .arguments import Sizes, Tensor
 from .configs import KernelConfig
 from .gradients import DifferentiableCall, by_input, refuse_second_derivative
 from .memory import lay_like
@@ -43,50 +46,7 @@ def name_of(call: TracedCall) -> str:
 
 def call_operator(call: TracedCall, given: Tensors, chosen: str) -> Any:
     """Returns the results, and what is kept, of inputs and counters."""
-    if call.backward is not None and are_transformed(given):
-        return _Transformed.apply(call, chosen, *given)  # type: ignore[no-untyped-call]  # torch's
     return getattr(torch.ops.attnc, call.operator)(*given, chosen)
-
-
-class _Transformed(torch.autograd.Function):
-    """The operators of an attention for torch.func, which differentiates no operator of Python by itself."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(call: TracedCall, chosen: str, *given: Any) -> Any:
-        return getattr(torch.ops.attnc, call.operator)(*given, chosen)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Tensors, output: Any) -> None:
-        ctx.call, ctx.chosen, *given = inputs
-        written = output if isinstance(output, tuple) else (output,)
-        count = len(ctx.call.inputs)
-        ctx.others = len(given) - count
-        ctx.save_for_backward(*given[:count], *(written[at] for at in ctx.call.needed))
-
-    @staticmethod
-    def backward(ctx: Any, *cotangents: Any) -> Any:
-        call = ctx.call
-        wanted = cotangents[: 2 if call.lse >= 0 else 1]
-        found = _TransformedBackward.apply(call, ctx.chosen, *wanted, *ctx.saved_tensors)  # type: ignore[no-untyped-call]  # torch's
-        return None, None, *by_input(call, found), *(None,) * ctx.others
-
-
-class _TransformedBackward(torch.autograd.Function):
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(call: TracedCall, chosen: str, *given: Any) -> Any:
-        return tuple(getattr(torch.ops.attnc, f"{call.operator}_backward")(*given, chosen))
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Tensors, output: Any) -> None:
-        ctx.name = inputs[0].name
-
-    @staticmethod
-    def backward(ctx: Any, *cotangents: Any) -> Any:
-        refuse_second_derivative(ctx.name)
 
 
 def _mapping(name: str) -> Callable[..., Any]:
@@ -115,6 +75,51 @@ def _mapping(name: str) -> Callable[..., Any]:
 def _rows(x: torch.Tensor) -> torch.Tensor:
     """Returns a batch with the contiguous last axis that kernels ask for."""
     return x.contiguous() if x.dim() > 1 and x.stride(-1) != 1 else x
+
+
+#: What registers derivatives of operators, as long as the process lives.
+_LIBRARY = torch.library.Library("attnc", "FRAGMENT")
+
+
+def _register_derivative(
+    operator: Any,
+    keep: Callable[[Any, Tensors, Any], None],
+    differentiate: Callable[..., tuple[Any, ...]],
+) -> None:
+    """Registers what `custom_op.register_autograd` does, also for torch.func: the function that torch makes
+    of these two knows no transforms. keep: (ctx, arguments, results), after a call.
+    """
+
+    class Differentiable(_SingleLevelFunction):  # of one transform: each meets the operator for itself
+        @staticmethod
+        def forward(ctx: Any, keyset: Any, *given: Any) -> Any:
+            with torch.enable_grad():  # torch has turned it off, for transforms around this one as well
+                made = below(keyset, given)
+            keep(ctx, given, made)
+            return made
+
+        @staticmethod
+        def backward(ctx: Any, *cotangents: Any) -> Any:
+            return (None, *differentiate(ctx, *cotangents))
+
+    def below(keyset: Any, given: Tensors) -> Any:
+        with torch._C._AutoDispatchBelowAutograd():
+            return operator.redispatch(keyset & torch._C._after_autograd_keyset, *given)
+
+    def call(keyset: Any, *given: Any) -> Any:
+        if not (torch.is_grad_enabled() and torch._C._any_requires_grad(*given)):
+            return below(keyset, given)
+        with enable_single_level_autograd_function():
+            return Differentiable.apply(keyset, *given)  # type: ignore[no-untyped-call]  # torch's
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Warning only once for all operators")
+        _LIBRARY.impl(operator, call, "Autograd", with_keyset=True)
+
+
+def _alone(results: Tensors) -> Any:
+    """Returns several results as a tuple, and a single one as it is."""
+    return tuple(results) if len(results) > 1 else results[0]
 
 
 class Operators:
@@ -156,17 +161,23 @@ class Operators:
             return
         cotangents = ["Tensor do", *(["Tensor dlse"] if call.lse >= 0 else [])]
         given = [*cotangents, *inputs, "Tensor o", "Tensor lse", "str chosen"]
+        count = len(call.backward.gradients)
+        returned = "Tensor" if count == 1 else f"({', '.join(['Tensor'] * count)})"
         backward = torch.library.custom_op(
-            f"{name}_backward", self._backward, mutates_args=(), schema=f"({', '.join(given)}) -> Tensor[]"
+            f"{name}_backward", self._backward, mutates_args=(), schema=f"({', '.join(given)}) -> {returned}"
         )
         backward.register_fake(self._backward_fake)
         backward.register_vmap(_mapping(f"{call.operator}_backward"))
-        forward.register_autograd(self._differentiate, setup_context=self._keep)
+        _register_derivative(forward._opoverload, self._keep, self._differentiate)
+        _register_derivative(backward._opoverload, lambda ctx, given, made: None, self._refuse_derivative)
 
     def _keep(self, ctx: Any, inputs: Tensors, output: Any) -> None:
         *tensors, ctx.chosen = inputs
         written = output if isinstance(output, tuple) else (output,)
         ctx.save_for_backward(*tensors, *(written[at] for at in self.call.needed))
+
+    def _refuse_derivative(self, ctx: Any, *cotangents: Any) -> NoReturn:
+        refuse_second_derivative(self.call.name)
 
     def _refuse_vmap(self, *given: Any) -> NoReturn:
         raise RuntimeError(f"{self.call.name}: out: cannot be given inside of torch.vmap")
@@ -181,8 +192,7 @@ class Operators:
         kept = self.call.empty_kept(inputs)
         with torch.no_grad():
             made = self.call.execute(inputs, None, self.call.decode(chosen)[0], None, (*kept, *counters))
-        results = (*(made if isinstance(made, tuple) else (made,)), *kept)
-        return results if len(results) > 1 else results[0]
+        return _alone((*(made if isinstance(made, tuple) else (made,)), *kept))
 
     def _fake(self, *given: Any) -> Any:
         inputs, _ = self._split(given)
@@ -203,20 +213,21 @@ class Operators:
             given = out if len(out) > 1 else out[0]
             self.call.execute(inputs, given, self.call.decode(chosen)[0], None, (*kept, *counters))
 
-    def _backward(self, *given: Any) -> list[torch.Tensor]:
+    def _backward(self, *given: Any) -> Any:
         *tensors, chosen = given
         found = self.call.gradients(*tensors, self.call.decode(chosen)[1])
         inputs = tensors[self.call.first_input :]
-        return [lay_like(x, inputs[at]) for at, x in zip(self.call.wanted, found, strict=True)]
+        return _alone([lay_like(x, inputs[at]) for at, x in zip(self.call.wanted, found, strict=True)])
 
-    def _backward_fake(self, *given: Any) -> list[torch.Tensor]:
+    def _backward_fake(self, *given: Any) -> Any:
         inputs = dict(zip(self.call.input_names, given[2 if self.call.lse >= 0 else 1 :], strict=False))
         assert self.call.backward is not None
         pairs = [(gradient, inputs[gradient.name]) for gradient in self.call.backward.gradients]
-        return [torch.empty_like(x, dtype=gradient.dtype(x.dtype)) for gradient, x in pairs]
+        return _alone([torch.empty_like(x, dtype=gradient.dtype(x.dtype)) for gradient, x in pairs])
 
     def _differentiate(self, ctx: Any, *cotangents: Any) -> tuple[Any, ...]:
         operator = getattr(torch.ops.attnc, f"{self.call.operator}_backward")
         wanted = cotangents[: 2 if self.call.lse >= 0 else 1]
         found = operator(*wanted, *ctx.saved_tensors, ctx.chosen)
+        found = found if isinstance(found, tuple) else (found,)
         return (*by_input(self.call, found), None)

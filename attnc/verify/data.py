@@ -28,6 +28,7 @@ from attnc.verify.inputs_read import (
     find_saturated,
     find_sinks,
     find_slopes,
+    find_terms,
     probabilities,
 )
 
@@ -440,6 +441,13 @@ def _mask(attention: Attention, tensor: Tensor, drawn: Array, rng: Rng) -> Array
     return np.where(rows | (rng.random(drawn.shape) < 0.2), -np.inf, drawn)
 
 
+def _endless(attention: Attention, tensor: Tensor, drawn: Array, rng: Rng) -> Array:
+    """Some of what is added to a score or taken from it is infinite, either way: such rows are no numbers."""
+    if tensor.name not in find_terms(attention):
+        return drawn
+    return np.where(rng.random(drawn.shape) < 0.3, rng.choice([-np.inf, np.inf, np.inf], drawn.shape), drawn)
+
+
 def _many(attention: Attention, tensor: Tensor, drawn: Array, rng: Rng) -> Array:
     """Ids of so many things that each has a few positions; what is searched holds many values."""
     if not drawn.ndim or tensor.name not in find_compared(attention):
@@ -487,6 +495,7 @@ EXTRAS: Mapping[str, Callable[[Attention, Tensor, Array, Rng], Array]] = {
     "far": _far,
     "divisors": _divide,
     "steep": _steep,
+    "endless": _endless,
 }
 
 
@@ -513,6 +522,7 @@ def styles_for(attention: Attention) -> tuple[str, ...]:
         ("far", find_saturated(attention) | find_sinks(attention)),
         ("divisors", find_divisors(attention)),
         ("steep", find_slopes(attention)),
+        ("endless", find_terms(attention)),
     ):
         if any(tensor.name in read for tensor in free):
             found.append(style)

@@ -61,6 +61,15 @@ def addends(attention: Attention) -> set[str]:
     }
 
 
+def find_terms(attention: Attention) -> set[str]:
+    """Returns float inputs that are added to the score as they are, or taken from it."""
+    return {
+        term.tensor
+        for term in _terms(attention.score, taken=True)
+        if isinstance(term, Load) and DType(attention.tensor(term.tensor).dtype).is_float
+    }
+
+
 def find_saturated(attention: Attention) -> set[str]:
     """Returns float inputs that a bounded function of the epilogue reads, such as a gate's."""
     if attention.epilogue is None:
@@ -123,15 +132,19 @@ def _nodes(attention: Attention) -> Iterator[Expr]:
     return (node for expr in exprs if expr is not None for node in walk(expr))
 
 
-def _terms(expr: Expr) -> Iterator[Expr]:
+def _terms(expr: Expr, *, taken: bool = False) -> Iterator[Expr]:
+    """Yields what a sum is of, without what is taken from it unless asked for."""
     match expr:
         case Binary(op="+", left=left, right=right):
-            yield from _terms(left)
-            yield from _terms(right)
-        case Binary(op="-", left=left):
-            yield from _terms(left)
-        case Neg():
-            return
+            yield from _terms(left, taken=taken)
+            yield from _terms(right, taken=taken)
+        case Binary(op="-", left=left, right=right):
+            yield from _terms(left, taken=taken)
+            if taken:
+                yield from _terms(right, taken=True)
+        case Neg(operand=operand):
+            if taken:
+                yield from _terms(operand, taken=True)
         case _:
             yield expr
 

@@ -316,6 +316,10 @@ def plain_number(x: object, dtype: torch.dtype, like: torch.Tensor) -> object:
     return x if item is None else item()
 
 
+#: What numbers of a type are called, where that is not what they are.
+_NUMBERS = {torch.bool: "True or False"}
+
+
 def scalar_tensor(name: str, x: object, dtype: torch.dtype, like: torch.Tensor, first: str) -> torch.Tensor:
     """Returns a number of Python's or of torch.export's as a 0-d tensor on the device, without waiting for
     it; a 0-d tensor as it is.
@@ -327,7 +331,7 @@ def scalar_tensor(name: str, x: object, dtype: torch.dtype, like: torch.Tensor, 
         symbol: Any = x  # of torch.export: any number that it may stand for
         return torch.full((), symbol, dtype=dtype, device=like.device)
     if not isinstance(x, (int, float) if dtype.is_floating_point else int):
-        kind = "a number" if dtype.is_floating_point else "an integer"
+        kind = _NUMBERS.get(dtype, "a number" if dtype.is_floating_point else "an integer")
         raise TypeError(f"{name}: expected {kind} or a 0-d tensor, got {x!r}")
     if dtype.is_floating_point:
         fits = not torch.finfo(dtype).max < abs(x) < math.inf  # inf and nan are numbers of it
@@ -338,7 +342,8 @@ def scalar_tensor(name: str, x: object, dtype: torch.dtype, like: torch.Tensor, 
     if not fits:
         # torch.compile puts no numbers into texts that it traces
         came = "" if torch.compiler.is_compiling() else f", got {x}"
-        raise ValueError(f"{name}: expected a number that fits {dtype}{came}")
+        kind = _NUMBERS.get(dtype, f"a number that fits {dtype}")
+        raise ValueError(f"{name}: expected {kind}{came}")
     return torch.full((), x, dtype=dtype, device=like.device)
 
 

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
+from attnc.reference import Floats
+from attnc.verify import problem
 from attnc.verify.case import Case
+from attnc.verify.data import DenseSizes
 from attnc.verify.strategies import free_dims
 from attnc.verify.subject import Subject
 from tests.by_day import each_by_day
@@ -308,3 +313,53 @@ def test_an_infinite_slope_reaches_no_key_from_rows_that_do_not_exist(form: str,
     )
     made = subject_of_text(spec(lines, "", target=target))
     assert_within_bound(made, Case(dims={"B": 1, "M": 1, "N": 1, "H": 8}, extras="steep"))
+
+
+#: Masks under which a row behind the last one would see a key that none sees.
+STRICT = ("kv_idx < q_pos", "kv_idx < q_pos and kv_idx // 3 != q_pos // 3")
+
+
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize("target", EACH)
+@pytest.mark.parametrize("mask", STRICT)
+def test_the_newest_key_may_be_anything_where_no_row_sees_it(
+    mask: str, target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    skip_without_compiler(target)
+    lines = (
+        "input q: bf16[B, M, H, 64]",
+        "input k, v: bf16[B, N, H, 64]",
+        "score = dot(q, k) / sqrt(D)",
+        f"mask = {mask}",
+        "normalize = softmax",
+        "output o: bf16[B, M, H, 64]",
+        "grad q, k, v",
+    )
+    draw = problem.draw_qkv
+
+    def with_a_newest(at: DenseSizes, **styles: Any) -> dict[str, Floats]:
+        drawn = draw(at, **styles)
+        drawn["k"][:, -1] = np.nan
+        return drawn
+
+    monkeypatch.setattr(problem, "draw_qkv", with_a_newest)
+    made = subject_of_text(spec(lines, "", target=target))
+    assert_within_bound(made, Case(dims={"B": 1, "M": 5, "N": 9, "H": 2}))
+
+
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize("target", EACH)
+def test_infinite_entries_of_a_table_that_no_row_reads_reach_nothing(target: str) -> None:
+    skip_without_compiler(target)
+    lines = (
+        "input q: bf16[B, M, H, 64]",
+        "input k, v: bf16[B, N, H, 64]",
+        "input table: f32[H, 64]",
+        "score = dot(q, k) / sqrt(D) + table[h, q_idx - kv_idx + 32]",
+        "normalize = softmax",
+        "output o: bf16[B, M, H, 64]",
+        "grad q, k, v, table",
+    )
+    made = subject_of_text(spec(lines, "", target=target))
+    for seed in range(3):
+        assert_within_bound(made, Case(dims={"B": 1, "M": 1, "N": 5, "H": 8}, extras="endless", seed=seed))

@@ -26,6 +26,7 @@ SCORES = {
     "dot(q, k) * exp(q_pos - kv_idx)": True,
     "dot(q, k) / x[q_idx]": True,
     "log(abs(dot(q, k)))": True,
+    "dot(q, k) + x[q_idx] + pair[q_idx, kv_idx] + row[q_pos] - row[kv_idx]": False,
 }
 
 
@@ -34,6 +35,9 @@ def _kernels(score: str) -> tuple[BackwardKernel, ...]:
         "input q: f16[B, M, 1, 16]",
         "input k, v: f16[B, N, 1, 16]",
         "input x: f32[M]",
+        "input row: f32[N]",
+        "input pair: f32[M, N]",
+        "input table: f32[X]",
         f"score = {score}",
         "normalize = softmax",
         "output o: f16[B, M, 1, 16]",
@@ -48,6 +52,12 @@ def _kernels(score: str) -> tuple[BackwardKernel, ...]:
 def test_scores_that_outgrow_an_infinite_lse(score: str) -> None:
     """p = exp2(score - inf) is 0 of its own in most scores, whose kernels then do not look."""
     assert {kernel.score_outgrows_lse for kernel in _kernels(score)} == {SCORES[score]}
+
+
+@pytest.mark.parametrize("score", ["dot(q, k) + table[kv_idx - q_pos + N - 1]", "dot(q, k) + x[q_idx // 2]"])
+def test_entries_that_rows_past_the_end_read_may_be_infinite(score: str) -> None:
+    """What such rows give dq is not stored; dk and dv sum over all rows of a tile."""
+    assert all(kernel.score_outgrows_lse != kernel.over_q for kernel in _kernels(score))
 
 
 @pytest.mark.parametrize(

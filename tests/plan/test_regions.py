@@ -8,11 +8,15 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 import pytest
+from hypothesis import given, settings
 
 from attnc.expr.evaluate import Env, evaluate
 from attnc.expr.nodes import Expr
 from attnc.plan.ir import Kernel, Let
+from attnc.plan.regions import shows_more_past_the_end
 from attnc.target.triton.printer import scalar, statement
+from tests.expr.masks import Case, cases, masks
+from tests.expr.spell import spell
 from tests.plan.planning import planned
 
 Ints: TypeAlias = npt.NDArray[np.int64]
@@ -133,3 +137,34 @@ def tiles(
                 masked = loop.masked if isinstance(loop.masked, bool) else bool(value(loop.masked, **ends))
                 found.append((at, masked))
     return found
+
+
+#: Masks, and whether a row past the end may see a key that no row sees.
+SHOWN = {
+    "kv_idx <= q_pos": False,
+    "q_pos - 128 <= kv_idx and kv_idx <= q_pos": False,
+    "kv_idx < kv_len[b] or q_pos - 5 <= kv_idx": False,
+    "kv_idx <= q_idx + N - M": False,
+    "keep[b, kv_idx]": False,
+    "kv_idx < q_pos": True,
+    "kv_idx <= q_idx": True,
+    "q_pos // 4 == kv_idx // 4": True,
+    "doc[b, q_pos] == doc[b, kv_idx] and kv_idx <= q_pos": True,
+}
+
+
+@pytest.mark.parametrize("mask", SHOWN)
+def test_which_keys_rows_past_the_end_may_see(mask: str) -> None:
+    assert shows_more_past_the_end(spell(mask)) == SHOWN[mask]
+
+
+@pytest.mark.slow
+@settings(max_examples=settings().max_examples // 2)
+@given(mask=masks(), drawn=cases())
+def test_rows_past_the_end_see_no_more_where_that_is_said(mask: Expr, drawn: Case) -> None:
+    if shows_more_past_the_end(mask):
+        return
+    rows = np.arange(drawn.m + 20)[:, None]
+    env = Env(indices={**drawn.env.indices, "q_idx": rows}, dims=drawn.env.dims, tensors=drawn.env.tensors)
+    seen = np.broadcast_to(evaluate(mask, env).astype(bool), (len(rows), drawn.n))
+    assert not (seen[drawn.m :].any(axis=0) & ~seen[: drawn.m].any(axis=0)).any()

@@ -81,8 +81,15 @@ def test_integers_from_the_least_to_the_largest_are_taken(number: int, dtype: to
 
 @pytest.mark.parametrize(
     ("number", "dtype"),
-    [(-1, torch.uint8), (256, torch.uint8), (128, torch.int8), (1 << 31, torch.int32), (2, torch.bool)],
+    [(-1, torch.uint8), (256, torch.uint8), (128, torch.int8), (1 << 31, torch.int32)],
 )
 def test_integers_beyond_the_type_are_refused(number: int, dtype: torch.dtype) -> None:
     with pytest.raises(ValueError, match=rf"^most: expected a number that fits {dtype}, got {number}$"):
         scalar_tensor("most", number, dtype, torch.zeros(1), "q")
+
+
+def test_what_is_neither_true_nor_false_is_refused_as_that() -> None:
+    with pytest.raises(ValueError, match=r"^flag: expected True or False, got 2$"):
+        scalar_tensor("flag", 2, torch.bool, LIKE, "q")
+    with pytest.raises(TypeError, match=r"^flag: expected True or False or a 0-d tensor, got 'yes'$"):
+        scalar_tensor("flag", "yes", torch.bool, LIKE, "q")

@@ -147,3 +147,22 @@ def test_kernels_that_serve_two_specs_have_operators_of_both() -> None:
         found = torch.autograd.grad(compiled(*leaves.values()).square().sum(), wanted)
         expected = torch.autograd.grad(family(*leaves.values()).square().sum(), wanted)
         assert all(map(torch.equal, found, expected)), names
+
+
+def test_torch_func_works_inside_of_torch_compile(attend: Callable[..., torch.Tensor]) -> None:
+    """In the graph, with each sample and without; and gradients of a compiled call come in batches."""
+    qs, k, v, weights = drawn((3, 1, 5, 2, 16), (1, 7, 2, 16), (1, 7, 2, 16), (3, 1, 5, 2, 16))
+
+    def each(qs: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Any:
+        return vmap(grad(lambda q: (attend(q, k, v) * weights[0]).sum()))(qs)
+
+    torch.compiler.reset()
+    found = torch.compile(each, fullgraph=True, backend="aot_eager")(qs, k, v)
+    torch.testing.assert_close(found, each(qs, k, v))
+    leaves = [x.requires_grad_() for x in (qs[0], k, v)]
+    o = torch.compile(attend, fullgraph=True, backend="aot_eager")(*leaves)
+    batch = torch.autograd.grad(o, leaves, weights, is_grads_batched=True, retain_graph=True)
+    for number in range(3):
+        one = torch.autograd.grad(o, leaves, weights[number], retain_graph=True)
+        for found, wanted in zip(batch, one, strict=True):
+            torch.testing.assert_close(found[number], wanted)

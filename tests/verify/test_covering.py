@@ -289,7 +289,8 @@ def test_styles_of_other_inputs() -> None:
         assert isinstance(value, torch.Tensor)
         return np.asarray(value.float())
 
-    assert set(EXTRAS) == {"drawn", "zero", "one", "negative", "masked", "many", "far", "divisors", "steep"}
+    styles = {"drawn", "zero", "one", "negative", "masked", "many", "far", "divisors", "steep", "endless"}
+    assert set(EXTRAS) == styles
     assert not bias("zero").any()
     assert (bias("one") == 1).all()
     assert (bias("negative") <= 0).all()

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from attnc.expr.finite import has_pole, is_finite, outgrows
-from attnc.expr.nodes import Dim, Dot, Expr, Index, Load, Ref, walk
+from attnc.expr.nodes import Compare, Dim, Dot, Expr, Index, Load, Ref, walk
 from attnc.expr.simplify import substitute
 from attnc.model.schedule import BackwardConfig, DkDvConfig
 from attnc.model.tensors import Tensor
@@ -308,8 +308,21 @@ class BackwardKernel(TileKernel):
     @property
     def score_outgrows_lse(self) -> bool:
         """Whether p may be something else than 0 past the end, although lse is +inf there."""
-        score = self.step.score
-        return score is not None and outgrows(self.chain.inline(score))
+        if self.step.score is None:
+            return False
+        score = self.chain.inline(self.step.score)
+        sums = not self.over_q or bool(self.chain.adjoints) or bool(self.adds)
+        return outgrows(score) or (sums and any(map(self._reads_past_the_end, walk(score))))
+
+    def _reads_past_the_end(self, node: Expr) -> bool:
+        """Returns whether it is a float of rows that may be anything behind the last one, such as an entry of
+        a table that no row reads. Of a tensor with as many rows it is 0 there.
+        """
+        if not isinstance(node, Ref) or node.type != "float" or "q" not in node.axes:
+            return False
+        statements = (*self.program, *self.outer, *self.step.fetches)
+        guards = (one.guard for one in statements if isinstance(one, Fetch) and one.name == node.name)
+        return not any(end in walk(guard) for guard in guards for end in _ENDS_OF_ROWS)
 
     def uses(self, index: str) -> bool:
         return any(Index(index) in walk(expr) for expr in self.expressions)
@@ -324,6 +337,13 @@ class BackwardKernel(TileKernel):
         yield from self.chain.expressions
         if self.selected is not None:
             yield from (self.selected.line, self.selected.stride)
+
+
+#: Guards of what has as many rows as queries, or keys that queries are among.
+_ENDS_OF_ROWS = (
+    Compare("<", Index("q_idx"), Dim("M")),
+    Compare("<", Index("q_pos"), Dim("N")),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

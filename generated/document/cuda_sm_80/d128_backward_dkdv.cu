@@ -195,7 +195,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) document_backward_dkdv(con
                         const int doc_q = 0 <= q_pos && q_pos < N ? doc_row[q_pos * args.stride_doc_1] : 0;
                         #pragma unroll
                         for (int r = 0; r < ROWS; ++r) {
-                            if (!(kv_idx[r] <= q_pos && doc_q == doc_kv[r]))
+                            if (!(q_idx < M && kv_idx[r] <= q_pos && doc_q == doc_kv[r]))
                                 scores[r / 2][j][r % 2 * 2 + c] = gradients[r / 2][j][r % 2 * 2 + c] = 0.0f;
                         }
                     }

@@ -550,7 +550,7 @@ __device__ __forceinline__ void run_consumer(
                         const int doc_q = shuffle(doc_q_of[j / 4], j % 4 * 8 + 2 * t + c);
                         #pragma unroll
                         for (int r = 0; r < ROWS; ++r) {
-                            if (!(kv_idx[r] < N && kv_idx[r] <= q_pos && doc_q == doc_kv[r]))
+                            if (!(kv_idx[r] < N && q_idx < M && kv_idx[r] <= q_pos && doc_q == doc_kv[r]))
                                 scores[j][2 * r + c] = 0.0f;
                         }
                     }

@@ -412,7 +412,10 @@ def _backward_dkdv_step(
     if partial:
         # document.attn:9  mask = causal and doc[b, q_pos] == doc[b, kv_idx]
         doc_q = tl.load(doc_row + q_pos.to(tl.int64) * stride_doc_1, mask=(0 <= q_pos) & (q_pos < N), other=0)
-        p = tl.where((kv_idx[:, None] <= q_pos[None, :]) & (doc_q[None, :] == doc_kv[:, None]), p, 0.0)
+        p = tl.where(
+            (q_idx[None, :] < M) & (kv_idx[:, None] <= q_pos[None, :]) & (doc_q[None, :] == doc_kv[:, None]),
+            p, 0.0,
+        )
     if not EARLY_DP:
         do = _load_rows(do_head, b, h, q_lo, M, stride_dom, BLOCK_M, 128, TMA)
     dv = tl.dot(p.to(do.dtype), do, dv)
@@ -501,7 +504,7 @@ def document_backward_dkdv(
 
 CALL = TritonAttention(
     name="document",
-    operator="document_d128_d8e405af",
+    operator="document_d128_46425fe5",
     inputs=(
         Tensor("q", "bf16[B, M, H, 128]", "bmh"),
         Tensor("k", "bf16[B, N, Hkv, 128]", "bnh"),

@@ -186,7 +186,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) prefix_document_backward_d
                     const int doc_q = 0 <= q_pos && q_pos < N ? doc_row[q_pos * args.stride_doc_1] : 0;
                     #pragma unroll
                     for (int r = 0; r < ROWS; ++r) {
-                        if (!(doc_q == doc_kv[r] && (kv_idx[r] <= q_pos || q_pos < prefix && kv_idx[r] < prefix)))
+                        if (!(q_idx < M && doc_q == doc_kv[r]
+                            && (kv_idx[r] <= q_pos || q_pos < prefix && kv_idx[r] < prefix)))
                             scores[r / 2][j][r % 2 * 2 + c] = gradients[r / 2][j][r % 2 * 2 + c] = 0.0f;
                     }
                 }

@@ -404,7 +404,7 @@ def _backward_dkdv_step(
         # prefix_document.attn:12  mask = same_doc and (causal or in_prefix)
         doc_q = tl.load(doc_row + q_pos.to(tl.int64) * stride_doc_1, mask=(0 <= q_pos) & (q_pos < N), other=0)
         p = tl.where(
-            (doc_q[None, :] == doc_kv[:, None]) & ((kv_idx[:, None] <= q_pos[None, :]) | (q_pos[None, :] < prefix) & (kv_idx[:, None] < prefix)),
+            (q_idx[None, :] < M) & (doc_q[None, :] == doc_kv[:, None]) & ((kv_idx[:, None] <= q_pos[None, :]) | (q_pos[None, :] < prefix) & (kv_idx[:, None] < prefix)),
             p, 0.0,
         )
     dv = tl.dot(p.to(do.dtype), do, dv)
@@ -493,7 +493,7 @@ def prefix_document_backward_dkdv(
 
 CALL = TritonAttention(
     name="prefix_document",
-    operator="prefix_document_d64_3bf2cb01",
+    operator="prefix_document_d64_8c726578",
     inputs=(
         Tensor("q", "bf16[B, M, H, 64]", "bmh"),
         Tensor("k", "bf16[B, N, H, 64]", "bnh"),

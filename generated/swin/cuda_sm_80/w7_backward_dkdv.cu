@@ -168,7 +168,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) swin_backward_dkdv(const _
                         * args.stride_table_0 + h * args.stride_table_1] : 0.0f;
                     const float score = s * 0.25503486164919736f + table_tile * 1.4426950408889634f;
                     float p = exp2_(score - lse2);
-                    p = (kv_idx[r] < 49 && region_q == region_kv[r]) ? p : 0.0f;
+                    p = lse2 == INF ? 0.0f : p;  // past the end a score may be anything
+                    p = (q_idx < M && kv_idx[r] < 49 && region_q == region_kv[r]) ? p : 0.0f;
                     float ds = p * (dp - delta);
                     ds = p == 0.0f ? 0.0f : ds;  // dp of a masked key may be anything
                     s = p;

@@ -279,6 +279,7 @@ __device__ __forceinline__ void run_consumer(
     const Args& args, u32 base, const WorkTile* work_tiles, unsigned char* tiles, int consumer, int warp)
 {
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, first_key = 64 * consumer + 16 * warp;
+    const int M = args.M;
     const int staged = STAGED_AT + (4 * consumer + warp) * STAGED;
     float dk[D / 8][4];
     float dv[DV / 8][4];
@@ -365,7 +366,8 @@ __device__ __forceinline__ void run_consumer(
                             * args.stride_table_0 + h * args.stride_table_1] : 0.0f;
                         const float score = s * 0.25503486164919736f + table_tile * 1.4426950408889634f;
                         float p = exp2_(score - lse2);
-                        p = (kv_idx[r] < 49 && region_q == region_kv[r]) ? p : 0.0f;
+                        p = lse2 == INF ? 0.0f : p;  // past the end a score is undefined
+                        p = (q_idx < M && kv_idx[r] < 49 && region_q == region_kv[r]) ? p : 0.0f;
                         s = p;
                     }
                 }

@@ -162,6 +162,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) swin_backward_dq(const __g
                         * args.stride_table_0 + h * args.stride_table_1] : 0.0f;
                     const float score = s * 0.25503486164919736f + table_tile * 1.4426950408889634f;
                     float p = exp2_(score - lse2[r]);
+                    p = lse2[r] == INF ? 0.0f : p;  // past the end a score may be anything
                     p = (kv_idx < N && kv_idx < 49 && region_q[r] == region_kv) ? p : 0.0f;
                     const float ds = p * (dp - delta[r]);
                     if (q_idx[r] < M && kv_idx < N && 0

@@ -246,6 +246,7 @@ def _backward_dq_step(
     # swin.attn:14  score = dot(q, k) / sqrt(D) + table[row * (2 * W - 1) + column, h]
     s = s * 0.25503486164919736 + table_tile * 1.4426950408889634
     p = tl.exp2(s - lse2[:, None])
+    p = tl.where(lse2[:, None] == float("inf"), 0.0, p)  # past the end a score may be anything
     if MASKED:
         # swin.attn:15  mask = padding(W * W) and region[b, q_idx] == region[b, kv_idx]
         region_kv = tl.load(region_row + kv_idx.to(tl.int64) * stride_region_1, mask=kv_idx < 49, other=0)
@@ -362,10 +363,13 @@ def _backward_dkdv_step(
     # swin.attn:14  score = dot(q, k) / sqrt(D) + table[row * (2 * W - 1) + column, h]
     s = s * 0.25503486164919736 + table_tile * 1.4426950408889634
     p = tl.exp2(s - lse2[None, :])
+    p = tl.where(lse2[None, :] == float("inf"), 0.0, p)  # past the end a score may be anything
     if MASKED:
         # swin.attn:15  mask = padding(W * W) and region[b, q_idx] == region[b, kv_idx]
         region_q = tl.load(region_row + q_idx.to(tl.int64) * stride_region_1, mask=q_idx < 49, other=0)
-        p = tl.where((kv_idx[:, None] < 49) & (region_q[None, :] == region_kv[:, None]), p, 0.0)
+        p = tl.where(
+            (q_idx[None, :] < M) & (kv_idx[:, None] < 49) & (region_q[None, :] == region_kv[:, None]), p, 0.0,
+        )
     dv = tl.dot(p.to(do.dtype), do, dv)
     ds = p * (dp - delta[None, :])
     if MASKED:
@@ -437,7 +441,7 @@ def swin_backward_dkdv(
 
 CALL = TritonAttention(
     name="swin",
-    operator="swin_w7_10698c77",
+    operator="swin_w7_9a21bd19",
     inputs=(
         Tensor("q", "f16[B, M, H, 32]", "bmh"),
         Tensor("k", "f16[B, N, H, 32]", "bnh"),

@@ -169,7 +169,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) t5_bias_backward_dkdv(cons
                     const float table_tile = 0 <= bucket_tile && bucket_tile < buckets
                         ? args.table_ptr[bucket_tile * args.stride_table_0 + h * args.stride_table_1] : 0.0f;
                     const float score = s + table_tile;
-                    const float p = exp2_(score * SCALE - lse2);
+                    float p = exp2_(score * SCALE - lse2);
+                    p = lse2 == INF ? 0.0f : p;  // past the end a score may be anything
                     const float ds = p * (dp - delta);
                     s = p;
                     dp = ds;

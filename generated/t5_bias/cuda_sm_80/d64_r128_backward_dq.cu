@@ -163,6 +163,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) t5_bias_backward_dq(const 
                         ? args.table_ptr[bucket_tile * args.stride_table_0 + h * args.stride_table_1] : 0.0f;
                     const float score = s + table_tile;
                     float p = exp2_(score * SCALE - lse2[r]);
+                    p = lse2[r] == INF ? 0.0f : p;  // past the end a score may be anything
                     if (partial) {
                         p = (kv_idx < N && kv_idx < kv_len) ? p : 0.0f;
                     }

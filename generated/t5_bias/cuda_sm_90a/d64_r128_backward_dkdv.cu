@@ -372,6 +372,7 @@ __device__ __forceinline__ void run_consumer(
                             ? args.table_ptr[bucket_tile * args.stride_table_0 + h * args.stride_table_1] : 0.0f;
                         const float score = s + table_tile;
                         float p = exp2_(score * SCALE - lse2);
+                        p = lse2 == INF ? 0.0f : p;  // past the end a score is undefined
                         s = p;
                     }
                 }

@@ -260,6 +260,7 @@ def _backward_dq_step(
     # t5_bias.attn:16  score = dot(q, k) + table[bucket[distance + R], h]
     s = s + table_tile
     p = tl.exp2(s * SCALE - lse2[:, None])
+    p = tl.where(lse2[:, None] == float("inf"), 0.0, p)  # past the end a score may be anything
     if MASKED:
         # t5_bias.attn:17  mask = padding(kv_len[b])
         p = tl.where((kv_idx[None, :] < N) & (kv_idx[None, :] < kv_len), p, 0.0)
@@ -376,6 +377,7 @@ def _backward_dkdv_step(
     # t5_bias.attn:16  score = dot(q, k) + table[bucket[distance + R], h]
     s = s + table_tile
     p = tl.exp2(s * SCALE - lse2[None, :])
+    p = tl.where(lse2[None, :] == float("inf"), 0.0, p)  # past the end a score may be anything
     if MASKED:
         # t5_bias.attn:17  mask = padding(kv_len[b])
         p = tl.where(kv_idx[:, None] < kv_len, p, 0.0)
@@ -457,7 +459,7 @@ def t5_bias_backward_dkdv(
 
 CALL = TritonAttention(
     name="t5_bias",
-    operator="t5_bias_d64_r128_1389d431",
+    operator="t5_bias_d64_r128_ed3f53d7",
     inputs=(
         Tensor("q", "bf16[B, M, H, 64]", "bmh"),
         Tensor("k", "bf16[B, N, H, 64]", "bnh"),

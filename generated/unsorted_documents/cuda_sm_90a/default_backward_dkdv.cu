@@ -407,7 +407,7 @@ __device__ __forceinline__ void run_consumer(
                     for (int r = 0; r < ROWS; ++r) {
                         float& s = scores[j][2 * r + c];
                         float p = exp2_(s * SCALE - lse2);
-                        p = (kv_idx[r] <= q_pos && doc_q == doc_kv[r]) ? p : 0.0f;
+                        p = (q_idx < M && kv_idx[r] <= q_pos && doc_q == doc_kv[r]) ? p : 0.0f;
                         s = p;
                     }
                 }

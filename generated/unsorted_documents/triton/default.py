@@ -432,7 +432,10 @@ def _backward_dkdv_step(
     if MASKED:
         # unsorted_documents.attn:9  mask = causal and doc[b, q_pos] == doc[b, kv_idx]
         doc_q = tl.load(doc_row + q_pos.to(tl.int64) * stride_doc_1, mask=(0 <= q_pos) & (q_pos < N), other=0)
-        p = tl.where((kv_idx[:, None] <= q_pos[None, :]) & (doc_q[None, :] == doc_kv[:, None]), p, 0.0)
+        p = tl.where(
+            (q_idx[None, :] < M) & (kv_idx[:, None] <= q_pos[None, :]) & (doc_q[None, :] == doc_kv[:, None]),
+            p, 0.0,
+        )
     dv = tl.dot(p.to(do.dtype), do, dv)
     ds = p * (dp - delta[None, :])
     ds = ds.to(q.dtype)
@@ -513,7 +516,7 @@ def unsorted_documents_backward_dkdv(
 
 CALL = TritonAttention(
     name="unsorted_documents",
-    operator="unsorted_documents_default_30c45703",
+    operator="unsorted_documents_default_f0905859",
     inputs=(
         Tensor("q", "bf16[B, M, H, 128]", "bmh"),
         Tensor("k", "bf16[B, N, Hkv, 128]", "bnh"),
