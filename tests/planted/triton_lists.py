@@ -282,4 +282,11 @@ BUGS: tuple[TritonBug, ...] = (
         patch="tl.minimum(kv_lo + place, N_all)",
         phase="backward",
     ),
+    TritonBug(
+        name="what is named again behind 128 entries",
+        attention="tokens",
+        story="entries were compared with those that are looked at first alone",
+        anchor="for start in range(0, first + 128, 64):",
+        patch="for start in range(0, 128, 64):",
+    ),
 )
