@@ -16,8 +16,9 @@ from attnc.plan import ir
 from attnc.plan.device import DEVICES
 from attnc.plan.ir import Kernel
 from attnc.plan.ir.backward import BackwardKernel
-from attnc.plan.ir.kernel import Decode, OutputKernel
+from attnc.plan.ir.kernel import Decode, DotPart, OutputKernel
 from attnc.plan.layout import Which, fits
+from attnc.plan.signature import feature
 from attnc.plan.targets import target_of
 from attnc.reference import Head, heads, to_arrays
 from attnc.verify.case import Case
@@ -199,11 +200,19 @@ def _check_bound(kernel: OutputKernel) -> None:
         assert bound.splits >= kernel.split.most
 
 
+def _check_parts(parts: tuple[DotPart, ...], columns: int) -> None:
+    """Parts of columns follow each other, and are all of them."""
+    ends = [0, *(part.first + part.width for part in parts)]
+    assert [part.first for part in parts] == ends[:-1]
+    assert not parts or ends[-1] == columns
+
+
 def _check_resources(module: ir.Module, which: Which, kernel: Kernel) -> None:
     """Some device has the shared memory of every config, and none is there twice. On CUDA `attnc explain`
     adds up what a launch asks for, tiles are of 16 rows and keys, and a thread has as many registers.
     """
     assert len({*kernel.configs}) == len(kernel.configs) == len(kernel.shared)
+    _check_parts(getattr(kernel, "parts", ()), feature(module.seen.variant.attention.q))
     assert kernel.grid.persistent == any(getattr(config, "persistent", False) for config in kernel.configs)
     device = DEVICES["sm_80" if module.target == "cuda.sm_80" else "sm_90"]
     for config, shared in zip(kernel.configs, kernel.shared, strict=True):

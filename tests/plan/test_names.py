@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from attnc.plan.names import (
+    _words_of,
     cannot_be_passed,
     own_name,
 )
@@ -34,3 +35,8 @@ def test_inputs_are_refused_where_they_clash(schedule: str, grads: str, refused:
     assert {name for name in names if cannot_be_passed(name, variant.attention, chosen)} == refused
     assert cannot_be_passed("next", variant.attention, chosen)
     assert not cannot_be_passed("half", variant.attention, chosen)
+
+
+def test_words_that_templates_fill_in_are_read_too() -> None:
+    text = 'int a = b.field;  // comment\n[[ ("const u32 made = taken(x);", "no") | lines ]] {% set y = 1 %}'
+    assert {*_words_of(text)} == {"int", "a", "b", "const", "u32", "made", "taken", "x"}

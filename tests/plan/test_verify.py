@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from attnc.expr.nodes import Compare, Index
+from attnc.expr.nodes import Compare, Dim, Index
 from attnc.plan import ir
 from attnc.plan.ir import Decode, Forward, Let, Loop
-from attnc.plan.verify import verify_module
+from attnc.plan.verify import _verify_scopes, verify_module
 from tests.plan.excluding import inputs
 from tests.plan.planning import planned
 from tests.plan.sorted_masks import MASKS, text_of
@@ -70,3 +70,33 @@ def test_a_value_of_a_tile_is_not_known_outside_of_it() -> None:
 
 def _with_loops(kernel: Forward | Decode, first: Loop) -> Forward | Decode:
     return replace(kernel, regions=replace(kernel.regions, loops=(first, *kernel.regions.loops[1:])))
+
+
+def test_a_step_knows_the_first_key_of_its_tile_and_not_the_last() -> None:
+    module = planned("kv_idx <= q_pos", grads="q, k, v")
+    for kernel in module.kernels.values():
+        first, last = ("kv_lo", "kv_hi") if kernel.regions.axis == "kv" else ("q_lo", "q_hi")
+        for name, is_known in ((first, True), (last, False)):
+            keep = Compare("<", Index("kv_idx"), Index(name))
+            changed = replace(kernel, step=replace(kernel.step, keep=keep))
+            if is_known:
+                _verify_scopes(changed)
+                continue
+            with pytest.raises(ValueError, match=f"'{name}' has no value here"):
+                _verify_scopes(changed)
+
+
+def test_a_value_of_a_program_is_no_size() -> None:
+    """But M and N, which programs find for their own sequence."""
+    module = planned("kv_idx < end[b]", inputs=inputs("end["))
+    kernel = module.kernel
+    for name, is_size in (("N", True), ("here", False)):
+        program = (*kernel.program, Let(name=name, value=Index("b")))
+        bounds = (*kernel.regions.bounds, Let(name="x", value=Dim(name)))
+        changed = replace(kernel, program=program, regions=replace(kernel.regions, bounds=bounds))
+        changed = replace(changed, dims=tuple(size for size in kernel.dims if size != "N"))
+        if is_size:
+            _verify_scopes(changed)
+            continue
+        with pytest.raises(ValueError, match="the size 'here' is not an argument"):
+            _verify_scopes(changed)

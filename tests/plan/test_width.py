@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attnc.expr.interval import I32, POSITION, Range, range_of
-from attnc.expr.nodes import Call, Compare, Expr, Load, show, walk
-from attnc.plan.width import bound_places, is_wide, saturate_far, shifts_wide
+from attnc.expr.nodes import Call, Compare, Expr, Load, Ref, show, walk
+from attnc.plan.width import bound_places, is_wide, may_overflow, saturate_far, shifts_wide
 from tests.expr.extremes import extreme, is_defined
 from tests.expr.masks import Case, cases, masks
 from tests.expr.spell import spell
@@ -82,3 +82,22 @@ def test_where_a_word_has_64_bits(text: str, bounded: str, wide: bool) -> None:
     assert show(made).replace("0 <= q_idx < 64", "0 <= q_idx and q_idx < 64") == bounded
     (bit,) = (node for node in walk(made) if isinstance(node, Call))
     assert shifts_wide(*bit.args) == wide
+
+
+@pytest.mark.parametrize("op", ["+", "-", "*", "//"])
+@pytest.mark.parametrize("left", [(0, 1), (-(2**31), 2**31 - 1), (2**30, 2**30), (-(2**33), 5)])
+@pytest.mark.parametrize("right", [(1, 1), (2, 3), (-(2**30), 2**30), (2**32, 2**40)])
+def test_what_leaves_32_bits_is_wide(op: str, left: tuple[int, int], right: tuple[int, int]) -> None:
+    """And what is made of that; of each operand the ends of its range."""
+    made = {"+": int.__add__, "-": int.__sub__, "*": int.__mul__, "//": int.__floordiv__}[op]
+    results = [made(x, y) for x in left for y in right if op != "//" or y]
+    ends = [*left, *right, *results, *([-x for x in left] if op == "//" and right[0] < 0 else [])]
+    is_far = any(not -(2**31) <= x < 2**31 for x in ends)
+    x, y = (
+        Ref(name, "int", within=ends, wide=not ends[0] >= -(2**31) or ends[1] >= 2**31)
+        for name, ends in (("x", left), ("y", right))
+    )
+    assert may_overflow(op, x, y) == is_far
+    assert not may_overflow("/", x, y)
+    assert not may_overflow(op, Ref("z", "float"), y)
+    assert not may_overflow(op, x, Ref("z", "float"))

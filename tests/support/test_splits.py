@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 from typing import NamedTuple
 
 import pytest
@@ -123,3 +124,29 @@ def test_blocks_share_the_columns_of_a_result_where_tiles_are_few() -> None:
     assert all(count <= 132 for count in blocks)
     assert blocks[1] > blocks[0] / 2
     assert Split("B", "1", 512, 129).in_order(configs, names, H200) == configs
+
+
+@pytest.mark.parametrize(("size", "splits"), [(64, 0), (128, 0), (0, 3), (0, 0)])
+def test_splits_have_every_key_and_room_for_their_results(size: int, splits: int) -> None:
+    """And none that is empty, where their size is fixed."""
+    config = Sized(16, 64, 2, 40000, splits=splits, split_size=size)
+    split = Split("B * cdiv(H * M, BLOCK_M)", "cdiv(N, BLOCK_N)", 512, 129)
+    for batch, rows, keys in product((1, 3), (1, 2), (0, 1, 63, 64, 65, 127, 128, 129, 1000)):
+        names = {"B": batch, "H": 4, "M": rows, "N": keys, "BLOCK_M": 16, "BLOCK_N": 64}
+        found = split.sizes(names, config, H200)
+        if size:
+            assert (found["SPLITS"] - 1) * size < keys <= found["SPLITS"] * size or keys == 0
+        assert found["SPLITS"] == splits or not splits
+        assert found["rows"] == batch * 4 * rows
+        assert found["SPLIT_ROWS"] == found["rows"] * found["SPLITS"]
+
+
+class Sized(NamedTuple):
+    """A config whose splits are of a size, or so many, or as many as suit."""
+
+    BLOCK_M: int
+    BLOCK_N: int
+    num_stages: int
+    shared: int
+    splits: int = 0
+    split_size: int = 0
