@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from itertools import count
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -34,7 +35,8 @@ class Draw:
         size = Const(self.random.randint(1, 5))
         match self.random.randrange(9):
             case 0 | 1 | 2 as at:
-                return Binary("+-*"[at], self.expr(depth - 1), self.expr(depth - 1))
+                op: Literal["+", "-", "*"] = ("+", "-", "*")[at]
+                return Binary(op, self.expr(depth - 1), self.expr(depth - 1))
             case 3:
                 return Call(self.random.choice(["min", "max"]), (self.expr(depth - 1), self.expr(depth - 1)))
             case 4:
