@@ -72,6 +72,10 @@ KINDS = {
     "two_tiles_of_keys": text_of(schedule="tile.kv = 32, split.kv = 2", more=LENGTHS),
     "other_columns_of_v": text_of(d=264, dv=384),
     "columns_that_are_not_stored": text_of(d=320, dv=320),
+    "no_whole_panels_for_each": text_of(d=448, dv=448),
+    "no_whole_panels_in_pages": text_of(
+        more=("input table: i32[B, P]", *LENGTHS), storage=" via paged(table, page = 4)", d=320, dv=320
+    ),
     "rows_of_pages": text_of(
         "window(60, 0)",
         more=("input table: i32[B, P]", *LENGTHS),

@@ -77,7 +77,12 @@ class Sm90DecodeLayout(CudaLayout):
     @property
     def dv_multiplied(self) -> int:
         """Columns of v and o in products: as many for either warpgroup. Those of o past dv are not stored."""
-        return self.v.width if self.splits_keys else round_up_depth(self.dv)
+        return 2 * round_up_depth(-(-self.dv // 2)) if self.splits_keys else round_up_depth(self.dv)
+
+    @property
+    def overlaps_columns(self) -> bool:
+        """Whether the last piece of v of the first warpgroup begins columns of the other one, too."""
+        return self.splits_keys and self.dv_multiplied < self.v.width
 
     @property
     def split_columns(self) -> int:
