@@ -141,6 +141,14 @@ class Attention:
         return self.rewrite(lambda expr: size_loads(expr, dtypes), lambda tensor: tensor)
 
     @property
+    def expressions(self) -> tuple[Expr, ...]:
+        """The score, the mask, and those of the softmax and the epilogue: what is computed of inputs, but for
+        lengths and the scales of k.
+        """
+        finishing = () if self.epilogue is None else (self.epilogue,)
+        return (self.score, self.mask, *self.softmax.expressions, *finishing)
+
+    @property
     def normalises(self) -> bool:
         """Whether what keys count is divided by a sum, whose logarithm is the lse."""
         return self.softmax.form in ("softmax", "softpick")

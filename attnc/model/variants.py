@@ -265,5 +265,5 @@ def _check_slopes(attention: Attention, place: Span, note: str, report: Reporter
 
 
 def _expressions(attention: Attention) -> Iterator[Expr]:
-    yield from (attention.score, attention.mask, *attention.lengths.values(), *attention.softmax.expressions)
-    yield from (expr for expr in (attention.epilogue, attention.k_rest) if expr is not None)
+    rest = () if attention.k_rest is None else (attention.k_rest,)
+    yield from (*attention.expressions, *attention.lengths.values(), *rest)

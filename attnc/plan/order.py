@@ -113,8 +113,8 @@ def promise_of(module: Module) -> tuple[str, ...]:
     attention = module.variant.attention
     if attention.segment is None:
         return ()
-    said = (attention.score, attention.mask, attention.segment, *attention.softmax.expressions)
-    said = (*said, *(expr for expr in (attention.k_scale, attention.epilogue) if expr is not None))
+    scale = () if attention.k_scale is None else (attention.k_scale,)
+    said = (*attention.expressions, attention.segment, *scale)
     tensors = (attention.q, attention.k, attention.v, attention.o)
     columns = (f"{tensor.name}: {tensor.dtype}[{show(tensor.shape[-1])}]" for tensor in tensors)
     where = set(_places(attention))

@@ -167,8 +167,6 @@ def module_numbers(module: Module) -> Iterator[Number]:
     yield from forward_numbers(module)
     if module.backward is not None and not module.kernel.softmax.breaks_sticks:
         yield from ROW_NUMBERS
-    attention = module.variant.attention
-    exprs = [attention.score, attention.mask, *attention.softmax.expressions]
-    exprs += [] if attention.epilogue is None else [attention.epilogue]
+    exprs = module.variant.attention.expressions
     if any(isinstance(node, Call) and node.function == "tanh" for expr in exprs for node in walk(expr)):
         yield "TWO_LOG2E", repr(2 * LOG2E), "exp(2 x) = exp2(2 log2(e) x)"

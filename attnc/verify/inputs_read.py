@@ -128,8 +128,7 @@ def find_compared(attention: Attention) -> set[str]:
 
 def _nodes(attention: Attention) -> Iterator[Expr]:
     """Yields the nodes of all that is computed of inputs, lengths apart."""
-    exprs = (attention.mask, attention.score, *attention.softmax.expressions, attention.epilogue)
-    return (node for expr in exprs if expr is not None for node in walk(expr))
+    return (node for expr in attention.expressions for node in walk(expr))
 
 
 def _terms(expr: Expr, *, taken: bool = False) -> Iterator[Expr]:

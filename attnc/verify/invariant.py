@@ -129,12 +129,9 @@ def counts_from_itself(attention: Attention) -> bool:
     """
     if attention.softmax.dropout is not None:
         return False
-    said = (attention.score, attention.mask, *attention.softmax.expressions)
-    if attention.epilogue is not None:
-        said = (*said, attention.epilogue)
     at_home = {(Index("q_idx"), Dim("M")), (Index("q_pos"), Dim("N")), (Index("kv_idx"), Dim("N"))}
     sizes: set[Expr] = {Dim("M"), Dim("N")}
-    for expr in said:
+    for expr in attention.expressions:
         if any(name == "q_idx" for name in _positions(expr)) or sizes & set(_outside_loads(expr)):
             return False
         for node in walk(expr):

@@ -386,9 +386,7 @@ def _draw_extra(
             if _is_id(attention.mask, tensor.name):
                 return draw_ids(rng, shape)
             wide = {extra.name for extra in attention.extras if extra.dtype is DType.I64}
-            read = (attention.mask, attention.score, *attention.softmax.expressions)
-            read += () if attention.epilogue is None else (attention.epilogue,)
-            far = farthest(read, wide) if tensor.name in wide else 0
+            far = farthest(attention.expressions, wide) if tensor.name in wide else 0
             return draw_integers(rng, shape, at, far=far)
         case _ if softmax.dropout is not None and tensor.name in _names(softmax.dropout):
             return rng.choice([0.0, 0.1, 0.5, 0.9], shape)

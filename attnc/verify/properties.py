@@ -70,9 +70,7 @@ def sized_axes(tensor: Tensor, extent: Expr) -> list[int]:
 
 
 def _expressions(attention: Attention) -> tuple[Expr, ...]:
-    lengths = attention.lengths.values()
-    finishing = () if attention.epilogue is None else (attention.epilogue,)
-    return (attention.score, attention.mask, *lengths, *attention.softmax.expressions, *finishing)
+    return (*attention.expressions, *attention.lengths.values())
 
 
 def _addresses(attention: Attention) -> Iterator[tuple[Expr, Expr]]:
