@@ -100,7 +100,6 @@ def announce(pieces: int) -> None:
 
 
 def finish(name: str) -> None:
-    """Says that a piece which was announced is done."""
     if _METER.watcher is not None:
         _METER.watcher(0, name)
 

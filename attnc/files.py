@@ -78,7 +78,6 @@ def check_writable(path: Path) -> None:
 
 
 def is_read_only(mode: int) -> bool:
-    """Returns whether nobody is meant to write to a file."""
     return not mode & 0o222
 
 

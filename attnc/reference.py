@@ -474,7 +474,6 @@ def _scale_columns(attention: Attention, name: str, stored: Floats, at: Env) -> 
 
 
 def _join_rest(attention: Attention, keys: Floats, columns: int, at: Env) -> Floats:
-    """Returns keys with the columns behind them, if they have some: [N, columns]."""
     rest = attention.k_rest
     if rest is None:
         return keys

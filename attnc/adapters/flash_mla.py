@@ -199,7 +199,6 @@ def _check_keys(function: str, q: torch.Tensor, axes: tuple[str, str], **keys: A
 
 
 def _check_values(function: str, name: str, columns: Any, q: torch.Tensor) -> None:
-    """Raises ValueError where keys have not so many columns that could be values."""
     if not isinstance(columns, int) or not 1 <= columns <= q.shape[-1]:
         raise ValueError(
             f"{function}: {name}: expected an integer from 1 to {q.shape[-1]}, the columns of a key, got"
@@ -305,7 +304,6 @@ def _unpack_listed(form: RowFormat, named: list[Named]) -> tuple[torch.Tensor, t
 def _counts(
     checked: GivenTensors, name: str, given: torch.Tensor | None, size: str, indices: torch.Tensor
 ) -> torch.Tensor:
-    """Returns how many entries of each list count: all of them, where nothing is given."""
     if given is None:
         shape = indices.shape[:1]
         return torch.full(shape, indices.shape[-1], dtype=torch.int32, device=indices.device)

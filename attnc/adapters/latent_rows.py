@@ -49,7 +49,6 @@ class RowFormat:
 
     @property
     def packing(self) -> tuple[int, int, int, int, int]:
-        """The same as `runtime.packed_rows` takes it."""
         return self.narrow, self.block, self.rotary, self.pitch, self.bytes - self.pitch
 
 

@@ -296,7 +296,6 @@ def _check_tree(checked: GivenTensors, tree: torch.Tensor, tokens: int) -> None:
 
 
 def _mask(left: int, causal: bool, tree: torch.dtype | None) -> str:
-    """Returns the mask: keys before the new tokens, and of these what a tree says, or all up to its own."""
     if causal and tree is None:
         return "causal" if left < 0 else f"window({left}, 0)"
     seen = []

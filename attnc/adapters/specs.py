@@ -153,7 +153,6 @@ class Wanted:
 
     @property
     def keeps_order_on_hopper(self) -> bool:
-        """Whether Hopper's kernels keep an order of sums for such heads, in prompts as in decode steps."""
         columns, most = self.value_dim or self.head_dim, _MOST_ON_HOPPER
         fits = self.head_dim <= WIDE and not self.head_dim % 8 and not columns % 8
         if columns > WIDE:  # two warpgroups share them
@@ -224,7 +223,6 @@ class Wanted:
 
     @property
     def _hopper_knobs(self) -> str:
-        """Of a kernel for Hopper under an order."""
         split, structure = f", split.kv = fixed({self.order})", "loops = [kv], pack = gqa"
         if (self.value_dim or self.head_dim) > WIDE:  # prompts have the kernel that decodes
             return structure + (split if self.decode and not self.walks else "")
@@ -445,7 +443,6 @@ def _compile(text: str, target: str) -> Kernel:
 
 
 def _make_scheduled(wanted: Wanted) -> Kernel:
-    """Makes the kernel for Triton, by the schedule."""
     from attnc.build import plan_program
     from attnc.model.resolve import resolve
     from attnc.runtime.loader import load_module

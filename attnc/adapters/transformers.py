@@ -219,7 +219,6 @@ def _is_causal(module: torch.nn.Module, is_causal: object) -> bool:
 
 
 def _check_packed(rest: Mapping[str, object], own: torch.Tensor | None) -> None:
-    """Raises ValueError where several sequences are packed and the mask does not keep them apart."""
     for name in ("cu_seq_lens_q", "cu_seq_lens_k"):
         starts = rest.get(name)
         if isinstance(starts, torch.Tensor) and starts.shape[0] > 2 and own is None:
@@ -230,7 +229,6 @@ def _check_packed(rest: Mapping[str, object], own: torch.Tensor | None) -> None:
 
 
 def _draw(dropout: object, device: torch.device) -> tuple[float, torch.Tensor] | tuple[()]:
-    """Returns the probability and the seed of a call with dropout, nothing for one without."""
     p = to_dropout("attention: dropout", dropout)
     return (p, draw_seed(device)) if p else ()
 
@@ -398,7 +396,6 @@ def _values_of(
 def _positions(
     lengths: Lengths, offsets: Offsets, device: torch.device | str
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns q_idx and kv_idx of transformers, which broadcast to [M, N]."""
     q_idx = (torch.arange(lengths[0], device=device) + offsets[0])[:, None]
     return q_idx, (torch.arange(lengths[1], device=device) + offsets[1])[None, :]
 

@@ -185,7 +185,6 @@ def without_gradients(function: Callable[Given, Found]) -> Callable[Given, Found
 
 
 def forget() -> None:
-    """Drops all plans."""
     _PLANS.clear()
     _LATEST.clear()
 

@@ -123,7 +123,6 @@ class GivenTensors:
             raise ValueError(f"{where} shape {self._show(wanted)}{self._source}, got {list(shape)}")
 
     def _known(self, word: str | int) -> int | None:
-        """Returns the size that a word stands for; None for any."""
         if not isinstance(word, str):
             return word
         if word.isdigit():

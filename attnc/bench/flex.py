@@ -148,7 +148,6 @@ def first_results(who: str, name: str) -> list[float]:
 
 
 def markdown(results: Sequence[FlexResult], machine: Mapping[str, str]) -> str:
-    """Returns a row for each program."""
     return document(
         [ran_on(machine)],
         [

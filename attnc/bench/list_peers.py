@@ -23,7 +23,6 @@ OURS, ADDED, TRITON, DENSE = "attnc", "added", "triton", "dense"
 
 
 def _make_launch(cell: ListCell, x: ListInputs, call: Callable[..., Any]) -> Launch:
-    """Returns a launch of a call of q and k, and of v where that has rows of its own."""
     given = [getattr(x, name) for name in cell.differentiated]
     if cell.job == "forward":
         return partial(call, *given)
@@ -137,7 +136,6 @@ def _for_flash4(make: Any, counts: torch.Tensor, full: torch.Tensor) -> Any:
 
 
 def _invert(cell: ListCell, idx: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns of each block of keys the blocks of queries whose lists name it: counts, and rows."""
     named = torch.zeros(*idx.shape[:3], cell.blocks + 1, dtype=torch.bool, device=idx.device)
     named.scatter_(-1, idx.long() % (cell.blocks + 1), value=True)
     by_key = named[..., : cell.blocks].transpose(2, 3)
@@ -177,7 +175,6 @@ def _operators_of_flash_mla() -> Any:
 
 
 def _name_rows(cell: ListCell, idx: torch.Tensor) -> torch.Tensor:
-    """Returns lists [B, M, 1, S] of rows of all sequences, which lie end to end."""
     first = (torch.arange(cell.batch, device=idx.device, dtype=torch.int32) * cell.keys).view(-1, 1, 1, 1)
     return torch.where(idx >= 0, idx + first, -1).transpose(1, 2).contiguous()
 

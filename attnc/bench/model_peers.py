@@ -223,7 +223,6 @@ def _flash3_of_latents(cell: ModelCell, x: ModelInputs, options: Mapping[str, An
 
 
 def _flash3_of_vllm(cell: ModelCell, x: ModelInputs) -> Launch:
-    """Returns vLLM's build, which takes packed sequences alone, and sinks."""
     if cell.job == "training" or cell.latent:
         raise Unavailable("vLLM's build has forwards alone, and is not called for latents here")
     run, packed = flash3_of_vllm(), x.ends is not None

@@ -65,7 +65,6 @@ def document(*blocks: Iterable[str]) -> str:
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
-    """Returns the lines of a table."""
     lines = (f"| {' | '.join(map(str, row))} |" for row in (head, *rows))
     return [next(lines), f"|{'---|' * len(head)}", *lines]
 
@@ -76,7 +75,6 @@ def gaps(reasons: Iterable[str]) -> list[str]:
 
 
 def figure(value: float | None, form: str = ".0f", unit: str = "") -> str:
-    """Returns a number, or that there is none."""
     return "n/a" if value is None else f"{value:{form}}{unit}"
 
 
@@ -86,12 +84,10 @@ def spread(timing: Timing | None) -> str:
 
 
 def ratio(timing: Timing | None, other: Timing | None, form: str = ".2f", unit: str = "x") -> str:
-    """Returns how many times as fast as another a launch is."""
     return figure(other.median / timing.median if timing and other else None, form, unit)
 
 
 def fastest(timings: Mapping[str, Timing], names: Iterable[str]) -> str | None:
-    """Names who of these takes least time."""
     return min(
         (name for name in names if name in timings), key=lambda name: timings[name].median, default=None
     )

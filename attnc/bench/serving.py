@@ -161,7 +161,6 @@ def _compiled_merge() -> Any:
 
 
 def _in_order(pages: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
-    """Returns [pages, Hkv, rows, D] as [B, Hkv, N, D]."""
     rows = pages[table.long()].transpose(1, 2)
     return rows.reshape(table.shape[0], pages.shape[1], -1, pages.shape[3])
 

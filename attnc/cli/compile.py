@@ -120,7 +120,6 @@ def _check_modes(asked: dict[str, bool]) -> None:
 
 
 def _write_again(paths: tuple[Path, ...], out: Path, *, complete: bool, force: bool) -> None:
-    """Does one round of --watch: says what is wrong, and writes the modules of what is right."""
     outputs, diagnostics = _compile_all(paths, out)
     ok = not any(d.severity == "error" for d in diagnostics)
     show_diagnostics(diagnostics)

@@ -237,7 +237,6 @@ class Progress:
         self._task = task
 
     def advance(self, label: str) -> None:
-        """Counts one more that is done; `label` says what comes next."""
         if self._bar is not None and self._task is not None:
             self._bar.update(self._task, advance=1, description=_label(label))
 

@@ -235,7 +235,6 @@ def _caches() -> Iterator[Finding]:
 
 
 def _targets(device: str | None) -> Iterator[Finding]:
-    """Yields what `from generated.NAME import NAME` calls on the GPUs here, or on one of an architecture."""
     try:
         from attnc.runtime.devices import gpus
         from attnc.runtime.one_import import TargetGpu, absent_gpu

@@ -79,7 +79,6 @@ def _format_file(path: Path) -> tuple[bytes, str, str]:
 
 
 def _replace(path: Path, written: bytes, new: str) -> bool:
-    """Writes the new text, and says so; or says why the file is left as it is."""
     if not path.is_file():
         complain(f"'{path}' is no file that can be written again", "--diff prints the changes")
         return False

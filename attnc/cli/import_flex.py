@@ -99,7 +99,6 @@ def import_flex(
 
 
 def _loses_nothing(out: Path, spec: str) -> bool:
-    """Returns whether a file holds nothing but this spec, or is none, such as a pipe."""
     return out.exists() and (not out.is_file() or out.read_bytes() in (b"", spec.encode()))
 
 

@@ -21,7 +21,6 @@ _ON_PYPI = {
 
 
 def install(module: str) -> str:
-    """Returns how the package of a module is installed here."""
     if not is_published_here(module):
         return f"PyPI has no {module} for {platform.system()}: {WITHOUT_TRITON}"
     return f"pip install {_ON_PYPI.get(module, module)}"

@@ -72,7 +72,6 @@ class _Named(NamedTuple):
 
 
 def _names(program: Program, attention: Attention, target: str) -> list[_Named]:
-    """Lists what `--variant` may name: variants, and variants under each schedule with a label."""
     from attnc.model.variants import add_label, variants
 
     found = variants(program, attention)

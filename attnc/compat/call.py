@@ -263,7 +263,6 @@ def _add_axis(x: torch.Tensor) -> torch.Tensor:
 
 
 def _drop_axis(found: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns (o [B, H, Dv], lse [H, B]) of [B, 1, H, Dv] and [B, H, 1]."""
     o, lse = found
     return o.squeeze(1), lse.squeeze(2).mT.contiguous()
 

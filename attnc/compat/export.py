@@ -55,7 +55,6 @@ def forms(dtypes: Iterable[str], sizes: Iterable[int]) -> Iterator[Form]:
 
 
 def python_files() -> dict[str, str]:
-    """Returns the files beside the kernels, by name."""
     folder = Path(__file__).parent
     texts = {f"{name}.py": (folder / f"{name}.py").read_text(encoding="utf-8") for name in _COPIED}
     texts["compiled.py"] = (folder / "exported.py").read_text(encoding="utf-8")

@@ -226,7 +226,6 @@ def _axes_of_caches(table: torch.Tensor | None, cache_batch_idx: torch.Tensor | 
 def _check_new(
     checked: GivenTensors, k: torch.Tensor, v: torch.Tensor, starts: torch.Tensor | None, dtype: torch.dtype
 ) -> None:
-    """Holds new rows to the caches, so that nothing is written that does not fit."""
     if starts is not None:
         checked.check("cu_seqlens_k_new", starts, "B+1", (torch.int32,))
     rows = "B new" if starts is None else "new"

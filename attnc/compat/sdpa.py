@@ -262,12 +262,10 @@ def _differentiate(
 
 
 def _turn(x: torch.Tensor) -> torch.Tensor:
-    """Returns [B, M, H, D] as [B, H, M, D], or back."""
     return x.transpose(1, 2)
 
 
 def _turn_layout(layout: Layout) -> Layout:
-    """Returns the layout of a turned tensor; another one as it is."""
     return turned(layout, (0, 2, 1, 3)) if len(layout[0]) == 4 else layout
 
 

@@ -235,7 +235,6 @@ class _Maker:
         return index
 
     def _ends(self, extent: Expr) -> set[str]:
-        """Returns the sizes in an extent that differ from sequence to sequence."""
         names = {node.name for node in walk(extent) if isinstance(node, Dim)} & {"M", "N"}
         return names if self.packed else names & set(self.attention.lengths)
 

@@ -117,7 +117,6 @@ def least(plan: Plan, visibility: Visibility) -> npt.NDArray[np.int64]:
 
 
 def as_dict(plan: Plan, visibility: Visibility, remarks: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Figures by name, for JSON."""
     return {
         "ranks": plan.ranks,
         "queries": plan.sizes.queries,
@@ -152,7 +151,6 @@ def as_dict(plan: Plan, visibility: Visibility, remarks: tuple[str, ...] = ()) -
 
 
 def as_text(plan: Plan, visibility: Visibility, remarks: tuple[str, ...] = ()) -> str:
-    """Returns the whole page."""
     return "\n".join(_lines(plan, visibility, remarks))
 
 
@@ -190,7 +188,6 @@ def _owners(plan: Plan) -> Iterator[str]:
 
 
 def _runs(rows: Ints, most: int = 6) -> str:
-    """Returns `0-1023, 3072-4095, ...`."""
     if not len(rows):
         return "none"
     breaks = np.flatnonzero(np.diff(rows) != 1)

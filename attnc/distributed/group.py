@@ -239,7 +239,6 @@ def _join(running: Any, deadline: float | None) -> None:
 
 
 def uses_gpus(ranks: int) -> bool:
-    """Returns whether every rank gets a GPU."""
     return torch.cuda.is_available() and torch.cuda.device_count() >= ranks
 
 

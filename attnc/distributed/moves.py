@@ -391,7 +391,6 @@ def axis_of(tensor: Tensor, role: Role) -> int:
 
 
 def heads_of(tensor: Tensor, x: torch.Tensor, first: int, count: int) -> torch.Tensor:
-    """Returns some heads of a tensor."""
     return x.narrow(axis_of(tensor, Role.HEAD), first, count)
 
 

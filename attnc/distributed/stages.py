@@ -76,12 +76,10 @@ class Lanes:
         return torch.cuda.current_stream(self.device).record_event() if self._main is not None else None
 
     def after(self, event: torch.cuda.Event | None) -> None:
-        """Makes the stream at hand wait for that."""
         if event is not None:
             torch.cuda.current_stream(self.device).wait_event(event)
 
     def join(self) -> None:
-        """Makes the caller's stream wait for all that was started."""
         if self._main is not None:
             for stream in (self._side, self._second):
                 self._main.wait_stream(stream)
@@ -147,7 +145,6 @@ def add_view(
 
 
 def _slice_padded(x: torch.Tensor, axis: int, first: int, count: int) -> torch.Tensor:
-    """Takes `count` elements of the axis from `first` on, zeros where it ends before."""
     size = x.shape[axis]
     inside = x.narrow(axis, min(first, size), max(min(count, size - first), 0))
     missing = count - inside.shape[axis]

@@ -123,7 +123,6 @@ def explain(
 
 
 def as_dict(e: Explanation) -> dict[str, Any]:
-    """Returns the explanation for a program."""
     bound, moved = e.kernel.bound, e.traffic
     return {
         "attention": e.module.variant.attention.name,
@@ -263,7 +262,6 @@ def tiles_of(config: TileConfig) -> tuple[int, int]:
 
 
 def as_text(e: Explanation) -> str:
-    """Returns the explanation for a reader, in sections."""
     sections = (_head, _structure, _order, _mask, _resources, _speed, _accuracy, _because)
     written = ("\n".join(section(e)) for section in sections)
     return "\n\n".join(filter(None, written)) + "\n"
@@ -318,7 +316,6 @@ def _order(e: Explanation) -> Iterator[str]:
 
 
 def _describe_rows(rows: ListedRows) -> str:
-    """Returns what the kernel does that makes lists of rows of memory."""
     parts = ["finds the sequence of a packed query"] if rows.packed else []
     parts += [] if rows.keep == TRUE else ["drops keys that the rest of the mask forbids"]
     parts += [] if rows.page is None else ["looks up pages"]

@@ -123,7 +123,6 @@ NONE = Run(guard=FALSE)
 
 
 def intersect(a: Run, b: Run) -> Run:
-    """Intersects two runs."""
     lo = a.lo if b.lo is None else b.lo if a.lo is None else larger(a.lo, b.lo)
     hi = a.hi if b.hi is None else b.hi if a.hi is None else smaller(a.hi, b.hi)
     return Run(lo, hi, conj(a.guard, b.guard))

@@ -103,7 +103,6 @@ def _operand(tape: Tape, x: Any) -> Scalar:
 
 
 def _common(tape: Tape, name: str, x: Scalar, y: Scalar) -> Scalar:
-    """Returns the bits that two integers have in common."""
     a, b = _wide(tape, x), _wide(tape, y)
     if "float" in (a.kind, b.kind):
         raise refuse("E0901", f"'{name}' of floats cannot be written in a spec", "floats have no bits here")

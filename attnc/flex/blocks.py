@@ -108,7 +108,6 @@ def _tables(blocks: Blocks, keeps_all: bool) -> _Tables:
 
 
 def _list(table: Tensor) -> Tensor:
-    """Returns of each row the blocks of a table, and then -1."""
     columns = torch.arange(table.shape[-1], device=table.device, dtype=torch.int32)
     found = torch.where(table, columns, table.shape[-1]).sort(-1).values
     return torch.where(found < table.shape[-1], found, -1).contiguous()

@@ -68,7 +68,6 @@ written._dynamo_marked_constant = True  # type: ignore[attr-defined]  # function
 
 @functools.cache
 def read(program: str) -> CallProgram:
-    """Returns the program of a text."""
     return CallProgram(*_value_of(ast.literal_eval(program)))
 
 
@@ -214,7 +213,6 @@ def attend(
 
 
 def _scaled(score_mod: ScoreMod | None, scale: torch.Tensor) -> ScoreMod:
-    """Returns a mod of the score times a number that is a tensor."""
 
     def mod(score: Any, *indices: Any) -> Any:
         score = score * scale
@@ -447,7 +445,6 @@ def _find_base(
 
 
 def _scalar(x: Any, like: torch.Tensor) -> torch.Tensor:
-    """Returns an argument as a tensor: numbers on the device, without waiting for it."""
     if isinstance(x, torch.Tensor):
         return x
     dtype = {"i32": torch.int32, "i64": torch.int64, "f32": torch.float32}[element_of(x)]

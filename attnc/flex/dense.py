@@ -90,7 +90,6 @@ def _number(tape: Tape, at: int, value: bool | int | float) -> Tensor:
 
 
 def _divide(symbol: str, x: Tensor, y: Tensor) -> Tensor:
-    """Divides integers, rounding down; by 0 the language has 0."""
     is_zero = y == 0
     divisor = torch.where(is_zero, 1, y)
     quotient = x.div(divisor, rounding_mode="floor") if symbol == "//" else x.remainder(divisor)

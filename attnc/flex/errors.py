@@ -51,7 +51,6 @@ def defined_at(mod: Any) -> Place | None:
 
 
 def span_of_line(place: Place) -> Span:
-    """Returns a line of a file."""
     path, line = place
     source = Source(_relative_path(path), "".join(linecache.getlines(path)))
     if not source.text:

@@ -296,7 +296,6 @@ def trunc(tape: Tape, x: Any) -> Scalar:
 
 
 def _rounded(name: str, tape: Tape, x: Any, divide: Callable[[Tape, Scalar, Scalar], Scalar]) -> Scalar:
-    """Returns an integer as it is, or the quotient of two, divided so."""
     found = number(tape, x)
     if found.kind == "int":
         return found

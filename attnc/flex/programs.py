@@ -215,7 +215,6 @@ def kernel_of(traced: Trace, layout: CallLayout, mods: Mods = ()) -> FlexKernel:
 def _compile_kernel(
     traced: Trace, layout: CallLayout, mods: Mods, numbers: Collection[int], splits: int | None
 ) -> FlexKernel:
-    """Returns the kernel of one target. splits: as of `compile_family`."""
     spec = write_spec(traced, layout, mods=mods, numbers=numbers, scheduled=False)
     family = compile_family(spec.text, target=layout.target, warn=False, splits=splits)
     warn_of_dense_mask(_FUNCTION, family)

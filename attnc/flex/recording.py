@@ -48,7 +48,6 @@ class Recorder:
         return tuple(mode.steps), result
 
     def number(self, value: int) -> int:
-        """Returns the position of an integer that no mod has."""
         self.integers.append(value)
         return len(self.integers) - 1
 

@@ -230,7 +230,6 @@ class Tape:
 
 
 def operands(entry: Entry) -> Iterator[int]:
-    """Yields the positions that an entry refers to."""
     match entry:
         case ("load", _, indices) | ("listed", _, indices, _):
             yield from indices

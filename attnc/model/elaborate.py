@@ -350,7 +350,6 @@ class Elaborator:
         return Dot(span=at.span(tree))
 
     def _keys(self, tree: ast.Expr, rest: ast.Expr | None, product: ast.Call, at: Context) -> Keys | None:
-        """Returns what q is multiplied by: k, or k times a scale, and behind its columns those of `rest`."""
         factor: ast.Expr | None
         match tree:
             case ast.Name(id="k"):

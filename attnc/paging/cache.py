@@ -173,7 +173,6 @@ class PagedCache:
         return len(self._allocator)
 
     def length(self, sequence: int) -> int:
-        """Returns how many tokens a sequence has."""
         return self._holding(sequence).length
 
     def row(self, sequence: int) -> int:
@@ -200,7 +199,6 @@ class PagedCache:
         return step
 
     def view(self, sequences: Sequence[int]) -> Step:
-        """Returns the step of these sequences with no new token."""
         return self.append(sequences, 0)
 
     def fork(self, sequence: int) -> int:
@@ -315,7 +313,6 @@ class PagedCache:
         return layer
 
     def _by_slot(self, pool: torch.Tensor) -> torch.Tensor:
-        """Views the pool of a layer as [pages + 1, page, Hkv, D], whatever the layout."""
         return pool if self.layout == "NHD" else pool.transpose(1, 2)
 
     def _bound_slots(self, slots: torch.Tensor) -> torch.Tensor:

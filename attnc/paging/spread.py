@@ -33,7 +33,6 @@ class Spread:
         return position // self.block % self.ranks
 
     def row(self, position: _Position) -> _Position:
-        """Returns the row of that key in its rank's cache."""
         return position // (self.block * self.ranks) * self.block + position % self.block
 
     def count(self, length: int, rank: int) -> int:

@@ -147,7 +147,6 @@ def refuse_decoding(
 
 
 def _refuse_shared_keys(knobs: Mapping[str, Knob]) -> Iterator[Diagnostic]:
-    """Yields a refusal of keys that several programs, or warps, share beside packed queries."""
     split, warps = knobs.get("split.kv"), knobs.get("warp_split")
     label = "sequences have other numbers of rows in each call"
     if split is not None and split.choices != (1,):
@@ -158,7 +157,6 @@ def _refuse_shared_keys(knobs: Mapping[str, Knob]) -> Iterator[Diagnostic]:
 
 
 def _beside_lists(attention: Attention) -> tuple[str, ...]:
-    """Returns what to write where packed queries have lists of their own."""
     listing = listing_of(attention)
     if listing is None:
         return ()

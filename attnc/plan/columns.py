@@ -72,7 +72,6 @@ def _plan(name: str, scale: Expr, names: LoadNames, packs: bool, listed: bool) -
 
 
 def _if_listed(guard: Expr) -> Expr:
-    """Returns the condition of a load of a listed key, which is negative where there is none."""
     parts = guard.operands if isinstance(guard, And) else (guard,)
     inside = (part for part in parts if part != compare("<", KEY_ROW, Dim("N")))
     return conj(Compare("<=", ZERO, KEY_ROW), *inside)

@@ -96,12 +96,10 @@ class ConvertedRows:
 
     @property
     def at_once(self) -> int:
-        """Columns that a thread converts at a time."""
         return gcd(feature(self.tensors[0].stored.tensor), COLUMNS_AT_ONCE)
 
     @property
     def chunks(self) -> int:
-        """How often it loads some of these columns together."""
         return self.at_once // CONVERT_CHUNK
 
     @property

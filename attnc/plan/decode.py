@@ -156,7 +156,7 @@ def plan_decode(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Walk:
+class _KeyWalk:
     """How a program walks over keys. tail: whether partial tiles test the length of the sequence; kept: the
     keys that some query keeps; found: what the program finds out of lists first; by_entry: whether the keys
     are those that a list names.
@@ -177,7 +177,7 @@ def _walk_keys(
     listed_rows: ListedRows | None,
     *,
     packs: bool,
-) -> _Walk:
+) -> _KeyWalk:
     cut = outruns(attention, "kv")
     loops, tail = regions(attention.mask, "kv", attention.mask.span, outruns=cut)
     kept = kept_by_some(attention.mask)
@@ -190,7 +190,7 @@ def _walk_keys(
         loops, found = along_entries(loops, listing, packs=packs)
     else:
         loops = along_lists(loops, listing, "kv", packs=packs)
-    return _Walk(loops=named_bounds(loops, names), tail=tail, kept=kept, found=found, by_entry=by_entry)
+    return _KeyWalk(loops=named_bounds(loops, names), tail=tail, kept=kept, found=found, by_entry=by_entry)
 
 
 def _split_keys(

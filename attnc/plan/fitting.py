@@ -41,7 +41,6 @@ class Tiles:
         return cls(**{field_of(key): size for key, size in sizes.items()})
 
     def list_given(self) -> dict[str, int]:
-        """Returns those that are not None, by field."""
         values = {field: getattr(self, field) for field in self.__slots__}
         return {field: value for field, value in values.items() if value is not None}
 
@@ -224,7 +223,6 @@ def _has_narrow_cache(attention: Attention) -> bool:
 
 
 def _count_segment(attention: Attention) -> int:
-    """Returns the keys of a segment, or what divides those of all variants."""
     match attention.segment:
         case None:
             return 0

@@ -120,7 +120,7 @@ def plan_forward(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Walk:
+class _LoopWalk:
     """The loops over tiles. tail: whether partial tiles test the length of the sequence; kept: the keys that
     some query keeps; decay: how far weights fall before they are left out.
     """
@@ -133,7 +133,7 @@ class _Walk:
 
 def _walk_tiles(
     attention: Attention, target: Target, listing: Listing | None, inner: Axis, *, outruns: bool
-) -> _Walk:
+) -> _LoopWalk:
     forgets = inner == "kv" and listing is None and attention.segment is None
     decay = decay_of(attention, inner) if forgets else None
     loops, tail = regions(attention.mask, inner, attention.mask.span, outruns=outruns, decay=decay)
@@ -142,4 +142,4 @@ def _walk_tiles(
         cuts = target.cuts_edges and listing is None
         loops = with_edges(loops, attention.mask, kept) if cuts else with_fills(loops, kept)
     loops = along_lists(loops, listing, inner, bits=target.lists_are_bits)
-    return _Walk(loops=loops, tail=tail, kept=kept, decay=decay)
+    return _LoopWalk(loops=loops, tail=tail, kept=kept, decay=decay)

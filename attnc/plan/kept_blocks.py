@@ -164,7 +164,6 @@ def _names_of(keep: Expr) -> set[str]:
 
 
 def _depending_on(name: str, statements: Sequence[Statement]) -> set[str]:
-    """Returns the names of what is computed from a position."""
     found = {name}
     for item in statements:
         if found & names_in(item):

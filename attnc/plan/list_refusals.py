@@ -58,7 +58,6 @@ def refuse_lists(variant: Variant, schedule: Schedule, target: Target) -> Iterat
 
 
 def _refuse_union(attention: Attention, listing: Listing | None, schedule: Schedule) -> Iterator[Diagnostic]:
-    """Yields why queries cannot share a tile over the union of their lists, where the schedule wants it."""
     if not unites_lists(schedule):
         return
     knob, instead = schedule.forward["lists"], "remove 'lists = union': each query has tiles of its own"
@@ -83,7 +82,6 @@ def _refuse_union(attention: Attention, listing: Listing | None, schedule: Sched
 def _refuse_listing(
     variant: Variant, listing: Listing, schedule: Schedule, target: Target
 ) -> Iterator[Diagnostic]:
-    """Yields why kernels cannot walk over the one list of a mask."""
     attention, span = variant.attention, listing.condition.span
     by_rows = lists_rows(attention, schedule, target)
     if not by_rows:
@@ -145,7 +143,6 @@ def _is_count(choice: object) -> TypeGuard[int]:
 def _refuse_gradients(
     variant: Variant, listing: Listing, schedule: Schedule, target: Target
 ) -> Iterator[Diagnostic]:
-    """Yields what kernels for gradients cannot do, where wgmma does not make them, or tiles cross blocks."""
     attention, span = variant.attention, listing.condition.span
     instead = "write a schedule for the target 'triton'"
     wide = max(feature(attention.q), feature(attention.v)) > _WIDEST
@@ -247,7 +244,6 @@ def _read_by_lists(listing: Listing) -> Iterator[Expr]:
 
 
 def _differs_by_head(expr: Expr, attention: Attention) -> bool:
-    """Returns whether an expression reads the query head, other than to find the K/V head."""
     shared: dict[Expr, Expr] = {GROUP: KV_HEAD}
     if kv_heads(normalise(attention)) == Dim("H"):
         shared[Index("h")] = KV_HEAD

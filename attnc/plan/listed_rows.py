@@ -278,7 +278,6 @@ class _RowsPlanner:
         return needed, tuple(name for name in dims_of(used) if name not in own)
 
     def _lengths(self) -> Iterator[Statement]:
-        """Yields what finds the query, and M and N of its sequence."""
         attention, here = self._attention, _SEQUENCE if self._packed else Index("b")
         q, k = attention.q.storage, attention.k.storage
         if isinstance(q, Ragged):

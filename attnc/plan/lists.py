@@ -59,7 +59,6 @@ class Listing:
 
     @property
     def sizes(self) -> tuple[Expr, ...]:
-        """Sizes of what there is a list of, as kernels call them."""
         *sizes, _ = self.condition.extents
         return tuple(Q_ROWS if self.is_shortened and size == Dim("M") else size for size in sizes)
 

@@ -108,7 +108,6 @@ _POSITIONS = frozenset(("q_idx", "kv_idx"))
 
 
 def _place(condition: Expr, mask: Expr) -> Span:
-    """Returns where a condition of the normal form stands in the mask, or the mask itself."""
     written = (part for part in walk(mask) if isinstance(part, Compare) and part.span is not None)
     found = next((part.span for part in written if nnf(part) == condition), mask.span)
     assert found is not None

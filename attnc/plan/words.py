@@ -29,7 +29,6 @@ def with_words(step: Step) -> Step:
 
 
 def _bits_of(fetch: Fetch, keep: Expr) -> KeyBits | None:
-    """Returns the bits that a mask reads of a load, if it reads nothing else of it."""
     load = fetch.load
     if load.type != "int" or load.wide or load.is_byte or load.within is not None:
         return None

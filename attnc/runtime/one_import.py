@@ -131,7 +131,6 @@ def _literal(node: ast.expr) -> Any:
 
 
 def rule(gpu: TargetGpu, functions: Sequence[Chosen]) -> str:
-    """Returns what decides for a GPU, in words."""
     tables = sorted({device for function in functions for device in function.measured_on})
     targets = [target for function in functions for target in function.targets] or TARGETS
     able = [target for target in fastest_first(targets) if gpu.runs(target)]

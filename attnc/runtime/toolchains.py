@@ -194,7 +194,6 @@ class TritonCompiler(Toolchain):
         return f"triton {triton.__version__}"
 
     def usage(self, module: ir.Module, kernel: Which, position: int, device: Device) -> Usage | None:
-        """Compiles a kernel. Backward kernels are launched without a gradient of lse."""
         return triton_kernel(module, kernel, position, device).compile()
 
     def lower(self, module: ir.Module, kernel: Which, position: int, device: Device) -> None:
@@ -282,7 +281,6 @@ class Nvrtc(Toolchain):
         return f"nvrtc {major}.{minor}"
 
     def usage(self, module: ir.Module, kernel: Which, position: int, device: Device) -> Usage:
-        """Compiles for rows that are aligned to 16 bytes."""
         planned, program = module.kernels[kernel], program_of(load_module(module))
         options = program.options(program.kernels[planned.name].configs[position], True, device.arch)
         cubin = compile_cubin(program.source(planned.name), options)

@@ -263,7 +263,6 @@ class Layer:
         self._normal = normal
 
     def call(self, position: int, M: int) -> Launch:
-        """Makes a launch of a config, which allocates y."""
         x, config = self._normal(M, self.K), self.module.CONFIGS[position]
         function = getattr(self.module, self.planned.name)
         return lambda: function(x, self.weights[0], *self.bias, config=config)

@@ -58,7 +58,6 @@ class Tensor:
 
     @property
     def known_shape(self) -> tuple[int | None, ...]:
-        """The sizes, None where they depend on a call."""
         values = (size.partition("=")[2] or size for size in self.shape)
         return tuple(int(value) if value.isdigit() else None for value in values)
 
@@ -78,7 +77,6 @@ class Tensor:
         return self.has_rows and "b" not in self.axes
 
     def rename(self, name: str, type: str | None = None) -> "Tensor":
-        """Returns another tensor of the same axes."""
         return replace(self, name=name, type=self.type if type is None else type)
 
 
@@ -117,7 +115,6 @@ class Sizes(dict[str, int]):
             self.check_one(tensor, x, like)
 
     def bind(self, tensors: Sequence[Tensor], given: Sequence[torch.Tensor]) -> None:
-        """Reads the sizes off arguments that have been checked."""
         for tensor, x in zip(tensors, given, strict=True):
             for text, size in zip(tensor.shape, x.shape, strict=True):
                 name, plus = self._free(text)
@@ -126,7 +123,6 @@ class Sizes(dict[str, int]):
         self.compute()
 
     def compute(self) -> None:
-        """Evaluates the sizes that follow from the others."""
         if "H" in self:
             self["G"] = self["H"] // max(self.setdefault("Hkv", 1), 1)
         for name, text in self.computed.items():

@@ -82,6 +82,5 @@ def encode_configs(config: KernelConfig | None, backward: BackwardConfigs | None
 
 
 def decode_configs(chosen: str, known: type) -> tuple[KernelConfig | None, dict[str, KernelConfig]]:
-    """config and backward_config again."""
     configs = {name: known(*x) for name, x in (ast.literal_eval(chosen) if chosen else {}).items()}
     return configs.pop("", None), configs

@@ -113,7 +113,6 @@ class CudaLaunch:
         pick = make_picker(read)
 
         def run(given: Sequence[Any]) -> None:
-            """Launches with what the kernels take of these tensors."""
             addresses = tuple([x.data_ptr() for x in pick(given)])
             made = kept.get(addresses)
             if made is None:
@@ -265,7 +264,6 @@ class CudaAttention(Attention):
 
 
 def given_of(positions: Sequence[int]) -> list[int]:
-    """Lists the positions of tensors that are there, each once."""
     return sorted({at for at in positions if at >= 0})
 
 

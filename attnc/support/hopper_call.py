@@ -296,7 +296,6 @@ class HopperLaunch(CudaLaunch):
         takes = self.arguments.rows_aligned and all(box.is_taken for box in boxes.values())
 
         def run(given: Sequence[Any]) -> None:
-            """Launches with what the kernels take of these tensors."""
             found = [x.data_ptr() for x in pick(given)]
             if counts:
                 tiles = counter(index)  # which lives until the kernels are launched

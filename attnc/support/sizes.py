@@ -24,7 +24,6 @@ _OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
 
 
 def cdiv(x: int, size: int) -> int:
-    """Returns the quotient, rounded up."""
     return -(-x // size)
 
 

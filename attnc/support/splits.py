@@ -126,7 +126,6 @@ class Split:
 
 
 def _is_alike(config: Any, first: Any) -> bool:
-    """Returns whether configs differ by the keys of a tile alone."""
     changed = config._replace(BLOCK_N=first.BLOCK_N, shared=first.shared)
     return bool(changed == first) and not config.splits and not getattr(config, "split_size", 0)
 

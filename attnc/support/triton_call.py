@@ -102,7 +102,6 @@ class TritonLaunch:
         )
 
         def run(given: Sequence[torch.Tensor | None]) -> None:
-            """Launches with what the kernel takes of these tensors."""
             tensors = pick(given)
             addresses = [0 if x is None else x.data_ptr() for x in tensors]
             bits = 0
@@ -150,7 +149,6 @@ class TritonLaunch:
         return new
 
     def on_device(self) -> Any:
-        """Returns the device of the tensors, to launch on."""
         return on_device(self.device)
 
     def made_fast(self, binary: Any) -> FastStart | None:
@@ -241,9 +239,6 @@ def _boxes(tensors: Sequence[tuple[Tensor, Memory]], config: Any, gpu: Gpu) -> t
 
 
 def on_device(device: torch.device) -> Any:
-    """Launch on the tensors' device; a CPU (Triton's interpreter) has no such thing, and -1 changes
-    nothing.
-    """
     if device.type != "cuda" and not (device.type == "cpu" and triton.knobs.runtime.interpret):
         how = "on a CPU, call attnc.verify.interpreter.ensure_interpreter() first, in a new process"
         raise ValueError(f"expected tensors on a CUDA device, got {device}: {how}")

@@ -29,12 +29,10 @@ class Parameter:
 
 
 def optional(name: str) -> Parameter:
-    """Returns a tensor or None, which is the default."""
     return Parameter(name, "torch.Tensor | None", "None")
 
 
 def names(parameters: Iterable[Parameter]) -> str:
-    """Prints the parameters as arguments of a call."""
     return ", ".join(parameter.name for parameter in parameters)
 
 

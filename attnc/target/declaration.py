@@ -193,7 +193,6 @@ def attention_fields(module: Module, kernel: Forward | Decode, operator: str) ->
 
 
 def tensor(arg: Arg) -> CallText:
-    """Returns `Tensor("q", "bf16[B, M, H, 128]", "bmh")`."""
     name = arg.tensor.name
     sizes = ", ".join(map(show_axis, arg.axes))
     declared = [
@@ -437,7 +436,6 @@ class BackwardDeclaration:
 
 
 def declare_allocation(name: str, type_: str = "", *, like: str = "", zero: bool = False) -> CallText:
-    """Returns `Made(...)`."""
     fields: dict[str, Value] = {"like": quote_word(like)} if like else {}
     if type_:
         fields["type"] = quote_word(type_)

@@ -25,7 +25,6 @@ class Lists(ABC):
 
     @property
     def keeps(self) -> list[str]:
-        """Statements that find whether a query sees a key."""
         return []
 
     def place(self, key: str) -> str:
@@ -34,12 +33,10 @@ class Lists(ABC):
 
     @property
     def sizes(self) -> list[str]:
-        """Names of the sizes that kernels read."""
         return [*self.made.dims, BLOCKS.name]
 
     @property
     def lines(self) -> str:
-        """How many lists there are, as the host computes it."""
         return show_product(self.made.lines)
 
 

@@ -229,7 +229,6 @@ class Printer:
         )
 
     def _compare(self, op: str, left: Expr, right: Expr) -> tuple[str, int]:
-        """Returns a comparison; where a side is a number of 64 bits, the other is made as wide."""
         binding = self.syntax.binding[op]
         wide = left.type == "int" and any(isinstance(side, Const) and is_wide(side) for side in (left, right))
         parts = (self._widen(side, binding + 1, wide) for side in (left, right))

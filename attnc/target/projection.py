@@ -196,7 +196,6 @@ class ProjectionText:
         ]
 
     def _crossovers(self, rows: tuple[tuple[int | None, int], ...]) -> str:
-        """Returns `gemv up to M = 2, flat up to M = 64, then conventional`."""
         last: dict[str, int | None] = {}
         for limit, position in rows:
             last[impl_of(self.module.configs[position])] = limit

@@ -51,7 +51,6 @@ class KeptTemplates(jinja2.BytecodeCache):
         self.start = start
 
     def load_bytecode(self, bucket: Bucket) -> None:
-        """Reads the code of a template, where it is kept."""
         place = self.place(bucket)
         if place is None:
             return
@@ -59,7 +58,6 @@ class KeptTemplates(jinja2.BytecodeCache):
             bucket.load_bytecode(file)
 
     def dump_bytecode(self, bucket: Bucket) -> None:
-        """Keeps the code of a template, in one step."""
         place = self.place(bucket)
         if place is None:
             return
@@ -72,7 +70,6 @@ class KeptTemplates(jinja2.BytecodeCache):
         return hashlib.sha256(whole.encode()).hexdigest()
 
     def place(self, bucket: Bucket) -> Path | None:
-        """Returns where the code of a template is kept."""
         return kept_code(__file__, f"{bucket.key}.jinja")
 
 
@@ -215,7 +212,6 @@ def split_outside_brackets(text: str, separator: str) -> Iterator[str]:
 
 
 def _matching(line: str, opening: int) -> int:
-    """Returns where the bracket at `opening` closes; -1 if it does not."""
     depth = 0
     for at in range(max(opening, 0), len(line)):
         depth += (line[at] in "([{") - (line[at] in ")]}")

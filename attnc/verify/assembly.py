@@ -79,7 +79,6 @@ def _value(operand: str, registers: Mapping[str, Words]) -> Words:
 
 
 def _prmt(a: Words, b: Words, order: Words) -> Words:
-    """Bytes of b and a, of which each digit picks one."""
     both = a.astype(np.uint64) | b.astype(np.uint64) << np.uint64(32)
     made = np.zeros(both.shape, np.uint64)
     for place in range(4):

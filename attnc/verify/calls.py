@@ -204,7 +204,6 @@ class _Calls:
         return f"{second.name}: after another call it is not launched as at first"
 
     def _find_held(self) -> set[int]:
-        """Returns addresses of tensors that live as long as the checks."""
         held = (*self.memory.values(), *self.base.values())
         return {x.data_ptr() for x in held if isinstance(x, torch.Tensor)}
 

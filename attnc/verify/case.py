@@ -66,7 +66,6 @@ class Case:
         return (self.config + self.seed) % count
 
     def to_json(self) -> str:
-        """Writes the case in one line; `from_json` reads it."""
         return json.dumps(asdict(self), separators=(",", ":"))
 
     @staticmethod
@@ -119,7 +118,6 @@ class Kept:
     rule: str = ""
 
     def to_json(self) -> str:
-        """Writes both in one line; `from_json` reads it."""
         return json.dumps({"case": asdict(self.case), "rule": self.rule}, separators=(",", ":"))
 
     @staticmethod

@@ -148,7 +148,6 @@ class Space:
         return tuple(found)
 
     def layout(self, tensor: Tensor, level: str) -> TensorLayout | None:
-        """Returns a layout of this level; None: contiguous."""
         axes = tuple(range(len(tensor.shape)))
         none, last = (0,) * len(axes), axes[-1]
         number = self.tensors.index(tensor)

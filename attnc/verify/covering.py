@@ -347,7 +347,6 @@ def listed_cases(space: Space) -> Iterator[Case]:
 
 
 def _inverted(space: Space, limits: Limits, config: int) -> Iterator[Case]:
-    """Yields cases with gradients of more blocks of queries than are inverted together, with few keys."""
     listing, names = listing_of(space.attention), free_dims(space.attention)
     if listing is None or listing.row_axis is None or not space.attention.grads:
         return
@@ -369,7 +368,6 @@ def _inverted(space: Space, limits: Limits, config: int) -> Iterator[Case]:
 
 
 def _in_two_splits(space: Space) -> int:
-    """Returns the config whose splits are two, or as near to it as there are."""
     return min(space.usable, key=lambda n: abs(getattr(space.configs[n], "splits", 0) - 2))
 
 
@@ -386,7 +384,6 @@ def _of_many_tokens(space: Space, entries: str) -> Case:
 
 
 def _of_many_heads(space: Space, config: int) -> Iterator[Case]:
-    """Yields a case of more heads than a tile has rows, where tiles have the heads of one query."""
     names = free_dims(space.attention)
     heads = next((name for name in ("G", "H") if name in names), None)
     pack = None if space.plan is None else pack_of(space.plan.kernel)
@@ -427,7 +424,6 @@ def _cut_tiles(space: Space, config: int) -> Iterator[dict[str, int]]:
 
 
 def _guesses(space: Space) -> bool:
-    """Returns whether kernels guess a maximum, and compute again what was guessed badly."""
     kernel = None if space.plan is None else space.plan.kernel
     return isinstance(kernel, Decode) and kernel.unified is not None and kernel.unified.fallback
 

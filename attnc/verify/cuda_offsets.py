@@ -78,7 +78,6 @@ class _Measure:
 
     @property
     def is_large(self) -> bool:
-        """Whether it may pass 32 bits."""
         return self.sizes > _MOST or self.lengths > 1
 
 
@@ -104,7 +103,6 @@ def list_tokens(text: str) -> list[str]:
 
 
 def _bodies_of(tokens: Sequence[str], *words: str) -> Iterator[list[str]]:
-    """Yields the tokens of definitions that begin with one of the words, to their last brace."""
     at = 0
     while at < len(tokens):
         if tokens[at] not in words:
@@ -161,7 +159,6 @@ class _OffsetReader:
         return [self.found[at] for at in sorted(self.found)]
 
     def _counts_too_little(self, start: int) -> bool:
-        """Returns whether a loop counts an int up to what has 64 bits."""
         head = self.tokens[start + 1 : start + 4]
         if head[:2] != ["(", "int"]:
             return False
@@ -267,7 +264,6 @@ class _OffsetReader:
         return self._suffixes(value)
 
     def _chosen(self) -> _Measure:
-        """Reads a call that returns one of its arguments, behind its name."""
         is_wide = False
         if self._peek() == "<" and (end := self._end_of_template()) is not None:
             is_wide = bool(_WIDE & set(self.tokens[self.at : end]))
@@ -313,7 +309,6 @@ class _OffsetReader:
         return value
 
     def _end_of_template(self) -> int | None:
-        """Returns where a template's arguments end, which a call follows."""
         at, depth = self.at + 1, 1
         while at < len(self.tokens) and at < self.at + 16:
             token = self.tokens[at]
@@ -326,7 +321,6 @@ class _OffsetReader:
         return None
 
     def _skip_to(self, closing: str) -> None:
-        """Goes behind the bracket that closes what was opened before, and reads what is in between."""
         opening, depth = {")": "(", "]": "["}[closing], 1
         self._conditional()
         while depth:

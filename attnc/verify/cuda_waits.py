@@ -77,7 +77,6 @@ def body_at(tokens: Sequence[str], at: int) -> Sequence[str] | None:
 
 
 def _end_of(tokens: Sequence[str], at: int, opening: str, closing: str) -> int | None:
-    """Returns the place behind the bracket that closes the one at a place; None where there is none."""
     if tokens[at : at + 1] != [opening]:
         return None
     depth = 0
@@ -89,7 +88,6 @@ def _end_of(tokens: Sequence[str], at: int, opening: str, closing: str) -> int |
 
 
 def _statements(body: Sequence[str]) -> Iterator[str]:
-    """Yields the texts of assembly that a body executes under no condition."""
     depth = 0
     for at, token in enumerate(body):
         depth += {"{": 1, "}": -1}.get(token, 0)

@@ -63,7 +63,6 @@ def _large(rng: Rng, at: DenseSizes) -> tuple[Floats, Floats]:
 
 
 def _constant(rng: Rng, at: DenseSizes) -> tuple[Floats, Floats]:
-    """Makes every key the same, so that every weight is 1/N."""
     q, k = _random(rng, at)
     return q, np.broadcast_to(k[:, :1], k.shape)
 

@@ -62,7 +62,6 @@ def find_early(text: str, kernel: str) -> str:
 
 
 def _wait_of(body: Sequence[str]) -> int | None:
-    """Returns where a body waits under no condition."""
     depth = 0
     for at, token in enumerate(body):
         depth += {"{": 1, "}": -1}.get(token, 0)
@@ -73,7 +72,6 @@ def _wait_of(body: Sequence[str]) -> int | None:
 
 
 def _reads(body: Sequence[str], at: int) -> bool:
-    """Returns whether an element of an argument's tensor is taken at a place."""
     return body[at].endswith("_ptr") and body[at + 1] == "["
 
 
@@ -106,7 +104,6 @@ def _before_wait(body: Sequence[ast.stmt]) -> Sequence[ast.stmt] | None:
 
 
 def _touches(node: ast.AST, functions: Mapping[str, ast.FunctionDef]) -> bool:
-    """Returns whether a piece of a kernel touches memory, in functions of the module that it calls too."""
     for part in ast.walk(node):
         match part:
             case ast.Call(func=ast.Attribute(attr=name)) if name in _TOUCHES or name.startswith("atomic_"):

@@ -115,7 +115,6 @@ class GradientRun:
 
     @cached_property
     def values(self) -> dict[str, Array]:
-        """The gradients, by the names of the inputs, beside what says where sequences lie."""
         return {**self.arrays, **{name: to_float64(value) for name, value in self.gradients.items()}}
 
     @cached_property
@@ -142,11 +141,9 @@ class GradientRun:
         return expect(self.attention, self.problem.inputs, self.subject.gradients.forward)["o"].allowed
 
     def keys(self, name: str, of: Mapping[str, Array], b: int, h_kv: int) -> Floats:
-        """Returns rows of k or v, their gradients or bounds: [N, D]."""
         return np.asarray(rows(self.attention.tensor(name), of, b)[:, h_kv])
 
     def queries(self, of: Mapping[str, Array], head: Head) -> Floats:
-        """Returns rows of q, its gradient or bound: [M, D]."""
         return np.asarray(rows(self.attention.q, of, head.b)[head.first :][: head.shape[0], head.h])
 
 
@@ -287,7 +284,6 @@ def _surroundings_do_not_matter(run: GradientRun) -> str | None:
 
 
 def _lse_need_not_be_used(run: GradientRun) -> str | None:
-    """Checks that a loss without lse gives the gradients of one in which its derivative is 0."""
     found = []
     for way in ("none", "zeros"):
         problem = build(run.attention, run.case, device=run.subject.device)

@@ -127,7 +127,6 @@ def find_compared(attention: Attention) -> set[str]:
 
 
 def _nodes(attention: Attention) -> Iterator[Expr]:
-    """Yields the nodes of all that is computed of inputs, lengths apart."""
     return (node for expr in attention.expressions for node in walk(expr))
 
 

@@ -167,7 +167,6 @@ class Language:
         return method
 
     def widen(self, long_way: Any) -> Method:
-        """Integers to 64 bits."""
         int32, int64 = self.tl.int32, self.tl.int64
 
         def method(left: Any, dtype: Any, *more: Any, **named: Any) -> Any:
@@ -179,7 +178,6 @@ class Language:
         return method
 
     def expand(self, long_way: Any) -> Method:
-        """Returns x[:, None] and x[None, :]."""
 
         def method(left: Any, places: Any, **named: Any) -> Any:
             if not left.shape or places.__class__ is not tuple:

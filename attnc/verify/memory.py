@@ -105,7 +105,6 @@ class Watch:
             allocation.written[index] = 1 + self.program
 
     def atomic(self, addresses: Addresses, mask: Bools) -> None:
-        """Checks an atomic update, which may race."""
         if self.enabled:
             for _ in self._locate(addresses, mask, "atomic"):
                 pass

@@ -85,7 +85,6 @@ class _JitFunctions:
                         self._wide_results.add(function)
 
     def _wide_parameters(self, function: ast.FunctionDef) -> set[str]:
-        """Returns parameters that have 64 bits in every call."""
         names, given = [argument.arg for argument in function.args.args], []
         for caller, node in self._calls[function.name]:
             named = [(keyword.arg or "", keyword.value) for keyword in node.keywords]

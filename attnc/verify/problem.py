@@ -168,7 +168,6 @@ class Arena:
 
 
 def _lines_of(shape: Sequence[int], strides: Sequence[int], start: int, itemsize: int) -> Lines:
-    """The lines of memory in which a view has elements, as numbers."""
     places = np.full((1,) * len(shape), start, np.int64)
     for axis, (length, stride) in enumerate(zip(shape, strides, strict=True)):
         across = (-1,) + (1,) * (len(shape) - axis - 1)

@@ -249,7 +249,6 @@ def fit_of(variant: ProjectionVariant, configs: int) -> Fit:
 
 
 def fixed_sizes(variant: ProjectionVariant) -> dict[str, int]:
-    """Returns N and K where the spec says them."""
     sizes = ((name, variant.projection.size(name)) for name in ("N", "K"))
     return {name: size for name, size in sizes if size is not None}
 
@@ -291,7 +290,6 @@ def boundary_cases(
 
 
 def facts(case: Case, configs: Sequence[Any]) -> CaseFacts:
-    """Returns what a case is, as far as boundaries ask."""
     sizes = {"rows": case.dims["M"], "features": case.dims["N"], "depth": case.dims["K"]}
     return CaseFacts(
         sizes={name: frozenset({size}) for name, size in sizes.items()},
@@ -315,7 +313,6 @@ def _layouts(seed: int) -> dict[str, TensorLayout]:
 
 @st.composite
 def cases(draw: st.DrawFn, variant: ProjectionVariant, reach: Reach) -> Case:
-    """Draws any case that costs little enough."""
     config = draw(st.sampled_from(tuple(reach.tiles)))
     dims = {
         "M": draw(st.one_of(st.sampled_from(_ROWS), st.integers(0, 70))),
@@ -383,7 +380,6 @@ def draw(variant: ProjectionVariant, case: Case, device: str) -> dict[str, torch
 
 
 def repro(variant: ProjectionVariant, case: Case) -> str:
-    """Returns the command that runs this case again."""
     spec = shlex.quote(variant.source.path)
     return (
         f"attnc verify {spec} --attention {variant.projection.name} --variant {variant.name} "

@@ -244,7 +244,6 @@ def masked_scales_are_invisible(run: FinishedRun) -> str | None:
 
 
 def _scales_of_keys(attention: Attention) -> list[tuple[str, int]]:
-    """Lists floats that a scale of v alone loads for each key, and the axis that counts keys."""
     scale = attention.softmax.v_scale if attention.softmax.scales_keys else None
     others = {
         node.tensor for x in (attention.score, attention.mask) for node in walk(x) if isinstance(node, Load)
@@ -451,7 +450,6 @@ def _tiles(subject: Subject, kernel: ir.Decode, block_m: int, inputs: Mapping[st
 
 
 def _largest_error(head: Head, bound: ir.ErrorBound) -> Floats:
-    """Returns [M]: how far a score of each row may be off."""
     dot = dot_products(head, bound)[1]
     error = RunningError.of(head, dot, bound).analyse(head.attention.score).error
     return np.asarray(np.where(head.visible, error, 0.0).max(axis=1, initial=0.0))

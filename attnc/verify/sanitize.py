@@ -75,7 +75,6 @@ def find_sanitizer() -> Path | None:
 
 
 def version(sanitizer: Path) -> str:
-    """Returns its version, "compute-sanitizer 2025.3.1.0"."""
     text = subprocess.run([str(sanitizer), "--version"], capture_output=True, text=True, check=True).stdout
     found = _VERSION.search(text)
     return f"compute-sanitizer {found[1]}" if found else "compute-sanitizer"

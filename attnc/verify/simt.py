@@ -226,7 +226,6 @@ def _fill_flags() -> tuple[str, ...]:
 
 
 def _build(text: str, include: Path, flags: list[str]) -> bytes:
-    """Returns a shared library. ValueError with what g++ says of a text that it refuses."""
     command = [
         *(
             "g++",

@@ -104,5 +104,4 @@ class StickErrors:
 
 
 def _sum_behind(x: Floats) -> Floats:
-    """Returns the sums over a key and those behind it."""
     return np.asarray(np.cumsum(x[:, ::-1], axis=1)[:, ::-1])

@@ -38,7 +38,6 @@ class Limits:
     backward: int = 12
 
     def cost(self, dims: Mapping[str, int], config: int) -> int:
-        """Returns the tile steps of a case, if no tile is skipped."""
         block_m, block_n = self.tiles[config]
         steps = -(-dims.get("M", 1) // block_m) * max(-(-dims.get("N", 1) // block_n), 1)
         heads = dims.get("Hkv", 1) * dims.get("G", 1) * dims.get("H", 1)
@@ -109,12 +108,10 @@ def fit_of(attention: Attention, configs: int) -> Fit:
 
 
 def all_dims(attention: Attention, dims: Mapping[str, int]) -> dict[str, int]:
-    """Returns the free sizes, and the number of query heads as H."""
     return {**dims, "H": size(attention.heads_q, dims)}
 
 
 def size(expr: Expr, dims: Mapping[str, int]) -> int:
-    """Returns the value of a size."""
     return int(evaluate(expr, Env(dims=dims)).item())
 
 
@@ -181,7 +178,6 @@ def cases(draw: st.DrawFn, variant: Variant, limits: Limits) -> Case:
 def _affordable(
     choices: tuple[int, ...], name: str, dims: Mapping[str, int], limits: Limits, config: int
 ) -> st.SearchStrategy[int]:
-    """Draws one of the choices that the limits allow, as 1 always is; seldom 0, for which no kernel runs."""
     kept = [n for n in choices if n == 1 or (n and limits.cost({**dims, name: n}, config) <= limits.work)]
     return st.sampled_from([*8 * kept, 0] if 0 in choices else kept)
 

@@ -304,5 +304,4 @@ def atomic_inputs(module: ir.Module) -> frozenset[str]:
 
 
 def place(subject: Subject) -> str:
-    """Says where the subject runs, for a reader."""
     return torch.cuda.get_device_name() if subject.device == "cuda" else runner_of(subject.target).without_gpu

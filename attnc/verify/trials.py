@@ -109,7 +109,6 @@ def across(peers: Mapping[str, Subject]) -> Rules:
 
 
 def run(subject: Subject, case: Case) -> Problem:
-    """Returns the case, run."""
     problem = build(subject.variant.attention, case, device=subject.device)
     subject.run(problem.inputs, problem.outputs, case.config)
     return problem
@@ -218,7 +217,6 @@ def _sizes(boundary: Boundary) -> Iterator[dict[str, int]]:
 
 
 def _configs(space: Space, boundary: Boundary) -> Iterator[int]:
-    """Yields the first config that puts the boundary in force; any where only one of the backward does."""
     forward = (n for n in space.usable if boundary.is_in_force({"forward": space.configs[n]}))
     yield next(forward, space.usable[0])
 

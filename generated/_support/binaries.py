@@ -56,7 +56,6 @@ class Program:
         return self._texts[file]
 
     def forget(self) -> None:
-        """Drops the texts that have been read, and functions."""
         self._texts.clear()
         self._functions.clear()
 

@@ -125,7 +125,6 @@ class ByTarget:
     _import._dynamo_marked_constant = True  # type: ignore[attr-defined]  # functions take attributes
 
     def any(self) -> Callable[..., Any]:
-        """Picks a function that says which argument is wrong."""
         index = torch.cuda.current_device() if torch.cuda.is_available() else -1
         key = next(iter(self.variants))
         return self.function(self.rows(index, key)[-1][1])

@@ -251,7 +251,6 @@ _STALE_SECONDS = 24 * 3600
 
 
 def _temporary(folder: Path) -> Path:
-    """Returns a unique name."""
     return folder / f"{_PREFIX}{secrets.token_hex(8)}{_SUFFIX}"
 
 

@@ -305,7 +305,6 @@ class Attention(ABC):
         return resume_gradients(self, tensors, look)
 
     def forget(self) -> None:
-        """Drops all prepared calls."""
         self.prepared.clear()
         self.prepared_gradients.clear()
         self.kept_layouts.clear()
@@ -366,7 +365,6 @@ class Attention(ABC):
     encode._dynamo_marked_constant = True  # type: ignore[attr-defined]  # functions take attributes
 
     def decode(self, chosen: str) -> tuple[KernelConfig | None, dict[str, KernelConfig]]:
-        """config and backward_config again."""
         found = self.decoded_configs.get(chosen)
         if found is None:
             found = self.decoded_configs[chosen] = decode_configs(chosen, self.config_type)
@@ -529,7 +527,6 @@ class Attention(ABC):
         return tuple(map(memory_of, given))
 
     def _refuse_shared(self, inputs: Sequence[Any], out: Any, extras: Sequence[Any]) -> None:
-        """Refuses memory to write to that something else of the call has."""
         names, written = [], []
         if out is not None:
             names, written = [*self.written_names], [out] if self.is_single else [*out]
@@ -597,5 +594,4 @@ class Attention(ABC):
         """Launches that take nothing but the tensors of a call."""
 
     def functions(self, gpu: Gpu) -> dict[str, Callable[..., int]]:
-        """Functions that declared sizes may call on this device."""
         return {"l2()": lambda: gpu.l2, "multiprocessors()": lambda: gpu.multiprocessors}

@@ -22,7 +22,6 @@ class Gpu(NamedTuple):
 
     @property
     def arch(self) -> str:
-        """The architecture as compilers call it: `sm_90`."""
         return f"sm_{self.capability[0]}{self.capability[1]}"
 
 

@@ -66,7 +66,6 @@ def others_can_write(found: os.stat_result) -> bool:
 
 
 def _make(step: Path, folder: Path) -> os.stat_result:
-    """Returns what a part of the path is, made where it is not there."""
     try:
         try:
             return step.lstat()

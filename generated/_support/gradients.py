@@ -101,7 +101,6 @@ class Gradient:
         return not self.parts and self.scale is None and not self.zeros
 
     def dtype(self, like: torch.dtype) -> torch.dtype:
-        """Returns the type of the gradient of an input of this type."""
         return DTYPES[self.type] if self.type else like
 
     def finish(
@@ -185,7 +184,6 @@ class Backward:
         return any(part.made == made.name for gradient in self.gradients for part in gradient.parts)
 
     def declare(self, inputs: Sequence[Tensor], o: Tensor, lse: Tensor) -> dict[str, Tensor]:
-        """Returns every tensor of the backward by its name there."""
         known = {tensor.name: tensor for tensor in (*inputs, o, lse)}
         known |= {self.cotangent: o.rename(self.cotangent), "dlse": lse.rename("dlse")}
         for made in self.made:
@@ -309,7 +307,6 @@ def resume(
     axes: Sequence[int] | None = None,
     laid: Sequence[Layout] | None = None,
 ) -> Again | None:
-    """Computes `Attention.resume`."""
     if any(x.is_neg() for x in inputs):
         return None
     wants = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
@@ -422,7 +419,6 @@ def resume_gradients(
 
 
 def _key_of_gradients(call: DifferentiableCall, tensors: Sequence[Any], chosen: Any) -> Key:
-    """Returns what prepared gradients are found by."""
     inputs = tensors[call.first_input : -2]
     key: Key = (call.layouts(inputs), layouts_of_3((tensors[0], tensors[-2], tensors[-1])), chosen)
     return (key, layout(tensors[1])) if call.first_input > 1 else key

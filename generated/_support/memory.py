@@ -43,7 +43,6 @@ def memory_of(x: torch.Tensor) -> Memory:
 
 
 def contiguous(shape: Sequence[int], dtype: torch.dtype) -> Memory:
-    """Returns what torch.empty makes of a shape."""
     strides = tuple(prod(max(size, 1) for size in shape[i + 1 :]) for i in range(len(shape)))
     return Memory(tuple(shape), strides, dtype)
 

@@ -74,7 +74,6 @@ def _mapping(name: str) -> Callable[..., Any]:
 
 
 def _rows(x: torch.Tensor) -> torch.Tensor:
-    """Returns a batch with the contiguous last axis that kernels ask for."""
     return x.contiguous() if x.dim() > 1 and x.stride(-1) != 1 else x
 
 
@@ -132,7 +131,6 @@ class Operators:
         self.call = call
 
     def register(self) -> None:
-        """Makes the operators known to torch."""
         call, name = self.call, f"attnc::{self.call.operator}"
         inputs = [f"Tensor {tensor.name}" for tensor in call.inputs]
         counters = [f"Tensor(a{i}!)? {tensor.name}" for i, tensor in enumerate(call.counters)]

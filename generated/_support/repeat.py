@@ -42,7 +42,6 @@ class Repeated(Generic[Found]):
         self._row = 0
 
     def call(self, inputs: Sequence[Any]) -> Found | None:
-        """Returns what was found for such tensors, or None."""
         guard = self.guard
         if guard is not None:
             if guard[0](*inputs):
@@ -51,7 +50,6 @@ class Repeated(Generic[Found]):
         return None
 
     def note(self, call: Any, inputs: Sequence[Any]) -> None:
-        """Remembers what was found for these by its key."""
         if call is not self._latest:
             self._latest, self._row = call, 0
         self._row += 1
@@ -61,7 +59,6 @@ class Repeated(Generic[Found]):
             self.guard = None if check is None or found is None else (check, found)
 
     def forget(self) -> None:
-        """Drops it."""
         self.guard = self._latest = None
 
 

@@ -170,7 +170,6 @@ class BatchMLAPagedAttentionWrapper(Wrapper):
         self._keep(wanted, mask, -1, heads, requests, tables, tokens=tokens, rows=starts[-1])
 
     def _tables_given(self, given: Any, page_size: Any) -> tuple[torch.Tensor, dict[str, torch.Tensor], int]:
-        """Returns where queries begin, the tables that kernels read, and how many requests there are."""
         page = check_integer("plan: page_size", page_size, 1)
         if given.kv_indptr is not None:
             _require(given, "qo_indptr", "kv_indptr", "kv_indices", "kv_len_arr")

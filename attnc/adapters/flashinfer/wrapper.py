@@ -73,7 +73,6 @@ class Plan:
 
     @cached_property
     def inputs(self) -> dict[str, torch.Tensor]:
-        """The tables that the kernel reads, which stay where they are."""
         return {name: x for name, x in self.tables.items() if name in self.read}
 
     def variant(self, window_left: int, scales: Mapping[str, Any], sinks: bool) -> str:

@@ -254,7 +254,6 @@ class AttncAttnBackend(AttentionBackend):  # type: ignore[misc]  # SGLang need n
         return found.flatten(1)
 
     def _pages(self, requests: torch.Tensor, pages: int) -> torch.Tensor:
-        """Returns i32[B, pages], the pages of requests. What lies beyond their lengths is not read."""
         slots = self.req_to_token[requests, : pages * self.page : self.page]
         return slots if self.page == 1 else slots // self.page
 

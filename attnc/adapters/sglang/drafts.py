@@ -72,7 +72,6 @@ class AttncMultiStepDraftBackend:
             )
 
     def _pages(self, batch: Any, pages: int) -> torch.Tensor:
-        """Returns i32[B * topk, pages]: those of the prefix, then those of a branch."""
         requests = batch.req_pool_indices
         if self.topk == 1:
             slots = self.req_to_token[requests, : pages * self.page : self.page]

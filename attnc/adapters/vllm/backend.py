@@ -93,7 +93,6 @@ class AttncBackend(AttentionBackend):  # type: ignore[misc]  # vLLM need not be 
         use_mm_prefix: bool,
         device_capability: Any,
     ) -> str | None:
-        """Returns why not, or None."""
         return find_misfit(kv_cache_dtype, dtype, _QUANTISED, device_capability)
 
 

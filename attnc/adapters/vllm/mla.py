@@ -80,7 +80,6 @@ class AttncMLABackend(MLACommonBackend):  # type: ignore[misc]  # vLLM need not 
         use_mm_prefix: bool,
         device_capability: Any,
     ) -> str | None:
-        """Returns why not, or None."""
         return find_misfit(kv_cache_dtype, dtype, _QUANTISED, device_capability)
 
 

@@ -82,7 +82,6 @@ class AttncSparseMLABackend(AttentionBackend):  # type: ignore[misc]  # vLLM nee
         use_mm_prefix: bool,
         device_capability: Any,
     ) -> str | None:
-        """Returns why not, or None."""
         if kv_cache_dtype != _PACKED:
             return find_misfit(kv_cache_dtype, dtype, {}, device_capability)
         if dtype == torch.bfloat16 and head_size == 576:
@@ -97,7 +96,6 @@ class AttncSparseMLAMetadataBuilder(SparseMLACommonMetadataBuilder):  # type: ig
     _cudagraph_support: ClassVar[Any] = AttentionCGSupport.UNIFORM_BATCH
 
     def __init__(self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: Any) -> None:
-        """As vLLM's."""
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
         self._init_reorder_batch_threshold(1, supports_spec_as_decode=True)
 

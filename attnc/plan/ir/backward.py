@@ -76,7 +76,6 @@ class Adjoint:
 
     @property
     def is_finite(self) -> bool:
-        """Whether the derivative is finite for every score, masked ones and those past the end included."""
         return is_finite(self.value)
 
 
@@ -261,7 +260,6 @@ class BackwardKernel(TileKernel):
 
     @property
     def weighs(self) -> bool:
-        """Whether it multiplies p and ds that the kernel before it keeps."""
         return self.selected is not None and bool(self.joined)
 
     @property

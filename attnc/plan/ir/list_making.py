@@ -59,7 +59,6 @@ class ListMaking:
 
     @property
     def stride(self) -> str:
-        """What kernels call the distance from one entry of a list to the next."""
         return f"stride_{self.tensor}_{len(self.lines)}"
 
     @property

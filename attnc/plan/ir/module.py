@@ -134,7 +134,6 @@ class ListedRows:
 
     @property
     def members(self) -> Expr:
-        """Words of the bytes of a list, and of those that are none up to the end of a tile."""
         if self.queries == 1:
             return ZERO
         return floordiv(add(self.entries, Const(WIDEST_TILE + 3)), Const(4))
@@ -176,12 +175,10 @@ class Module:
 
     @property
     def finds_blocks(self) -> bool:
-        """Whether a kernel finds the blocks that the mask keeps."""
         return self.lists is not None and self.lists.kept is not None
 
     @property
     def converted(self) -> Module:
-        """The module as its kernel sees it: behind what is converted before."""
         made = self.conversion
         return self if made is None else replace(self, variant=made.variant, args=made.args)
 

@@ -178,7 +178,6 @@ def cuda_configs(variant: Variant, schedule: Schedule) -> tuple[ForwardConfig, .
 
 
 def _may_share_keys(variant: Variant, schedule: Schedule) -> bool:
-    """Returns whether rows are wide, and warps may share keys, for all that the schedule says."""
     knobs = schedule.forward
     is_wide = max(feature(variant.attention.q), feature(variant.attention.v)) > _WIDEST
     softmax = knobs.get("softmax")

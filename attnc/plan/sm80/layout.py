@@ -113,7 +113,6 @@ class CudaLayout:
 
     @property
     def split_columns(self) -> int:
-        """Columns of o of a split of the keys, as they lie in memory."""
         return self.dv
 
     @property

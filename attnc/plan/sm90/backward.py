@@ -129,7 +129,6 @@ class Sm90Backward(CudaBackwardLayout):
         return 1 if self.listed[0 if over_rows(kernel) else 1] % ROWS else CONSUMERS
 
     def blocks(self, kernel: KernelName) -> int:
-        """Blocks that share a multiprocessor."""
         return CONSUMERS // self.consumers(kernel)
 
     def room(self, kernel: KernelName) -> int:

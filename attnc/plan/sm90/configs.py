@@ -432,7 +432,6 @@ def _differs_by_data(variant: Variant) -> bool:
 
 
 def _pair_of(variant: Variant) -> DType | None:
-    """Returns the type of the load that comes as tiles of queries and keys; None if there is none."""
     attention = normalise(variant.attention)
     dtypes = {tensor.name: DType(tensor.dtype) for tensor in attention.inputs}
     pair = pair_of(attention.score, attention.mask, dtypes)

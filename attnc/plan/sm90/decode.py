@@ -148,7 +148,6 @@ def draws_decoded(variant: Variant, schedule: Schedule) -> bool:
 
 
 def page_of(attention: Attention) -> int:
-    """Keys of a page, 0 where there are none."""
     return attention.k.storage.rows_of_page
 
 

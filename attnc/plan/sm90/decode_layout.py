@@ -58,7 +58,6 @@ class Sm90DecodeLayout(CudaLayout):
 
     @property
     def gathers(self) -> bool:
-        """Whether rows of 8 bits come by way of registers."""
         return self.copies == "registers"
 
     @property
@@ -166,17 +165,14 @@ class Sm90DecodeLayout(CudaLayout):
 
     @property
     def splits_keys(self) -> bool:
-        """Whether K comes in two parts: two warpgroups take turns at it, and each has columns of V alone."""
         return self.shares_columns and not self.v_in_k
 
     @property
     def tile_room(self) -> int:
-        """Bytes of shared memory of a block for tiles of q, k and v."""
         return self.room - WGMMA_ROWS * _ROW - self.statistic_bytes - _BARRIER * _MOST_BARRIERS
 
     @property
     def statistic_bytes(self) -> int:
-        """Bytes of maxima and sums of rows, of both warpgroups."""
         return (10 if self.in_order else 2 if self.sums_in_p else 4) * WGMMA_ROWS * 4
 
     @property
@@ -191,7 +187,6 @@ class Sm90DecodeLayout(CudaLayout):
 
     @property
     def first_panels(self) -> int:
-        """Panels of K in the first of its two parts."""
         return (self.qk.panels + 1) // 2
 
     def box(self, tile_kv: int) -> int:

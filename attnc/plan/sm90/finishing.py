@@ -104,7 +104,6 @@ def _conditions_of_rows(guard: Expr) -> Iterator[Expr]:
 
 
 def _is_row(fetch: Fetch, dtypes: Mapping[str, DType]) -> bool:
-    """Returns whether it loads the columns of a row in their order, of 16 bits."""
     *others, last = fetch.load.indices
     is_alone = last == Index(COLUMN) and not any(COLUMN in uses(x) for x in (*others, fetch.guard))
     return is_alone and dtypes[fetch.load.tensor] in (DType.F16, DType.BF16)

@@ -56,7 +56,6 @@ class LatentBackward(Sm90Backward):
     """As for `Sm90Backward`, of kernels whose keys are values too."""
 
     def summed_panels(self, kernel: KernelName) -> int:
-        """Panels of 64 columns of the gradient that a kernel sums."""
         return self.qk_panels
 
     def first_panels(self, kernel: KernelName) -> int:
@@ -256,7 +255,6 @@ def share_products(plan: LatentBackward, kernel: KernelName) -> SharedProducts:
 
 
 def _cut(share: range, begin: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """Yields the products of those panels of a share that are from `begin` to `end`."""
     most = WIDEST // PIECE
     stop = min(share.stop, end)
     for first in range(max(share.start, begin), stop, most):

@@ -62,7 +62,6 @@ class NarrowPart:
 
     @property
     def panels(self) -> int:
-        """Pieces of a tile, of 128 bytes a row."""
         return -(-self.bytes // PIECE_OF_BYTES)
 
     @property
@@ -98,12 +97,10 @@ class Narrow:
 
     @property
     def warps(self) -> int:
-        """Warps that have rows of a tile for their own."""
         return CONVERTING_WARPS if self.parts else 1
 
     @property
     def converts(self) -> bool:
-        """Whether some have 8 bits."""
         return any(part.is_converted for part in self.parts)
 
     @property

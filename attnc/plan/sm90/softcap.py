@@ -65,7 +65,6 @@ class Cap:
 
 
 def polynomial(x: float) -> float:
-    """P(x)."""
     a, b, c = POLYNOMIAL
     return x * (a + x * x * (b + x * x * c))
 

@@ -287,7 +287,6 @@ class SharedMemory:
 
     @property
     def _weighs(self) -> bool:
-        """Whether a kernel multiplies what another one has kept."""
         return self.kernel == "dk" and self._joins_rows
 
     @property

@@ -113,7 +113,6 @@ class BackwardSizes:
 
     @property
     def read(self) -> Iterator[str]:
-        """Those that are not found for each tile."""
         yield from sizes_of_call(name for name in self._dims if name not in self._found)
 
 
@@ -212,7 +211,6 @@ def list_cleared(module: Module) -> list[str]:
 
 
 def _find_behind(attention: Attention, axis: Axis) -> tuple[str, str]:
-    """Returns the first row behind the last packed sequence, and how many there are with it."""
     packed = sequences(attention, axis)
     assert packed is not None
     cu = packed.cu_seqlens
@@ -340,7 +338,6 @@ class JoinText(CudaFileText):
 
     @property
     def key_rows(self) -> str:
-        """How many rows of keys all heads have, but for those that `list_cleared` names."""
         if not {"k", "v"}.intersection(list_cleared(self.module)):
             return "args.KEY_ROWS"
         begins, rows = _find_behind(self.module.variant.attention, "kv")

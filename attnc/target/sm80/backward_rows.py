@@ -45,7 +45,6 @@ class BackwardPlaces:
 
     @property
     def dq_tile(self) -> str:
-        """The number of the q tile that begins at q_lo, of the head and sequence at hand."""
         if self.packs_queries:
             return "h * dq_tiles + q_first / BLOCK_M + b + q_lo / BLOCK_M"
         return "(b * H + h) * dq_tiles + q_lo / BLOCK_M"

@@ -290,7 +290,6 @@ class CudaBackward(BackwardDeclaration):
 
     @property
     def _parts(self) -> dict[str, str]:
-        """Blocks that share the query heads of a kv tile, and rows of keys."""
         if not self._arguments.parts:
             return {}
         planned = next(x for x in self._backward.kernels if not x.over_q)
@@ -323,7 +322,6 @@ class CudaBackward(BackwardDeclaration):
 
     @property
     def sections(self) -> dict[str, str]:
-        """Query heads whose K and V, and KV heads whose q and do, lie in the L2 cache together."""
         row_bytes = (self._layout.d + self._layout.dv) * self._layout.element.bytes
         packs_keys = self._arguments.tensors.packs(Role.KEY)
         keys = f"{show(longest(self.module.variant.attention, Role.KEY))} // B" if packs_keys else "N"

@@ -24,7 +24,6 @@ class Elements:
 
     @property
     def products(self) -> str:
-        """The header of the products of tiles."""
         return f"sm80_products{'_tf32' if self.is_f32 else ''}.cuh"
 
     @property

@@ -33,5 +33,4 @@ class Finish:
         return self.load(item)
 
     def load(self, item: Statement) -> str:
-        """Returns a statement that loads one element."""
         return statement(item, self._dtypes, self._kernel.dims, scalar)

@@ -104,7 +104,6 @@ class CudaText:
 
     @property
     def _sums(self) -> list[str]:
-        """What a kernel takes for sums in memory: of those that decode also what places are marked in."""
         marks = ["int* counter_ptr;"] if isinstance(self.kernel, Decode) else []
         return ["float* _sums_ptr;", *marks] if self.sums_in_memory else []
 
@@ -201,7 +200,6 @@ class CudaDecodeText(CudaText):
 
     @property
     def _lengths(self) -> list[str]:
-        """Sizes, and what makes those of the sequence at hand of them, for the kernel that joins splits."""
         return [*self.sizes, *self.declare(list_lengths(self.kernel))]
 
     @property

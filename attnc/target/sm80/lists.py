@@ -48,12 +48,10 @@ class CudaListsText(Lists):
 
     @property
     def by_row(self) -> bool:
-        """Whether these are lists of rows of memory, as `CudaRowListsText` has them."""
         return False
 
     @property
     def queries(self) -> int:
-        """Queries whose keys one list has."""
         return 1
 
     @property
@@ -67,7 +65,6 @@ class CudaListsText(Lists):
 
     @property
     def end(self) -> str:
-        """How many keys of its list a kernel visits."""
         return "list_length"
 
     @property
@@ -76,17 +73,14 @@ class CudaListsText(Lists):
 
     @property
     def page_rows(self) -> str:
-        """Rows of memory that lie one behind the other, "" where all do."""
         return ""
 
     @property
     def most(self) -> Expr:
-        """Keys that a list holds at most."""
         return self.made.extents[-1]
 
     @property
     def stride(self) -> Expr:
-        """Words from one list to the next."""
         return add(self.most, ONE)
 
     @property
@@ -130,7 +124,6 @@ class CudaListsText(Lists):
 
     @property
     def sizes_of_mask(self) -> Iterator[str]:
-        """Statements that declare the sizes that a mask reads, of which a length shortens some."""
         yield from sizes_of_call(name for name in self.made.dims if name not in self._shortened)
         yield from sizes_of_call((name for name in self.made.dims if name in self._shortened), "int")
 
@@ -141,7 +134,6 @@ class CudaListsText(Lists):
 
     @property
     def place_of_line(self) -> Iterator[str]:
-        """Statements that find the sequence and the K/V head of a list, and what is found of them."""
         assert self.kept is not None
         axes = [axis for axis in range(len(self.made.lines)) if axis != self.made.row_axis]
         places = {name: f"i_{axis}" for name, axis in zip(("b", KV_HEAD.name), axes, strict=False)}
@@ -150,7 +142,6 @@ class CudaListsText(Lists):
         yield from (statement(item, dict(self._dtypes), sizes, scalar) for item in self.kept.program)
 
     def statement(self, item: Statement) -> str:
-        """Prints what is found of a query, a key or a pair."""
         return statement(item, dict(self._dtypes), (), scalar)
 
     @property
@@ -195,7 +186,6 @@ class CudaListsText(Lists):
 
     @property
     def allocations(self) -> Mapping[str, str]:
-        """Sizes of the memory of a backward, in words, by name; of which the second is cleared first."""
         return {
             "_list_bits": self.memory,
             "_row_bits": f"{show_product(self.made.groups)} * list_blocks * cdiv(list_rows, 32)",
@@ -217,7 +207,6 @@ class CudaListsText(Lists):
 
     @property
     def list_stride(self) -> str:
-        """Words from one list to the next, as kernels print them."""
         return scalar(self.stride)
 
     @property
@@ -232,10 +221,8 @@ class CudaListsText(Lists):
 
     @property
     def _shared(self) -> str:
-        """Bytes of shared memory: a word of bits, where those are found."""
         return "0" if self.kept is None else "4"
 
     @property
     def _blocks(self) -> str:
-        """Blocks of threads: one for each list, or for each word of its bits, where those are found."""
         return self.lines if self.kept is None else self.memory

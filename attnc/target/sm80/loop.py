@@ -76,7 +76,6 @@ class TileLoop:
 
     @property
     def listed(self) -> str:
-        """Words of the bits of a list, where tiles are those of listed blocks."""
         walk = self.kernel.regions.loops[0].listed
         return "" if walk is None else scalar(walk.stride)
 

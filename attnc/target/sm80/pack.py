@@ -29,7 +29,6 @@ class HeadPack:
 
     @property
     def rows(self) -> str:
-        """Rows of a query, "" for one."""
         return "query_rows" if self.alone else self.group
 
     @property
@@ -38,7 +37,6 @@ class HeadPack:
 
     @property
     def rows_of_query(self) -> str:
-        """The statement that says how many rows a query has where some of them have no head."""
         kind, rows = "const", f"({self.alone} + BLOCK_M - 1) / BLOCK_M * BLOCK_M"
         if self.padded:
             kind, rows = "constexpr", str(self.padded)

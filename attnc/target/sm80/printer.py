@@ -73,7 +73,6 @@ def settle(text: str) -> str:
 
 
 def _note_words(text: str, read: list[set[str]]) -> None:
-    """Adds the words of a text, which stands before what has been read of a block so far."""
     for token in reversed(_TOKEN.findall(text)):
         match token:
             case "}":
@@ -86,7 +85,6 @@ def _note_words(text: str, read: list[set[str]]) -> None:
 
 
 def _declare(offer: str, read: Set[str]) -> str:
-    """Returns a declaration of the locals of an offer that are read, or of which others of it are made."""
     kind, *parts = offer.split(_BETWEEN)
     words, kept = set(read), list[str]()
     for name, value in reversed(list(zip(parts[::2], parts[1::2], strict=True))):

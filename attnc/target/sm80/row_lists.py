@@ -37,7 +37,6 @@ class CudaRowListsText(RowLists, CudaListsText):
 
     @property
     def queries(self) -> int:
-        """Queries whose keys one list has."""
         return self.rows.queries
 
     @property
@@ -65,14 +64,12 @@ class CudaRowListsText(RowLists, CudaListsText):
 
     @property
     def of_sequence(self) -> Iterator[str]:
-        """Statements that find the sequence of the first of some packed queries of a list."""
         yield from self._lengths
         yield local("const int", query_row="row_lo + first_place")
         yield from self._program(self._of_query)
 
     @property
     def of_query(self) -> Iterator[str]:
-        """Statements that find a query of several, and what differs between them."""
         name, first = ("query_row", "row_lo") if self.rows.packed else ("query", "query_lo")
         yield local("const int", {name: f"{first} + place"})
         yield from self._program({item.name for item in self.rows.program} - self._of_query)
@@ -152,18 +149,15 @@ class CudaRowListsText(RowLists, CudaListsText):
 
     @property
     def counts_queries(self) -> bool:
-        """Whether a list of several queries says how many of these are queries of a sequence."""
         return self.rows.marks and self.queries > 1
 
     @property
     def of_queries(self) -> str:
-        """The condition that the packed queries at hand are of a sequence."""
         terms = self.rows.is_query.operands if isinstance(self.rows.is_query, And) else (self.rows.is_query,)
         return scalar(conj(*(term for term in terms if not names_of(term) & self._of_query)))
 
     @property
     def keeps(self) -> list[str]:
-        """The function that says whether a query sees a key."""
         if self.rows.keep == TRUE:
             return []
         loads = (self._statement(fetch, ()) for fetch in self.rows.fetches)
@@ -190,7 +184,6 @@ class CudaRowListsText(RowLists, CudaListsText):
 
     @property
     def page_rows(self) -> str:
-        """Rows of memory that lie one behind the other, "" where all do."""
         found: Expr | None = self.rows.page_rows
         return "" if found is None else self._size(found)
 

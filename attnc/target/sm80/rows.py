@@ -74,7 +74,6 @@ class GlobalRows:
         yield from (self.place(name) for name in "qkv" if name != "v" or not self.v_in_k)
 
     def place(self, name: str) -> str:
-        """Returns where the rows of a matrix lie, as a declaration."""
         if self.pack.group and name in ("q", "o"):
             return self._place_of_heads(name)
         rows = self.view.rows(name)
@@ -101,7 +100,6 @@ class GlobalRows:
         return "" if is_one else f" + b * args.stride_{name}b"
 
     def _in_tensor(self, query: str) -> str:
-        """Returns the row of q, o and lse that a query of the sequence at hand has."""
         first = self.view.rows("q").first
         return f"({query})" if first is None else f"({first} + {query})"
 

@@ -60,7 +60,6 @@ class ThreadRows:
 
     @property
     def _begins(self) -> list[str]:
-        """Conditions under which a row has a sink, beside its thread."""
         found = ["split == 0"] if self.is_split else []
         return found + ([self.in_sequence] if self.in_sequence else [])
 

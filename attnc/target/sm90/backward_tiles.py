@@ -104,7 +104,6 @@ class Sm90BackwardText(CudaBackwardText):
 
 
 def template_of(text: Sm90BackwardText) -> tuple[str, str]:
-    """Returns the templates of a kernel and of its file."""
     if text.latent is not None:
         return f"sm90/backward_latent_{'dq' if text.kernel.over_q else 'dk'}", "sm90/latent_module"
     keys = "dkdv_wide" if text.roles.gives_p else "dkdv"

@@ -53,13 +53,11 @@ class Sm90Finish(Finish):
 
     @property
     def ahead(self) -> str:
-        """What is computed ahead of an element; of a pair of sigmoids, what they are of."""
         assert self.staged is not None
         expr = self.staged.ahead
         return scalar(children(expr)[0] if self.staged.in_pairs else expr)
 
     def half(self, fetch: Fetch, words: str) -> str:
-        """Returns element c of two of a tensor, in 32 bits."""
         return f"to_float({self._kind(fetch.load.tensor)}{{(unsigned short)({words} >> 16 * c)}})"
 
     def statement(self, item: Statement) -> str:

@@ -46,12 +46,10 @@ class NarrowTile(NarrowPart):
 
     @property
     def together(self) -> tuple[Loaded, ...]:
-        """What a lane loads for all blocks of a row at once."""
         return tuple(loaded for loaded in self.of_block if loaded.axis)
 
     @property
     def apart(self) -> tuple[Loaded, ...]:
-        """What a lane keeps of each block, one after the other."""
         return tuple(loaded for loaded in self.of_block or self.of_row if not loaded.axis)
 
 

@@ -57,7 +57,6 @@ class Scores:
 
     @property
     def words(self) -> Iterator[tuple[int, str]]:
-        """The values of a key that go through shared memory, 4 bytes each, with their numbers."""
         named = (f"{'(int)' * (self._vector_type(x) == 'bool')}{x.name}" for x in self.planned.vectors)
         return enumerate((*named, *(value for *_, value in self.key_columns)))
 

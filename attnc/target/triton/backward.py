@@ -239,7 +239,6 @@ class BackwardText(ProgramText):
 
     @property
     def keep_before(self) -> str:
-        """What `keep` is where a tile is not partial, as is known at run time alone."""
         mask = self.kernel.step.keep
         if mask is None or self._masked_is_constant:
             return ""
@@ -491,7 +490,6 @@ class BackwardText(ProgramText):
 
     @property
     def narrow_do(self) -> str:
-        """What makes do an operand beside v, where it has another type."""
         tensors = self.tensors.by_name
         of_v = tensors[self.v].dtype
         return "" if tensors["o"].dtype == of_v else f".to({TL_DTYPES[DType(of_v)]})"
@@ -508,7 +506,6 @@ class BackwardText(ProgramText):
         return f"dlse_head{at}"
 
     def load_vector(self, name: str) -> str:
-        """Returns lse2 or delta of the q tile at hand."""
         if self.packs_queries:
             beyond = 'float("inf")' if name == "lse2" else "0.0"
             return f"tl.load({name}_head + q_idx, mask=q_idx < M, other={beyond})"

@@ -183,7 +183,6 @@ class DecodeText(KernelText):
         return [*self._to_sequence("q", "Q"), *moves]
 
     def _to_sequence(self, name: str, pointer: str) -> list[str]:
-        """Statements that move a pointer to the sequence at hand."""
         zero = self.view.row_zero(name)
         if zero.first is not None:
             return [f"{pointer} += {zero.first}.to(tl.int64) * stride_{name}m"]
@@ -193,7 +192,6 @@ class DecodeText(KernelText):
 
     @property
     def exists_when(self) -> str:
-        """The condition that a query is one of a sequence, "" where all are."""
         rows = self.module.listed_rows
         if rows is not None and rows.marks:
             return "listed >= 0"
@@ -341,7 +339,6 @@ class DecodeText(KernelText):
 
     @property
     def finishing(self) -> list[str]:
-        """Statements that make o of the rows of a tile what leaves."""
         return finish_rows(self, self.kernel.of_tile or self.kernel.epilogue)
 
     @property
@@ -424,7 +421,6 @@ class CombineText(KernelText):
 
     @property
     def finishing(self) -> list[str]:
-        """Statements that make o of a row what leaves."""
         return finish_rows(self, self.kernel.epilogue)
 
     @property

@@ -82,7 +82,6 @@ class ProgramText:
 
     @property
     def reads_h_kv(self) -> bool:
-        """Returns whether the index of the K/V head has a name of its own that something reads."""
         return self.h_kv != "h" and (self.h_kv != "0" or self.kernel.tma)
 
     @property
@@ -116,7 +115,6 @@ class ProgramText:
 
     @property
     def query_count(self) -> str:
-        """How many numbers packed queries have."""
         sequences = self.kernel.walk.sequences
         assert sequences is not None
         return f"({scalar(sequences.rows)} + B + 1)"
@@ -384,7 +382,6 @@ class KernelText(ProgramText):
 
     @property
     def unspecialised(self) -> list[str]:
-        """Arguments that change with the lengths: sizes, and the strides of lse."""
         lse = (arg for arg in self.module.outputs if arg.tensor.name == "lse")
         return [*self.size_names, *(name for arg in lse for name in self.view.strides(arg))]
 
@@ -487,7 +484,6 @@ class KernelText(ProgramText):
 
     @property
     def _carried(self) -> list[str]:
-        """What a row has besides o, from one kv tile to the next."""
         form = self.kernel.softmax.form
         return [] if form == "none" else ["rest"] if form == "stick_breaking" else ["l", "m"]
 
@@ -523,7 +519,6 @@ class KernelText(ProgramText):
 
     @property
     def keeps_attention(self) -> bool:
-        """Whether a caller, or the backward, may want the attention before the epilogue."""
         return any(arg.tensor.name == "attention" for arg in self.module.kept)
 
     @property
@@ -561,7 +556,6 @@ class KernelText(ProgramText):
 
     @property
     def is_ordered(self) -> bool:
-        """Whether rows are summed segment by segment, so that their bits depend on their own keys alone."""
         return self.module.variant.attention.segment is not None
 
     @property
@@ -577,7 +571,6 @@ class KernelText(ProgramText):
 
     @property
     def loops(self) -> tuple[Loop, ...]:
-        """The loops over tiles: of a segment, where there are such."""
         lo, hi = Ref("segment_lo", "int", natural=True), Ref("segment_hi", "int")
         loops = self.kernel.regions
         return (within(loops, lo, hi) if self.is_ordered else loops).loops

@@ -56,12 +56,10 @@ class ListsText(Lists):
 
     @property
     def queries_of_line(self) -> str:
-        """The number of the block of queries that a list is of."""
         return f"i_{self.made.row_axis}"
 
     @property
     def place_of_line(self) -> Iterator[str]:
-        """Statements that find the sequence and the K/V head of a list."""
         axes = [axis for axis in range(len(self.made.lines)) if axis != self.made.row_axis]
         yield from (f"{name} = i_{axis}" for name, axis in zip(("b", KV_HEAD.name), axes, strict=False))
 
@@ -120,12 +118,10 @@ class ListsText(Lists):
 
     @property
     def _inputs(self) -> Sequence[tuple[str, int]]:
-        """The tensors that are read, each with the number of its axes."""
         return self.made.inputs
 
     @property
     def line_of_row(self) -> str:
-        """The list of a block of queries, of the group of lists at hand: in 64 bits, as the group is."""
         axis, lines = self.made.row_axis, self.made.lines
         assert axis is not None
         rows = self._factor(lines[axis])
@@ -174,7 +170,6 @@ class ListsText(Lists):
 
     @property
     def _groups(self) -> str:
-        """How many blocks of keys have a list of blocks of queries, over the keys of one sequence."""
         return show_product(self.made.groups)
 
     @property
@@ -238,6 +233,5 @@ class ListsText(Lists):
 
     @property
     def list_memory(self) -> dict[str, str]:
-        """Shapes of what lists take before a forward."""
         bits = {} if self.kept is None else {"_list_bits": self.bits_shape}
         return {"_lists": self.lists_shape, **bits}

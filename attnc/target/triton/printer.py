@@ -135,7 +135,6 @@ def load(fetch: Fetch, tile: Printer = tiled) -> str:
 
 
 def statement(item: Statement) -> str:
-    """Returns `name = value`."""
     match item:
         case Let(value=value) if value.type == "int" and is_wide(value):
             return f"{item.name} = ({scalar(value)}).to(tl.int32)"  # tiles are addressed by 32 bits

@@ -149,7 +149,6 @@ _TEXTS: Mapping[str, type[BackwardText]] = {
 
 
 def text_of(module: Module, planned: BackwardKernel) -> BackwardText:
-    """Returns the text of a kernel of a backward."""
     return _TEXTS.get(planned.structure, BackwardText)(module, planned)
 
 

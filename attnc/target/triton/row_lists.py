@@ -26,7 +26,6 @@ class RowListsText(RowLists, ListsText):
 
     @property
     def indices(self) -> Iterator[str]:
-        """Statements from the number of a list to its query and sequence."""
         *_, queries = (self._factor(size) for size in self.rows.lines)
         yield f"{'query_row' if self.rows.packed else 'query'} = line % {queries}"
         rest = f"line // {queries}"
@@ -54,7 +53,6 @@ class RowListsText(RowLists, ListsText):
 
     @property
     def keeps(self) -> list[str]:
-        """Statements that find which of the keys `kv_idx` are kept."""
         if self.rows.keep == TRUE:
             return []
         return [*map(statement, self.rows.fetches), f"named = named & ({scalar(self.rows.keep)})"]

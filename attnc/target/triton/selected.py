@@ -71,7 +71,6 @@ class SelectedParameters(Parameters):
 
     @property
     def _keeps(self) -> bool:
-        """Whether programs leave weights, of some queries at a time."""
         return self.kernel.keeps
 
     @property
@@ -116,7 +115,6 @@ class TurnParameters(SelectedParameters):
 
     @property
     def weighs(self) -> bool:
-        """Whether programs multiply what the kernel before them keeps."""
         return self.kernel.weighs
 
     @property
@@ -218,7 +216,6 @@ class SelectedText(BackwardText):
 
     @property
     def side_of_both(self) -> str:
-        """Whether a row of that operand is of do, 0, or of q, 1."""
         return "both // 8 % 2" if self.kernel.keeps else "both % 2"
 
     def row_of(self, name: str) -> str:
@@ -233,7 +230,6 @@ class SelectedText(BackwardText):
 
     @property
     def advance(self) -> Iterator[str]:
-        """Statements that move the pointers to keys to their head; rows of queries have their own."""
         for name in self.parameters.matrices:
             if name not in BY_QUERY:
                 yield f"{name.upper()} += {self.offset(name)}"
@@ -244,7 +240,6 @@ class SelectedText(BackwardText):
 
     @property
     def block(self) -> int:
-        """Keys of an entry of a list."""
         walks = (self.kernel.selected, *(loop.listed for loop in self.kernel.regions.loops))
         return next(walk.block for walk in walks if walk is not None)
 
@@ -255,7 +250,6 @@ class SelectedText(BackwardText):
 
     @property
     def wide(self) -> str:
-        """Weights of a head: for each key that a list can name, in whole tiles."""
         tiles = f"tl.cdiv({keys_of_list(scalar(self.entries), self.block)}, {_WHOLE_TILES})"
         return f"tl.cast({tiles}, tl.int64) * {_WHOLE_TILES}"
 
@@ -266,7 +260,6 @@ class SelectedText(BackwardText):
     # -- tiles ---------------------------------------------------------------------------------------------
 
     def _tile(self, text: str, name: str, part: DotPart | None = None) -> str:
-        """Returns the load of rows that lie anywhere: of some heads of one query, or of listed keys."""
         if name in BY_QUERY:
             rows, width = self._columns(f"{name.upper()} + {self.offset(name)}", name, part)
             return f"_gather_tile(({rows})[:, None], q_idx, M, stride_{name}m, {width})"
@@ -369,7 +362,6 @@ class TurnText(KeysText):
 
     @property
     def chains(self) -> str:
-        """Sums that queries add to: of each copy, sequence and K/V head."""
         return f"(copies * B * {self.kv_heads})"
 
     @property
@@ -378,7 +370,6 @@ class TurnText(KeysText):
 
     @property
     def additions(self) -> Iterator[str]:
-        """Statements that add dk and dv of this query to the sums."""
         for name in self.makes:
             parts: Sequence[DotPart | None] = [None] if name == "dv" else self.tensors.parts
             values = ["dv"] if name == "dv" else [part.dk for part in self.parts]
@@ -406,7 +397,6 @@ def lists_of(heads: str, *, in_rounds: bool = False) -> str:
 
 
 def turns_of(heads: str, *, in_rounds: bool = False) -> str:
-    """Returns how many programs have a turn."""
     return f"{lists_of(heads, in_rounds=in_rounds)} * key_tiles"
 
 
@@ -433,7 +423,6 @@ class OrderText:
 
     @property
     def reads_kv_head(self) -> bool:
-        """Whether lists are of heads, not of all heads of a query."""
         walk = self._turns.selected
         read = (*map(names_in, self._turns.kernel.program), names_of(walk.line), names_of(walk.stride))
         return any(KV_HEAD.name in names for names in read)

@@ -36,7 +36,6 @@ class BlockText(KeysText):
 
     @property
     def find_list(self) -> list[str]:
-        """Statements that find the inverted list of the block at hand: none of keys past the end."""
         found = super().find_list
         if self.kernel.walk.sequences is None:
             return found
@@ -44,19 +43,16 @@ class BlockText(KeysText):
 
     @property
     def block_count(self) -> str:
-        """How many numbers blocks of packed keys have."""
         sequences = self.kernel.walk.sequences
         assert sequences is not None
         return f"{scalar(sequences.rows)} // {self.keys} + B + 1"
 
     @property
     def lists_packed_rows(self) -> bool:
-        """Whether entries of the inverted list are rows of all sequences, of which one has a part."""
         return lists_packed_rows(self.module.variant.attention)
 
     @property
     def rows_of_entry(self) -> str:
-        """Rows of an entry of the inverted list, which is a block of queries."""
         (loop,) = self.kernel.regions.loops
         assert loop.listed is not None
         return self.group if loop.listed.block == 1 else f"{loop.listed.block} * {factor(self.group)}"

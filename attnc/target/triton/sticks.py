@@ -43,12 +43,10 @@ class SticksText:
 
     @property
     def rows(self) -> str:
-        """Rows that lie between the sums of two tiles."""
         return "M" if self.packs_queries else "M_padded"
 
     @property
     def starts(self) -> Iterator[str]:
-        """Statements that find the sums of a head: of a tile of queries, or at a tile of keys."""
         for name in self.edges:
             at = f"{name}_ptr + first_row * EDGES"
             if self._over_q:
@@ -71,7 +69,6 @@ class SticksText:
         return [] if self.packs_queries else ["M_padded"]
 
     def at(self, name: str) -> str:
-        """Returns where the sums of the tile at hand lie."""
         if not self._over_q:
             return f"{name}_tile + q_idx"
         return f"{name}_rows + tl.cast(kv_lo // BLOCK_N, tl.int64) * {self.rows}"

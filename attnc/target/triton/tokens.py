@@ -95,7 +95,6 @@ class TokenText(SelectedText):
 
     @property
     def products(self) -> list[ProductText]:
-        """Products of the sums of dk and dv, a part of the columns each."""
         return [
             self._product(name, part, side, sides)
             for name in self.kernel.adds
@@ -119,7 +118,6 @@ class TokenText(SelectedText):
         return [(0, 2)] if self.rows_are_alike else [(0, 1), (1, 1)]
 
     def _parts_of(self, name: Made) -> Sequence[DotPart]:
-        """Returns the parts of columns that rows of do have all of, or none."""
         tensors = self.tensors
         if name == "dv":
             return [DotPart(first=0, width=tensors.dv)]
