@@ -15,6 +15,7 @@ from attnc.flex.dense import max_scores
 from attnc.flex.layouts import as_logical, laid_out, logical_axes, order_like, written_order
 from attnc.flex.programs import (
     FlexKernel,
+    as_tensor,
     convert_tensor,
     kernel_of,
     read_options,
@@ -182,7 +183,7 @@ def _remember(
 
     def arrange(given: Sequence[Any]) -> tuple[Sequence[Any], Any]:
         captured = [convert_tensor(given[x] if isinstance(x, int) else x) for x in places]
-        return (*given[:3], *captured, *numbers), None
+        return (*given[:3], *captured, *(as_tensor(x, given[0]) for x in numbers)), None
 
     takes = arrange if places or numbers else _take_three
     call = kernel.family.module.default.CALL

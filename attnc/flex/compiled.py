@@ -23,11 +23,10 @@ from attnc.flex.blocks import Blocks, restrict
 from attnc.flex.dense import max_scores
 from attnc.flex.errors import FlexError, Place, defined_at, move_error, refuse, span_of_line
 from attnc.flex.layouts import as_logical, as_written, laid_out, written_order
-from attnc.flex.programs import FlexKernel, kernel_of, read_options, targets_of, targets_of_steps
+from attnc.flex.programs import FlexKernel, as_tensor, kernel_of, read_options, targets_of, targets_of_steps
 from attnc.flex.recording import Recorder, Reference, Steps
 from attnc.flex.spec import DTYPES, NARROW, CallLayout
 from attnc.flex.symbols import OPERATIONS, apply, tape_of
-from attnc.flex.tape import element_of
 from attnc.flex.trace import MaskMod, ScoreMod, Trace, trace
 from attnc.support.memory import lay_like
 
@@ -283,7 +282,7 @@ def _pull(
     said = read(program)
     traced, kernel = _find_kernel(query, key, value, captured, floats, integers, said, grads)
     do, o = (as_written(x if x.stride(-1) == 1 else x.contiguous(), said.order) for x in (do, o))
-    inputs = [_scalar(x, query) for x in kernel.arguments(traced)]
+    inputs = [as_tensor(x, query) for x in kernel.arguments(traced)]
     assert kernel.gradients is not None
     own = [at for at in grads if at < 3]
     found: tuple[torch.Tensor, ...] = ()
@@ -442,10 +441,3 @@ def _find_base(
         (whole.select(axis, index) if whole.dim() else whole.view(1)).copy_(gradient)
         tensor, gradient = tensor_of, whole
     return tensor, gradient
-
-
-def _scalar(x: Any, like: torch.Tensor) -> torch.Tensor:
-    if isinstance(x, torch.Tensor):
-        return x
-    dtype = {"i32": torch.int32, "i64": torch.int64, "f32": torch.float32}[element_of(x)]
-    return torch.full((), x, dtype=dtype, device=like.device)

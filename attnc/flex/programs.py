@@ -26,6 +26,7 @@ from attnc.api.fastest import (
 from attnc.diagnostics.attempts import first_made
 from attnc.diagnostics.shown import show_value
 from attnc.flex.spec import CONVERTED, CallLayout, write_spec
+from attnc.flex.tape import element_of
 from attnc.flex.trace import Trace
 from attnc.model.knobs import what_is_allowed
 
@@ -221,6 +222,14 @@ def _compile_kernel(
     call = family.module.default.CALL
     gradients = None if call.backward is None else call.gradients
     return FlexKernel(family, family.function, gradients, spec.captures, spec.numbers, spec.learned)
+
+
+def as_tensor(argument: Any, like: torch.Tensor) -> torch.Tensor:
+    """Returns an argument as a tensor: a number on the device of another, without waiting for it."""
+    if isinstance(argument, torch.Tensor):
+        return argument
+    dtype = {"i32": torch.int32, "i64": torch.int64, "f32": torch.float32}[element_of(argument)]
+    return torch.full((), argument, dtype=dtype, device=like.device)
 
 
 def convert_tensor(tensor: torch.Tensor) -> torch.Tensor:

@@ -69,9 +69,9 @@ def test_the_usual_scale_is_known_however_it_was_rounded(size: int) -> None:
         (264, {}, ""),
         (320, {"grads": ("q", "k", "v"), "causal": True}, ""),
         (512, {"grads": ("q", "k", "v")}, ""),
-        (264, {"grads": ("q", "k", "v")}, "the head dimension 264 is more than 256"),
-        (320, {"grads": ("q", "k", "v"), "softcap": True}, "the head dimension 320 is more than 256"),
-        (320, {"q": "ragged", "kv": "ragged"}, "needs q to be an ordinary tensor"),
+        (264, {"grads": ("q", "k", "v")}, ""),
+        (320, {"grads": ("q", "k", "v"), "softcap": True}, ""),
+        (320, {"q": "ragged", "kv": "ragged"}, ""),
         (520, {}, "520 columns of o are not lowered"),
     ],
 )

@@ -12,7 +12,7 @@ import torch
 from torch.nn.attention.flex_attention import AuxRequest, and_masks, create_block_mask
 
 from attnc.api import repeats
-from attnc.flex import flex_attention, snapshot
+from attnc.flex import flex_attention, programs, snapshot
 from attnc.flex.trace import trace
 from attnc.verify.interpreter import ensure_interpreter
 
@@ -345,6 +345,31 @@ def test_gradients_of_what_mods_read() -> None:
         o = flex_attention(q, k, v, score_mod=lambda score, b, h, q_idx, kv_idx: score + bias[kv_idx])
         found.append(torch.autograd.grad(o.square().sum(), (q, k, v, bias)))
     assert all(torch.equal(x, y) for other in found for x, y in zip(other, found[0], strict=True))
+
+
+@pytest.mark.parametrize("learns", [False, True])
+@pytest.mark.parametrize("rows", [1, M])
+def test_numbers_that_vary_repeat_too(rows: int, learns: bool) -> None:
+    """After their first few values they are arguments of one kernel, as the offset of a step of decoding."""
+    slope, found = torch.ones(()), dict[int, list[torch.Tensor]]()
+    for _ in range(2):
+        for offset in range(7):
+
+            def mod(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any, offset: int = offset) -> Any:
+                return torch.where(
+                    kv_idx <= q_idx + offset + 2, score + slope * 0.1 * (kv_idx - offset), -9.0
+                )
+
+            for at in range(6):
+                q, k, v = draw()
+                q = q[:, :, :rows].requires_grad_(learns)
+                o = flex_attention(q, k, v, score_mod=mod)
+                made = [o.detach(), *(torch.autograd.grad(o.square().sum(), q) if learns else ())]
+                first = found.setdefault(offset, made)
+                assert all(map(torch.equal, made, first)), (offset, at)
+    assert not torch.equal(found[0][0], found[6][0])
+    built_in = [numbers for program in programs._PROGRAMS.values() for numbers in program.kernels]
+    assert any(None in numbers for numbers in built_in)
 
 
 def test_numbers_on_a_cpu_are_read_at_every_call_on_a_gpu() -> None:
