@@ -26,7 +26,8 @@ _KEEPS = frozenset(("__getitem__", "clone", "contiguous", "detach", "requires_gr
 @dataclass(frozen=True, slots=True)
 class Band:
     """Row q_idx of M sees the keys first[b] .. last[b] - 1, at most `left` before and `right` after
-    q_pos = q_idx + stop[b] - M, None for all. first, last, stop: i32[B].
+    q_pos = q_idx + stop[b] - M, None for all. first, last, stop: i32[B]. keys: bool[B, N], which of them
+    besides; None: all.
     """
 
     first: torch.Tensor
@@ -34,11 +35,13 @@ class Band:
     stop: torch.Tensor
     left: int | None
     right: int | None
+    keys: torch.Tensor | None = None
 
     def to(self, device: torch.device) -> Band:
         """Returns the band with its tensors on a device."""
         first, last, stop = (x.to(device) for x in (self.first, self.last, self.stop))
-        return replace(self, first=first, last=last, stop=stop)
+        keys = None if self.keys is None else self.keys.to(device)
+        return replace(self, first=first, last=last, stop=stop, keys=keys)
 
 
 class Carrier(torch.Tensor):

@@ -91,26 +91,29 @@ def mask(
 
     mask_function: a band where what it keeps around the query ends at a distance on either side, or nowhere.
     attention_mask: [B, keys]; a band where each row has one run of ones: padding on the left, on the right,
-    or on both. Waits for the device, as transformers' own masks do, and warns of a mask that is no band.
+    or on both. Waits for the device, as transformers' own masks do, and warns of a mask that is no band. In a
+    graph of torch.compile, where nobody knows about holes, a band with the keys that are kept; torch.export
+    takes a mask function that says more than causal by its values.
     """
     lengths, offsets = (q_length, kv_length), (q_offset, kv_offset)
     kept = None if attention_mask is None else _of_keys(attention_mask, kv_offset, kv_length)
     ends = _known_ends(mask_function)
     if ends is None:
         found = _values_of(mask_function, batch_size, lengths, offsets, device)
-        ends = _ends_of(found, lengths, offsets, device)
+        ends = None if torch.compiler.is_exporting() else _ends_of(found, lengths, offsets, device)
         if ends is None:
             return _dense(found, kept)
     stop = (torch.as_tensor(q_offset, device=device) + q_length - kv_offset).expand(batch_size)
     if ends == (None, None):
         stop = torch.full_like(stop, kv_length)
-    first, last = torch.zeros_like(stop), stop
+    first, last, keys = torch.zeros_like(stop), stop, None
     if kept is not None:
-        run = _run_of_ones(kept, stop)
-        if run is None:
+        first, last, is_run = _run_of_ones(kept, stop)
+        if is_compiling():  # which has no value of it
+            keys = kept
+        elif not bool(is_run):
             return _dense(_values_of(mask_function, batch_size, lengths, offsets, device), kept)
-        first, last = run
-    band = Band(first.int().contiguous(), last.int().contiguous(), stop.int().contiguous(), *ends)
+    band = Band(first.int().contiguous(), last.int().contiguous(), stop.int().contiguous(), *ends, keys)
     return carry(band, (batch_size, 1, q_length, kv_length))
 
 
@@ -142,7 +145,7 @@ def attention(
     """
     query, key, value = _autocast(query, key, value)
     band = getattr(attention_mask, BAND, None)
-    own = attention_mask if band is None else None
+    own = attention_mask if band is None else _rows_of(band.keys)
     bounds = (None, None, None) if band is None else (band.first, band.last, band.stop)
     plan_key = None
     if dropout == 0 and not is_compiling() and rest.keys() <= _WITHOUT_EFFECT:
@@ -154,7 +157,7 @@ def attention(
             return found[0], None
     refuse("attention", output_attentions=rest.get("output_attentions"))
     refuse("attention", **{name: rest[name] for name in rest if name not in _WITHOUT_EFFECT | _PACKED})
-    _check_packed(rest, own)
+    _check_packed(rest, own if band is None else None)
     if attention_mask is None and _is_causal(module, rest.get("is_causal")):
         raise ValueError(
             "attention_mask: expected what the mask function of this name returned, got None for a module"
@@ -211,6 +214,11 @@ def _autocast(*tensors: torch.Tensor) -> Sequence[torch.Tensor]:
         return tensors
     lowered = torch.get_autocast_dtype(kind)
     return [x.to(lowered) if x.dtype in FLOATS else x for x in tensors]
+
+
+def _rows_of(keys: torch.Tensor | None) -> torch.Tensor | None:
+    """Returns [B, N] as a mask of every head and query."""
+    return None if keys is None else keys[:, None, None, :]
 
 
 def _is_causal(module: torch.nn.Module, is_causal: object) -> bool:
@@ -353,16 +361,18 @@ def _of_keys(attention_mask: torch.Tensor, first: int, count: int) -> torch.Tens
     return torch.nn.functional.pad(kept, (0, count - kept.shape[1]))
 
 
-def _run_of_ones(kept: torch.Tensor, stop: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Returns the first key of [B, N] that is kept and one past the last, before `stop`; None for holes."""
+def _run_of_ones(
+    kept: torch.Tensor, stop: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | bool]:
+    """Returns the first key of [B, N] that is kept and one past the last, before `stop`; and whether there is
+    no hole between them.
+    """
     index = torch.arange(kept.shape[1], device=kept.device)
     kept = kept & (index < stop[:, None])
     count = kept.sum(1)
     first = torch.where(count > 0, kept.int().argmax(1), stop)
     last = torch.where(kept, index + 1, 0).amax(1)
-    if kept.shape[1] and not bool(((last - first == count) | (count == 0)).all()):
-        return None
-    return first, last
+    return first, last, ((last - first == count) | (count == 0)).all() if kept.shape[1] else True
 
 
 Lengths: TypeAlias = tuple[int, int]

@@ -435,17 +435,66 @@ def test_a_model_that_computes_with_a_band_is_refused(compute: Any) -> None:
         compute(torch.zeros(2, 1, 5, 5), mask(2, 5, 5))
 
 
+class Model(Module):
+    """A layer of a model that makes its mask in its forward pass."""
+
+    is_causal = True
+
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: torch.Tensor, kept: torch.Tensor | None) -> torch.Tensor:
+        made = mask(x.shape[0], x.shape[2], x.shape[2], mask_function=self.function, attention_mask=kept)
+        return attention(self, x, x, x, made)[0]
+
+
+def kept_keys(kind: str) -> torch.Tensor | None:
+    kept = torch.ones(2, 20, dtype=torch.int64)
+    if kind == "all":
+        return None
+    kept[0, :6], kept[1, 17:] = 0, 0
+    if kind == "holes":
+        kept[1, 5:8] = 0
+    return kept
+
+
+@pytest.mark.filterwarnings("ignore:attnc. no tile is skipped")
+@pytest.mark.parametrize("kind", ["all", "padding", "holes"])
+def test_a_graph_holds_a_mask_and_needs_no_break(kind: str) -> None:
+    torch._dynamo.reset()
+    model, kept = Model(None), kept_keys(kind)
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    for _ in range(2):
+        x = torch.randn(2, 2, 20, 16)
+        torch.testing.assert_close(compiled(x, kept), model(x, kept))
+
+
+@pytest.mark.filterwarnings("ignore:attnc. no tile is skipped")
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("kind", ["all", "padding", "holes"])
+@pytest.mark.parametrize("function", [None, before])
+def test_a_model_is_exported_with_its_mask(function: Any, kind: str, strict: bool) -> None:
+    torch._dynamo.reset()
+    model, kept = Model(function), kept_keys(kind)
+    x = torch.randn(2, 2, 20, 16)
+    exported = torch.export.export(model, (x, kept), strict=strict).module()
+    for keys in (kept, None if kept is None else kept.flip(0)):
+        x = torch.randn(2, 2, 20, 16)
+        torch.testing.assert_close(exported(x, keys), model(x, keys))
+
+
 @given(st.lists(st.lists(st.booleans(), min_size=6, max_size=6), min_size=1, max_size=3), st.data())
 def test_padding_is_a_run_of_ones_before_the_last_query(rows: list[list[bool]], data: st.DataObject) -> None:
     kept = torch.tensor(rows)
     stop = torch.tensor([data.draw(st.integers(0, 6)) for _ in rows])
-    found = _run_of_ones(kept, stop)
+    first, last, is_run = _run_of_ones(kept, stop)
     seen = [
         [i for i, one in enumerate(row[:end]) if one] for row, end in zip(rows, stop.tolist(), strict=True)
     ]
     if any(at and at != list(range(at[0], at[-1] + 1)) for at in seen):
-        assert found is None
+        assert not is_run
         return
-    assert found is not None
-    for at, first, last in zip(seen, *(x.tolist() for x in found), strict=True):
-        assert list(range(first, last)) == at
+    assert is_run
+    for at, begin, end in zip(seen, first.tolist(), last.tolist(), strict=True):
+        assert list(range(begin, end)) == at
