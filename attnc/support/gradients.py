@@ -512,10 +512,36 @@ class Differentiable(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *cotangents: torch.Tensor | None) -> Any:
         call, _, chosen, _, turn = ctx.applied
-        if torch.is_grad_enabled():
-            refuse_second_derivative(call.name)
-        found, made = launch_gradients(call, [*cotangents, *ctx.saved_tensors], chosen, turn)
-        return found.returned(made)
+        given = [*cotangents, *ctx.saved_tensors]
+        if not torch.is_grad_enabled():
+            found, made = launch_gradients(call, given, chosen, turn)
+            return found.returned(made)
+        seen = [x for x in given if x is not None]
+        with torch.no_grad():
+            found, made = launch_gradients(call, given, chosen, turn)
+        return _DifferentiableOnce.mark(call.name, found.returned(made), seen)
+
+
+class _DifferentiableOnce(torch.autograd.Function):
+    """Gradients of create_graph=True, which others may need: RuntimeError where they are differentiated."""
+
+    @staticmethod
+    def mark(
+        name: str, gradients: Sequence[torch.Tensor | None], given: Sequence[torch.Tensor]
+    ) -> tuple[torch.Tensor | None, ...]:
+        """Returns the gradients as what depends on all that is given."""
+        made = [x for x in gradients if x is not None]
+        marked = iter(_DifferentiableOnce.apply(name, len(made), *made, *given))  # type: ignore[no-untyped-call]  # torch's
+        return tuple([None if x is None else next(marked) for x in gradients])
+
+    @staticmethod
+    def forward(ctx: Any, name: str, count: int, *tensors: torch.Tensor) -> Any:
+        ctx.name = name
+        return tuple([x.detach() for x in tensors[:count]])
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Any) -> Any:
+        refuse_second_derivative(ctx.name)
 
 
 #: `Differentiable.apply` but for a look for transforms of torch.func, which takes as long as the rest: where

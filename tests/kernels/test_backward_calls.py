@@ -31,9 +31,16 @@ def test_no_gradient_is_lost_silently() -> None:
 
 
 def test_twice_is_refused() -> None:
+    """As in PyTorch's attention a graph of gradients may be made, since others may have asked for it."""
     o, tensors = call(written(ALIBI, "q, k, v, slope", SLOPE, "causal"))
+    q, k = tensors["q"], tensors["k"]
+    expected = torch.autograd.grad(o.sum(), (q, k), retain_graph=True)
+    found = torch.autograd.grad(o.sum(), (q, k), create_graph=True)
+    assert all(map(torch.equal, found, expected))
+    (other,) = torch.autograd.grad(found[0].detach().sum() + k.square().sum(), k, create_graph=True)
+    torch.autograd.grad(other.sum(), k)
     with pytest.raises(RuntimeError, match="has no second derivative"):
-        torch.autograd.grad(o.sum(), tensors["q"], create_graph=True)
+        torch.autograd.grad(found[0].sum(), q)
 
 
 def test_without_a_gradient_nothing_is_kept() -> None:
