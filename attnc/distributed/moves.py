@@ -7,9 +7,9 @@ plan's numbers and used by every call.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import gcd
 from typing import TypeAlias
 
 import numpy as np
@@ -20,6 +20,7 @@ from attnc.distributed.plan import Plan
 from attnc.distributed.spans import BLOCK, Ints
 from attnc.model.attention import Attention
 from attnc.model.tensors import Role, Tensor
+from attnc.runtime.units import Recipe, collect
 
 # --- rows as index tensors ----------------------------------------------------------------------------------
 
@@ -83,31 +84,23 @@ class Route:
     kept: tuple[RowPlaces, ...]
 
 
-def key_route(plan: Plan, rank: int, device: torch.device) -> Route:
-    """Routes k and v from their owners to the windows of the ranks that wait for them."""
-    mine = plan.owned_keys(rank)
-    ranks = range(plan.ranks)
-    sent = [np.flatnonzero(np.isin(mine, plan.keys(r), assume_unique=True)) for r in ranks]
-    keys = plan.keys(rank)
-    first, _ = plan.window(rank)
-    kept = [
-        np.intersect1d(plan.owned_keys(other), keys, assume_unique=True) - first
-        for other in range(plan.ranks)
-    ]
-    return Route(tuple(places(x, device) for x in sent), tuple(places(x, device) for x in kept))
-
-
-def key_sources(plan: Plan, rank: int) -> tuple[Ints, Ints]:
-    """Says of each key of a rank's window who has it, and which of the keys it is that this rank sends; -1
-    for holes, which nobody sends.
+@dataclass(frozen=True, slots=True)
+class KeyRoute:
+    """Keys that move from their owners to the windows of the ranks that wait for them, as rows: sent[r] of
+    what this rank owns go to rank r, kept[r] is where in its window its own arrive.
     """
-    first, stop = plan.window(rank)
-    source, number = np.full(stop - first, -1, np.int64), np.full(stop - first, -1, np.int64)
-    keys = plan.keys(rank)
-    for other in range(plan.ranks):
-        rows = np.intersect1d(plan.owned_keys(other), keys, assume_unique=True) - first
-        source[rows], number[rows] = other, np.arange(len(rows))
-    return source, number
+
+    sent: tuple[Ints, ...]
+    kept: tuple[Ints, ...]
+
+
+def key_route(plan: Plan, rank: int) -> KeyRoute:
+    mine, keys, ranks = plan.owned_keys(rank), plan.keys(rank), range(plan.ranks)
+    first, _ = plan.window(rank)
+    return KeyRoute(
+        tuple(np.flatnonzero(np.isin(mine, plan.keys(r), assume_unique=True)) for r in ranks),
+        tuple(np.intersect1d(plan.owned_keys(r), keys, assume_unique=True) - first for r in ranks),
+    )
 
 
 def query_route(plan: Plan, rank: int, device: torch.device) -> Route:
@@ -124,6 +117,54 @@ def query_route(plan: Plan, rank: int, device: torch.device) -> Route:
     return Route(tuple(places(x, device) for x in sent), tuple(places(x, device) for x in kept))
 
 
+# --- tensors as units ---------------------------------------------------------------------------------------
+
+
+class Piece:
+    """A tensor whose rows along one axis move, in units that lie side by side. unit: elements of the longest;
+    of_row: of a row.
+    """
+
+    def __init__(self, x: torch.Tensor, axis: int) -> None:
+        self._shape, self._strides, self.axis = x.shape, x.stride(), axis
+        self.unit = 1
+        for size, stride in zip(
+            reversed(self._shape[axis + 1 :]), reversed(self._strides[axis + 1 :]), strict=True
+        ):
+            if stride != self.unit and size > 1:
+                break
+            self.unit *= size
+        self._lead, self._inner = self._shape[:axis].numel(), self._shape[axis + 1 :].numel()
+        self.of_row = self._lead * self._inner
+
+    def shape(self, rows: int) -> torch.Size:
+        return torch.Size([*self._shape[: self.axis], rows, *self._shape[self.axis + 1 :]])
+
+    def units(self, rows: int, unit: int) -> tuple[int, int, int]:
+        """Returns how `offsets` is shaped."""
+        return self._lead, rows, self._inner // unit
+
+    def offsets(self, rows: Ints, unit: int) -> Ints:
+        """Returns where the units of these rows begin, [axes before, rows, units of the axes behind]."""
+        lead, inner = (
+            _offsets(self._shape[some], self._strides[some], step)
+            for some, step in ((slice(self.axis), 1), (slice(self.axis + 1, None), unit))
+        )
+        return np.asarray(lead[:, None, None] + (rows * self._strides[self.axis])[:, None] + inner)
+
+    def message(self, begin: int, rows: int, unit: int) -> Ints:
+        """Returns where they begin in a message, from an element of it on."""
+        return begin + np.arange(self.of_row // unit * rows).reshape(self.units(rows, unit)) * unit
+
+
+def _offsets(shape: Sequence[int], strides: Sequence[int], step: int) -> Ints:
+    """Returns the offset of every step-th element of a tensor."""
+    found = np.zeros(1, np.int64)
+    for count, stride in zip(shape, strides, strict=True):
+        found = (found[:, None] + np.arange(count) * stride).ravel()
+    return found[::step]
+
+
 # --- what moves ---------------------------------------------------------------------------------------------
 
 
@@ -134,8 +175,8 @@ Pair: TypeAlias = tuple[torch.Tensor, torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Parcel:
-    """Keys on their way, for one part of the heads: the rows of k and v for each other rank, and the rank's
-    own with room behind them for those of others.
+    """Keys on their way, for one part of the heads: the rows of k and v for each other rank, and room for
+    theirs.
     """
 
     sent: torch.Tensor
@@ -144,26 +185,40 @@ class Parcel:
 
 @dataclass(frozen=True, slots=True)
 class ParcelLayout:
-    """How parcels are packed and opened, whatever part of the heads they are of.
+    """How keys are packed, and windows made of a rank's own and those that came, whatever part of the heads
+    they are of.
 
-    sent, came: elements; counts_out, counts_in: to and from each rank; pieces: rank, 0 for k and 1 for v,
-    first element, shape; own: elements of the rank's own; unit: elements of what is moved at once when a
-    parcel is opened, index: which of them make the windows; holes: whether the last one, which is zero, is
-    one of them; shapes: of the windows; posts: elements from each rank to each other, where they are copied
-    out of each other's memory.
+    counts_out, counts_in: elements to and from each rank; shapes: of the windows; posts: elements from each
+    rank to each other, where they are copied out of each other's memory.
     """
 
-    sent: int
-    came: int
     counts_out: Sequence[int]
     counts_in: Sequence[int]
-    pieces: Sequence[tuple[int, int, int, torch.Size]]
-    own: int
-    unit: int
-    index: torch.Tensor
-    holes: bool
     shapes: tuple[torch.Size, torch.Size]
+    packed: Recipe
+    opened: Recipe
     posts: Ints | None
+
+
+@dataclass(frozen=True, slots=True)
+class Early:
+    """What rows that wait for nothing add to dk and dv of a run of the rank's keys, all heads, contiguous. at:
+    the first of these keys.
+    """
+
+    dk: torch.Tensor
+    dv: torch.Tensor
+    at: int
+
+
+@dataclass(frozen=True, slots=True)
+class SumsLayout:
+    """How gradients of keys go home: what of the windows' leaves, and what each owner adds up, of k and v."""
+
+    counts_out: Sequence[int]
+    counts_in: Sequence[int]
+    packed: Recipe
+    added: tuple[Recipe, Recipe]
 
 
 class Moves:
@@ -172,27 +227,27 @@ class Moves:
     def __init__(self, plan: Plan, attention: Attention, group: Ranks, device: torch.device) -> None:
         self.plan, self.attention, self.group, self.device = plan, attention, group, device
         self.rank = group.rank
-        self.keys = key_route(plan, self.rank, device)
+        self.others = [r for r in range(plan.ranks) if r != self.rank]
+        self.keys = key_route(plan, self.rank)
         self.queries = query_route(plan, self.rank, device)
         self._keyed = tuple((tensor, axis_of(tensor, Role.KEY)) for tensor in (attention.k, attention.v))
-        self._known: ParcelLayout | None = None
+        self._parcels: dict[object, ParcelLayout] = {}
+        self._sums: dict[object, SumsLayout] = {}
+        self._posts: Ints | None = None
         self._box: SharedBytes | None = None
 
+    # --- keys
+
     def pack_keys(self, k: torch.Tensor, v: torch.Tensor, number: int) -> Parcel:
-        """Copies the rows of k and v that others need, and the rank's own that it needs itself."""
-        layout = self._layout(k, v)
+        """Copies the rows of k and v that others need."""
+        layout = self._parcel_layout(k, v)
+        size, came = sum(layout.counts_out), sum(layout.counts_in)
         if self._box is None:
-            sent = torch.empty(layout.sent, dtype=k.dtype, device=self.device)
+            sent = torch.empty(size, dtype=k.dtype, device=self.device)
         else:
-            sent = self._box.memory.view(k.dtype).narrow(0, number * layout.sent, layout.sent)
-        came = torch.empty(layout.came, dtype=k.dtype, device=self.device)
-        if layout.holes:  # keys that nobody asked for have to be finite
-            came.narrow(0, layout.came - layout.unit, layout.unit).zero_()
-        for r, which, at, size in layout.pieces:
-            (tensor, axis), x = self._keyed[which], (k, v)[which]
-            into = (came if r == self.rank else sent).narrow(0, at, size.numel()).view(size)
-            self.keys.sent[r].copy(heads_of(tensor, x, *self.plan.heads(r, number)), axis, into)
-        return Parcel(sent, came)
+            sent = self._box.memory.view(k.dtype).narrow(0, number * size, size)
+        collect(sent, layout.packed, *self._from_part(k, v, number))
+        return Parcel(sent, torch.empty(came, dtype=k.dtype, device=self.device))
 
     def meet(self) -> None:
         """Waits for all ranks: before keys are copied out of others' memory they have to lie there, and until
@@ -201,123 +256,178 @@ class Moves:
         if self._box is not None:
             self._box.meet()
 
-    def exchange(self, parcel: Parcel, number: int) -> None:
-        layout = self._known
-        assert layout is not None
+    def exchange(self, parcel: Parcel, k: torch.Tensor, v: torch.Tensor, number: int) -> None:
+        layout = self._parcel_layout(k, v)
         if self.group.size == 1:
             return
-        arriving = parcel.came.narrow(0, layout.own, sum(layout.counts_in))
         if layout.posts is None or self._box is None:
-            self.group.exchange(arriving, layout.counts_in, parcel.sent, layout.counts_out)
+            self.group.exchange(parcel.came, layout.counts_in, parcel.sent, layout.counts_out)
             return
-        for r, into in enumerate(torch.split(arriving, list(layout.counts_in))):
+        for r, into in enumerate(torch.split(parcel.came, list(layout.counts_in))):
             first = number * int(layout.posts[r].sum()) + int(layout.posts[r, : self.rank].sum())
             if len(into):
                 into.copy_(self._box.peers[r].view(into.dtype).narrow(0, first, len(into)))
 
-    def open_keys(self, parcel: Parcel) -> Pair:
-        """Returns the window of k and v that the waiting rows see, in the order of the keys."""
-        layout = self._known
-        assert layout is not None
+    def open_keys(self, parcel: Parcel, k: torch.Tensor, v: torch.Tensor, number: int) -> Pair:
+        """Returns the window of k and v that the waiting rows see, in the order of the keys. Keys that nobody
+        asked for are 0: they have to be finite.
+        """
+        layout = self._parcel_layout(k, v)
         of_k, of_v = layout.shapes
-        rows = parcel.came.view(-1, layout.unit).index_select(0, layout.index).view(-1)
-        k = rows.narrow(0, 0, of_k.numel()).view(of_k)
-        return k, rows.narrow(0, of_k.numel(), of_v.numel()).view(of_v)
+        keys = torch.empty(of_k.numel() + of_v.numel(), dtype=k.dtype, device=self.device)
+        collect(keys, layout.opened, *self._from_part(k, v, number), parcel.came)
+        return keys[: of_k.numel()].view(of_k), keys[of_k.numel() :].view(of_v)
 
-    def _layout(self, k: torch.Tensor, v: torch.Tensor) -> ParcelLayout:
-        if self._known is not None:
-            return self._known
-        mine = [
-            (heads_of(tensor, x, *self.plan.heads(self.rank, 0)), axis)
-            for (tensor, axis), x in zip(self._keyed, (k, v), strict=True)
-        ]
-        # A rank sends heads that another one computes, which are as many as its own.
-        out, in_ = (
-            [[with_rows(x, axis, at.count) for x, axis in mine] for at in places]
-            for places in (self.keys.sent, self.keys.kept)
-        )
-        others = [r for r in range(self.plan.ranks) if r != self.rank]
-        pieces, counts = list[tuple[int, int, int, torch.Size]](), list[list[int]]()
-        for ranks in ([self.rank], others):
-            at, begin = 0, [0] * self.plan.ranks
-            for r in ranks:
-                for which, size in enumerate(out[r]):
-                    if size.numel():
-                        pieces.append((r, which, at, size))
-                    at, begin[r] = at + size.numel(), begin[r] + size.numel()
-            counts.append(begin)
-        own = counts[0][self.rank]
-        counts_in = [0 if r == self.rank else sum(size.numel() for size in in_[r]) for r in range(len(in_))]
-        unit, index, holes = self._windows(in_, [self.rank, *others])
-        window = self.plan.window(self.rank)
-        of_k, of_v = (with_rows(x, axis, window[1] - window[0]) for x, axis in mine)
-        self._known = ParcelLayout(
-            sent=sum(counts[1]),
-            came=own + sum(counts_in) + unit,
-            counts_out=counts[1],
-            counts_in=counts_in,
-            pieces=pieces,
-            own=own,
-            unit=unit,
-            index=torch.from_numpy(index).to(self.device),
-            holes=holes,
-            shapes=(of_k, of_v),
-            posts=self._posts(counts[1], k.element_size()),
-        )
-        return self._known
+    def _from_part(self, k: torch.Tensor, v: torch.Tensor, number: int) -> Pair:
+        """Returns k and v from the first head on that the first of the ranks which share heads computes in
+        this part.
+        """
+        first = self.plan.heads(0, number)[0]
+        return heads_from(self.attention.k, k, first), heads_from(self.attention.v, v, first)
 
-    def _posts(self, counts: Sequence[int], wide: int) -> Ints | None:
-        """Returns `Layout.posts`, and a box that has room for all parts of the heads."""
+    def _heads_behind(self, tensor: Tensor, x: torch.Tensor, rank: int) -> int:
+        """Counts the elements from the heads of the first rank to those of another, in the same part."""
+        behind = self.plan.heads(rank, 0)[0] - self.plan.heads(0, 0)[0]
+        return behind * x.stride(axis_of(tensor, Role.HEAD))
+
+    def _pieces(self, *tensors: torch.Tensor) -> list[Piece]:
+        """Returns a rank's heads of tensors that are shaped like k and v, in one part."""
+        count = self.plan.heads(self.rank, 0)[1]
+        pair = zip(self._keyed, tensors, strict=True)
+        return [Piece(heads_of(tensor, x, 0, count), axis) for (tensor, axis), x in pair]
+
+    def _parcel_layout(self, k: torch.Tensor, v: torch.Tensor) -> ParcelLayout:
+        key = k.dtype, k.stride(), v.stride()
+        if key not in self._parcels:
+            self._parcels[key] = self._make_parcel_layout(k, v)
+        return self._parcels[key]
+
+    def _make_parcel_layout(self, k: torch.Tensor, v: torch.Tensor) -> ParcelLayout:
+        pieces, wide = self._pieces(k, v), k.element_size()
+        unit = gcd(*(piece.unit for piece in pieces))
+        counts_out, counts_in = self._counts(pieces, self.keys.sent), self._counts(pieces, self.keys.kept)
+
+        def owned(which: int, rank: int) -> Ints:
+            """Where the keys lie that are this rank's and go to another, or stay."""
+            behind = self._heads_behind(self._keyed[which][0], (k, v)[which], rank)
+            return pieces[which].offsets(self.keys.sent[rank], unit) + behind
+
+        packed = [(which, owned(which, r)) for r in self.others for which in (0, 1)]
+        begins, windows, shapes = (
+            self._begins(pieces, self.keys.kept),
+            list[tuple[Ints, Ints]](),
+            list[torch.Size](),
+        )
+        first, stop = self.plan.window(self.rank)
+        for which, piece in enumerate(pieces):
+            shapes.append(piece.shape(stop - first))
+            offsets = np.full(piece.units(stop - first, unit), -1)
+            source = np.full(offsets.shape, 2)
+            offsets[:, self.keys.kept[self.rank]], source[:, self.keys.kept[self.rank]] = (
+                owned(which, self.rank),
+                which,
+            )
+            for r in self.others:
+                rows = self.keys.kept[r]
+                offsets[:, rows] = piece.message(begins[r][which], len(rows), unit)
+            windows.append((source, offsets))
+        return ParcelLayout(
+            counts_out,
+            counts_in,
+            (shapes[0], shapes[1]),
+            Recipe.of(unit, [packed], wide, self.device),
+            Recipe.of(unit, [windows], wide, self.device),
+            self._post(counts_out, wide),
+        )
+
+    def _counts(self, pieces: Sequence[Piece], rows: Sequence[Ints]) -> list[int]:
+        """Counts the elements of these rows of each other rank."""
+        of_row = sum(piece.of_row for piece in pieces)
+        return [0 if r == self.rank else len(some) * of_row for r, some in enumerate(rows)]
+
+    def _begins(self, pieces: Sequence[Piece], rows: Sequence[Ints]) -> list[list[int]]:
+        """Returns where what comes from each other rank begins in a message: of k, and of v."""
+        found, at = [], 0
+        for r, some in enumerate(rows):
+            found.append([at, at])
+            for which, piece in enumerate(pieces):
+                found[r][which] = at
+                at += 0 if r == self.rank else len(some) * piece.of_row
+        return found
+
+    def _post(self, counts: Sequence[int], wide: int) -> Ints | None:
+        """Returns `ParcelLayout.posts`, and makes a box that has room for all parts of the heads."""
         if not self.group.symmetric:
             return None
-        every = self.group.gather(torch.tensor(counts, device=self.device)).cpu().numpy()
-        most = int(every.sum(axis=1).max()) * self.plan.chosen.groups * wide
-        self._box = self.group.outbox(-(-max(most, 1) // BLOCK) * BLOCK)
-        return every
+        if self._posts is None:
+            self._posts = self.group.gather(torch.tensor(counts, device=self.device)).cpu().numpy()
+            most = int(self._posts.sum(axis=1).max()) * self.plan.chosen.groups * wide
+            self._box = self.group.outbox(-(-max(most, 1) // BLOCK) * BLOCK)
+        return self._posts
 
-    def _windows(self, sizes: Sequence[Sequence[torch.Size]], order: Sequence[int]) -> tuple[int, Ints, bool]:
-        """Returns the unit, the index and whether there are holes (`Layout`).
+    # --- gradients of keys
 
-        sizes: of the rows of k and v that come from each rank; order: of the ranks, as they lie.
+    def return_keys(self, sums: Pair, totals: Pair, number: int, early: Early | None) -> None:
+        """Sends this rank's summands of dk and dv, which are f32, to the owners of the keys. They write the
+        sums into `totals`, for the heads of one part: of `early`, of what is their own, then rank by rank.
         """
-        axes = [axis for _, axis in self._keyed]
-        inner = [size[axis + 1 :].numel() for size, axis in zip(sizes[self.rank], axes, strict=True)]
-        unit = math.gcd(*inner)
-        source, number = key_sources(self.plan, self.rank)
-        begins, end = np.zeros((self.plan.ranks, len(axes)), np.int64), 0
-        for r in order:
-            for which, size in enumerate(sizes[r]):
-                begins[r, which], end = end, end + size.numel()
-        counts, found = np.asarray([at.count for at in self.keys.kept]), []
-        for which, axis in enumerate(axes):
-            lead = np.arange(sizes[self.rank][which][:axis].numel())[:, None]
-            first = begins[source, which] + (lead * counts[source] + number) * inner[which]
-            first = np.where(source < 0, end, first)[..., None] // unit
-            within = np.arange(inner[which] // unit) * (source >= 0)[:, None]
-            found.append((first + within).ravel())
-        return unit, np.concatenate(found), bool((source < 0).any())
+        sums = sums[0].contiguous(), sums[1].contiguous()
+        layout = self._sums_layout(sums, totals, early)
+        like = sums[0]
+        sent = collect(like.new_empty(sum(layout.counts_out)), layout.packed, *sums)
+        came = like.new_empty(sum(layout.counts_in))
+        if self.group.size > 1:
+            self.group.exchange(came, layout.counts_in, sent, layout.counts_out)
+        totals = self._from_part(*totals, number)
+        begun = self._from_part(early.dk, early.dv, number) if early is not None else sums
+        for total, mine, first, recipe in zip(totals, sums, begun, layout.added, strict=True):
+            collect(total, recipe, mine, came, first)
 
-    def return_keys(self, sums: Pair, totals: Pair, number: int, *, fresh: bool) -> None:
-        """Sends this rank's summands of dk and dv to the owners of the keys, which add them to `totals`: what
-        is their own, then rank by rank. Both are f32. fresh: there is nothing in them yet, and all is
-        written.
-        """
-        tensors = self.attention.k, self.attention.v
-        axes = [axis_of(tensor, Role.KEY) for tensor in tensors]
-        sent = [[(x, axis, at) for x, axis in zip(sums, axes, strict=True)] for at in self.keys.kept]
-        own = [
-            heads_of(tensor, total, *self.plan.heads(self.rank, number))
-            for tensor, total in zip(tensors, totals, strict=True)
-        ]
-        # A rank that computes other heads than this one returns those.
-        came = self._swap(sent, [[(axis, at.count) for axis in axes] for at in self.keys.sent], own)
-        others = [r for r in range(self.plan.ranks) if r != self.rank]
-        for r in (self.rank, *others):
-            at, is_own = self.keys.sent[r], r == self.rank
-            rows = [places.take(x, axis) for x, axis, places in sent[r]] if is_own else came[r]
-            write = at.put if is_own and fresh else at.add
-            for tensor, total, axis, some in zip(tensors, totals, axes, rows, strict=True):
-                write(heads_of(tensor, total, *self.plan.heads(r, number)), axis, some)
+    def _sums_layout(self, sums: Pair, totals: Pair, early: Early | None) -> SumsLayout:
+        key = tuple(x.stride() for x in totals)
+        if key not in self._sums:
+            self._sums[key] = self._make_sums_layout(sums, totals, early)
+        return self._sums[key]
+
+    def _make_sums_layout(self, sums: Pair, totals: Pair, early: Early | None) -> SumsLayout:
+        windows, owned = self._pieces(*sums), self._pieces(*totals)
+        begun = self._pieces(early.dk, early.dv) if early is not None else []
+        unit, wide = gcd(*(piece.unit for piece in (*windows, *owned, *begun))), sums[0].element_size()
+        leaving = [(w, windows[w].offsets(self.keys.kept[r], unit)) for r in self.others for w in (0, 1)]
+        begins, added = self._begins(windows, self.keys.sent), list[Recipe]()
+        keys, ways = np.arange(len(self.plan.owned_keys(self.rank))), self.plan.chosen.ways
+        for which, ((tensor, _), total) in enumerate(zip(self._keyed, totals, strict=True)):
+            window = windows[which]
+            behind = [self._heads_behind(tensor, total, share) for share in range(ways)]
+            into = np.stack([owned[which].offsets(keys, unit) + x for x in behind])
+            terms: list[list[tuple[int, Ints]]] = []
+            if early is not None:  # then no heads are shared
+                rows = np.arange((early.dk, early.dv)[which].shape[begun[which].axis])
+                offsets = np.full(into.shape, -1)
+                offsets[0][:, early.at + rows] = begun[which].offsets(rows, unit)
+                terms.append([(2, offsets)])
+            for r in (self.rank, *self.others):
+                rows = self.keys.sent[r]
+                is_own = r == self.rank
+                found = (
+                    window.offsets(self.keys.kept[r], unit)
+                    if is_own
+                    else window.message(begins[r][which], len(rows), unit)
+                )
+                offsets = np.full(
+                    into.shape, -1
+                )  # of heads that rank r does not compute, and keys it sees none of
+                offsets[r % ways][:, rows] = found
+                terms.append([(0 if is_own else 1, offsets)])
+            added.append(Recipe.of(unit, terms, wide, self.device, into))
+        return SumsLayout(
+            self._counts(windows, self.keys.kept),
+            self._counts(windows, self.keys.sent),
+            Recipe.of(unit, [leaving], wide, self.device),
+            (added[0], added[1]),
+        )
+
+    # --- queries
 
     def fetch_queries(self, tensor: Tensor, x: torch.Tensor, number: int) -> torch.Tensor:
         """Returns the rectangle's rows of q, do or dlse, for the heads of one part."""
@@ -388,6 +498,12 @@ class Moves:
 def axis_of(tensor: Tensor, role: Role) -> int:
     """Returns the axis with this role, which the tensor has."""
     return tensor.roles.index(role)
+
+
+def heads_from(tensor: Tensor, x: torch.Tensor, first: int) -> torch.Tensor:
+    """Returns the heads of a tensor from one on."""
+    axis = axis_of(tensor, Role.HEAD)
+    return x.narrow(axis, first, x.shape[axis] - first)
 
 
 def heads_of(tensor: Tensor, x: torch.Tensor, first: int, count: int) -> torch.Tensor:

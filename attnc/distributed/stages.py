@@ -25,7 +25,7 @@ import torch
 from attnc.distributed.derive import View
 from attnc.distributed.group import Ranks
 from attnc.distributed.kernels import RankKernels
-from attnc.distributed.moves import Moves, Pair, Parcel, RowPlaces, axis_of, heads_of, places
+from attnc.distributed.moves import Early, Moves, Pair, Parcel, RowPlaces, axis_of, heads_of, places
 from attnc.distributed.plan import Plan, RowGroup
 from attnc.distributed.spans import Ints
 from attnc.model.attention import Attention
@@ -224,7 +224,7 @@ class Task:
 
 @dataclass(slots=True)
 class Gradients:
-    """dq in the type of q; dk, dv and those of other inputs, whole, in f32."""
+    """dq, dk and dv in the types of q, k and v; those of other inputs, whole, in f32."""
 
     dq: torch.Tensor
     dk: torch.Tensor
@@ -257,8 +257,6 @@ class Stages:
             and self.waiting is not None
             and self.waiting.queries.count == len(plan.rows(self.rank))
         )
-        #: Whether this rank's rows, which all wait, add to every key of its own.
-        self._fresh = self.ready is None and plan.chosen.ways == 1 and self._sees_own()
         #: What waits begins while the last blocks of what does not still run.
         self._shift = int(self.ready is not None)
         #: Whether all rows are computed: those past the last packed sequence are not.
@@ -293,7 +291,7 @@ class Stages:
             with lanes.kernel(number + self._shift, q_part, parcel.came, *into):
                 lanes.after(event)
                 if self.waiting is not None:
-                    keys = self.moves.open_keys(parcel)
+                    keys = self.moves.open_keys(parcel, k, v, number)
                     self._compute(self.waiting, q_part, keys, extras, first, into)
                 done = lanes.mark()
             if shares:
@@ -319,8 +317,8 @@ class Stages:
         (do, dlse), lanes = cotangents, Lanes(self.device)
         made = Gradients(
             torch.empty_like(q) if self._is_whole else torch.zeros_like(q),
-            self._zeros(self.attention.k, k),
-            self._zeros(self.attention.v, v),
+            torch.empty_like(k),
+            torch.empty_like(v),
             {
                 view.tensor: torch.zeros(extras[view.tensor].shape, dtype=torch.float32, device=self.device)
                 for view in self.kernels.derived.grads
@@ -334,22 +332,19 @@ class Stages:
             return (q_part, do_part, *dlse_part)
 
         coming = self._coming(lanes, k, v, fetch)
-        added = None
+        early, added = None, None
         if self.ready is not None:
-            run = self._run(made.dk), self._run_of_v(made.dv)
             keys = self._run(k), self._run_of_v(v)
             dq, *sums = self._differentiate(self.ready, (do, dlse), q, keys, extras, 0, results, made)
             self.ready.queries.put(made.dq, axis_of(self.attention.q, Role.QUERY), dq)
-            for total, part in zip(run, sums, strict=True):
-                total.copy_(part)
-            added = lanes.mark()
+            early, added = Early(sums[0].contiguous(), sums[1].contiguous(), self._run_at), lanes.mark()
         for number, (parcel, (q_part, do_part, *rest), event) in enumerate(coming):
             first, heads = self.moves.heads(self.rank, number)
             into = rectangles[number] if shares else self._heads(results, first, heads)
             lane = 0 if made.extras else number + self._shift
             with lanes.kernel(lane, q_part, parcel.came, do_part, *rest):
                 lanes.after(event)
-                keys = self.moves.open_keys(parcel)
+                keys = self.moves.open_keys(parcel, k, v, number)
                 dq = torch.zeros_like(q_part) if shares else heads_of(self.attention.q, made.dq, first, heads)
                 if self.waiting is not None:
                     given = do_part, (rest[0] if rest else None)
@@ -363,10 +358,11 @@ class Stages:
                 else:
                     sums = [nothing_for(keys[0]), nothing_for(keys[1])]
                 done = lanes.mark()
-            with lanes.exchanging(dq, *sums, made.dk, made.dv):
+            before = () if early is None else (early.dk, early.dv)
+            with lanes.exchanging(dq, *sums, made.dk, made.dv, *before):
                 lanes.after(done)
                 lanes.after(added)
-                self.moves.return_keys((sums[0], sums[1]), (made.dk, made.dv), number, fresh=self._fresh)
+                self.moves.return_keys((sums[0], sums[1]), (made.dk, made.dv), number, early)
                 if shares:
                     self.moves.return_queries(self.attention.q, dq, made.dq, number)
         lanes.join()
@@ -444,21 +440,24 @@ class Stages:
         moves, count = self.moves, self.plan.chosen.groups
         with lanes.exchanging():
             parcels = [moves.pack_keys(k, v, 0)]
+            packed = lanes.mark()
             moves.meet()
-            moves.exchange(parcels[0], 0)
+            moves.exchange(parcels[0], k, v, 0)
             found = [(parcels[0], fetch(0), lanes.mark())]
         if count > 1:
             with lanes.kernel(1):
                 parcels += [moves.pack_keys(k, v, number) for number in range(1, count)]
-                packed = lanes.mark()
+                others_packed = lanes.mark()
             with lanes.exchanging(*(x for parcel in parcels[1:] for x in (parcel.sent, parcel.came))):
-                lanes.after(packed)
+                lanes.after(others_packed)
                 moves.meet()
                 for number in range(1, count):
-                    moves.exchange(parcels[number], number)
+                    moves.exchange(parcels[number], k, v, number)
                     found.append((parcels[number], fetch(number), lanes.mark()))
         with lanes.exchanging():
             moves.meet()
+        if self.ready is not None:
+            lanes.after(packed)  # else its kernel fills the GPU before the exchange has begun
         return found
 
     def _run(self, x: torch.Tensor) -> torch.Tensor:
@@ -471,20 +470,6 @@ class Stages:
         assert self.ready is not None
         part = self.ready.part
         return x.narrow(axis_of(tensor, Role.KEY), self._run_at, part.hi - part.lo)
-
-    def _sees_own(self) -> bool:
-        return self.moves.keys.sent[self.rank].count == len(self.plan.owned_keys(self.rank))
-
-    def _zeros(self, tensor: Tensor, x: torch.Tensor) -> torch.Tensor:
-        if self.ready is None and not self._fresh:
-            return torch.zeros(x.shape, dtype=torch.float32, device=self.device)
-        made = torch.empty(x.shape, dtype=torch.float32, device=self.device)
-        if self.ready is None:
-            return made
-        axis, stop = axis_of(tensor, Role.KEY), self._run_at + self.ready.part.hi - self.ready.part.lo
-        made.narrow(axis, 0, self._run_at).zero_()
-        made.narrow(axis, stop, x.shape[axis] - stop).zero_()
-        return made
 
     def _results(self, rows: int, heads: int) -> Pair:
         sizes = {
