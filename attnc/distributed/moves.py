@@ -202,8 +202,8 @@ class ParcelLayout:
 
 @dataclass(frozen=True, slots=True)
 class Early:
-    """What rows that wait for nothing add to dk and dv of a run of the rank's keys, all heads, contiguous. at:
-    the first of these keys.
+    """What rows that wait for nothing add to dk and dv of a run of the rank's keys, for all heads. at: the
+    first of these keys.
     """
 
     dk: torch.Tensor

@@ -2,8 +2,8 @@
 
 All ranks get as many rows and as much work. Three ways are tried, and the estimate of the whole call decides
 (`plan`): one run of rows for each rank, which moves the fewest keys; that, with chunks exchanged until the
-work is even; chunks longest first to the rank with the least, which under a causal mask is the zigzag of ring
-attention.
+work is even, and the keys to wait for are few; chunks longest first to the rank with the least, which under a
+causal mask is the zigzag of ring attention.
 
 They are looked at together: arrays have an axis of ways in front, and nothing loops over chunks, tiles or
 keys, so that a plan costs the host some hundred calls of numpy, whatever its size.
@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from attnc.distributed.estimate import Rates, Strategy, TimeEstimate, pipeline_seconds
+from attnc.distributed.exchange import Exchange
 from attnc.distributed.spans import BLOCK, TILE, Bools, CallSizes, Ints, TileSpans, Widths
 
 # --- chunks given to ranks ----------------------------------------------------------------------------------
@@ -93,14 +94,24 @@ def slices(chunks: Chunks, ranks: int) -> dict[str, Ints]:
     return {"slices": np.arange(len(chunks.rows), dtype=np.int64) * chunks.size // max(own, 1)}
 
 
-def assignments(chunks: Chunks, ranks: int) -> dict[str, Ints]:
-    """Returns the rank of each chunk, in each way that is worth an estimate."""
+def assignments(
+    chunks: Chunks, ranks: int, seen: Bools | None = None, waiting: float = 0.0
+) -> dict[str, Ints]:
+    """Returns the rank of each chunk, in each way that is worth an estimate.
+
+    seen, waiting: whose keys each chunk sees, where keys are owned with the queries of their tokens, and how
+    many scores are computed in the time in which the keys of a chunk come.
+    """
     together = contiguous(len(chunks.work), ranks)
     found = {"contiguous": together}
     if _excess(chunks, together, ranks) > EVEN:
         found["longest first"] = longest_first(chunks, ranks)
         if chunks.density < SPARSE:  # else most keys move whoever owns what
-            found["exchanged"] = exchange_chunks(chunks, together, ranks)
+            if seen is None:
+                found["exchanged"] = exchange_chunks(chunks, together, ranks)
+            else:
+                exchange = Exchange(chunks.work, seen, together, ranks, waiting=waiting, even=EVEN)
+                found["exchanged"] = exchange.improve()
     return found
 
 
@@ -222,6 +233,15 @@ class VisibleKeys:
         change = np.bincount((row + self._first).ravel(), minlength=cells)
         change -= np.bincount((row + self._stop).ravel(), minlength=cells)
         return np.asarray(change.reshape(len(group), groups, width).cumsum(axis=2)[:, :, :-1] > 0)
+
+    def seen_chunks(self) -> Bools:
+        """Returns whose keys each chunk sees, where keys are owned with the queries of their tokens."""
+        chunk, first, stop = self._spans
+        blocks = self.size // BLOCK
+        change = np.zeros((self._chunks, self._chunks + 1), np.int64)
+        np.add.at(change, (chunk, first // blocks), 1)
+        np.add.at(change, (chunk, -(-stop // blocks)), -1)
+        return np.asarray(change.cumsum(axis=1)[:, :-1] > 0)
 
     def by_block(self, x: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Returns what is said of runs, the last axis, of each block."""
@@ -418,6 +438,14 @@ def estimate(
         total=total,
         bytes=moved,
     )
+
+
+def scores_of_keys(rows: int, sizes: CallSizes, widths: Widths, rates: Rates) -> float:
+    """Counts the scores of a head that are computed in the time in which so many keys come and are put in
+    order.
+    """
+    seconds = rows * sizes.kv_heads * widths.bytes * (1.0 / rates.link + 4.0 / rates.memory)
+    return seconds * rates.compute / (2.0 * sizes.heads)
 
 
 def _keys_moved(strategy: Strategy, ways: int, offer: Offer, run_keys: Ints) -> tuple[list[int], list[int]]:

@@ -30,6 +30,7 @@ from attnc.distributed.offers import (
     group_into_chunks,
     keys_read,
     offers,
+    scores_of_keys,
     slices,
     tile_rows,
 )
@@ -286,7 +287,12 @@ def make_plan(
         chunk_of_slices(sizes.keys, ranks)
         of_keys = -(-sizes.keys // (ranks * BLOCK)) * BLOCK
     needs = VisibleKeys(tiles, size, sizes, ranks, tied=tied, slices=of_keys)
-    offered = offers(needs, chunks, (slices if in_slices else assignments)(chunks, ranks))
+    if in_slices:
+        owners = slices(chunks, ranks)
+    else:
+        seen, waiting = needs.seen_chunks() if tied else None, scores_of_keys(size, sizes, widths, rates)
+        owners = assignments(chunks, ranks, seen, waiting)
+    offered = offers(needs, chunks, owners)
 
     def estimated(strategy: Strategy, ways: int, offer: Offer) -> TimeEstimate:
         return estimate(strategy, ways, offer, needs.keys, sizes, widths, rates, groups)

@@ -25,8 +25,8 @@ _VECTOR, _TILE = 16, 4096
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Recipe:
-    """unit: elements of one; step: elements that all offsets are multiples of; at: i64[terms, units], a source
-    and where a unit begins in it, as `offset / step * SOURCES + source`, or -1 for zeros; into: i64[units],
+    """unit: elements of one; step: elements that all offsets are multiples of; at: i64[terms, units], where a
+    unit begins in which source, as `offset / step * SOURCES + source`, or -1 for zeros; into: i64[units],
     where each begins in the result, in steps, or None where they follow each other.
     """
 
@@ -62,8 +62,8 @@ class Recipe:
 
 
 def collect(out: torch.Tensor, recipe: Recipe, *sources: torch.Tensor) -> torch.Tensor:
-    """Writes the units of a recipe into `out`, and returns it. Sources have one dtype. Sums are made in f32, in
-    the order of the terms, and rounded once.
+    """Writes the units of a recipe into `out`, and returns it. Sources have one dtype. Sums are made in f32,
+    in the order of the terms, and rounded once.
     """
     if recipe.at.shape[1]:
         (_collect_by_kernel if out.is_cuda else _collect_by_index)(out, recipe, sources)

@@ -50,21 +50,21 @@ BUGS = (
     Bug(
         name="a partial gradient is added twice",
         place="moves.Moves.return_keys",
-        old="axis, some)",
-        new="axis, some * (1 + (r != self.rank)))",
+        old="collect(total, recipe, mine, came, first)",
+        new="collect(total, recipe, mine, 2 * came, first)",
     ),
     Bug(
         name="gradients of keys are added in bf16",
         place="moves.Moves.return_keys",
-        old="axis, some)",
-        new="axis, some.bfloat16().float())",
+        old="collect(total, recipe, mine, came, first)",
+        new="collect(total, recipe, mine.bfloat16().float(), came.bfloat16().float(), first)",
         in_systems="torch's Flex CP",
     ),
     Bug(
         name="keys of the backward are stale",
         place="stages.Stages.backward",
-        old="self.moves.open_keys(parcel)",
-        new="self.moves.open_keys(coming[0][0])",
+        old="self.moves.open_keys(parcel, k,",
+        new="self.moves.open_keys(coming[0][0], k,",
         shown_by="parts",
         in_systems="diffusers #14265",
     ),
@@ -77,9 +77,10 @@ BUGS = (
     ),
     Bug(
         name="holes of a window are not filled",
-        place="moves.Moves.pack_keys",
-        old="layout.unit).zero_()",
-        new='layout.unit).fill_(float("nan"))',
+        place="moves.Moves.open_keys",
+        old="        return keys[:",
+        new="""        keys.masked_fill_(keys == 0, float("nan"))
+        return keys[:""",
         shown_by="holes",
     ),
     Bug(
