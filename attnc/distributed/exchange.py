@@ -44,8 +44,8 @@ class _Rank:
 class Exchange:
     """Owners of chunks, improved.
 
-    work: of each chunk; seen: whose keys it sees, [chunks, chunks]; waiting: the work that is done in the time
-    in which the keys of a chunk come; even: the share of the mean beyond which work is uneven.
+    work: of each chunk; seen: whose keys it sees, [chunks, chunks]; waiting: the work that is done in the
+    time in which the keys of a chunk come; even: the share of the mean beyond which work is uneven.
     """
 
     def __init__(

@@ -31,8 +31,8 @@ BUGS = (
     Bug(
         name="a transfer is dropped",
         place="moves.Moves.exchange",
-        old="self.group.exchange(arriving,",
-        new="self.group.exchange(arriving if self.rank else arriving.clone(),",
+        old="self.group.exchange(parcel.came,",
+        new="self.group.exchange(parcel.came if self.rank else parcel.came.clone(),",
     ),
     Bug(
         name="an origin is off by one",
@@ -78,9 +78,8 @@ BUGS = (
     Bug(
         name="holes of a window are not filled",
         place="moves.Moves.open_keys",
-        old="        return keys[:",
-        new="""        keys.masked_fill_(keys == 0, float("nan"))
-        return keys[:""",
+        old="return keys[:",
+        new='return keys.masked_fill_(keys == 0, float("nan"))[:',
         shown_by="holes",
     ),
     Bug(
