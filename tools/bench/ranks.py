@@ -231,15 +231,19 @@ def _medians(samplers: Mapping[str, Sampler], rounds: int) -> dict[str, float]:
     return {name: statistics.median(samples) for name, samples in take_turns(samplers, rounds).items()}
 
 
+def sizes_of_cell(cell: RanksCell) -> CallSizes:
+    """Returns all that the plan of a call depends on."""
+    tensors = {name: x.long().numpy() for name, x in _reads(cell).items()}
+    return CallSizes(
+        queries=cell.length, keys=cell.length, heads=HEADS, kv_heads=cell.kv_heads, tensors=tensors
+    )
+
+
 def planning(cell: RanksCell, repeats: int = 50) -> dict[str, float]:
     """Milliseconds of the host for a plan that is not there yet, by the number of ranks."""
     spec = spec_of(SPEC, cell.mask)
     visibility, rates = Visibility(spec.variants[0].attention), rates_of(spec.target)
-    tensors = {name: x.long().numpy() for name, x in _reads(cell).items()}
-    sizes = CallSizes(
-        queries=cell.length, keys=cell.length, heads=HEADS, kv_heads=cell.kv_heads, tensors=tensors
-    )
-    found = {}
+    sizes, found = sizes_of_cell(cell), {}
     for ranks in (2, 4, 8):
         samples = []
         for _ in range(repeats):
