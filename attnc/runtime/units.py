@@ -93,12 +93,5 @@ def _all_of(x: torch.Tensor) -> torch.Tensor:
 def _collect_by_kernel(out: torch.Tensor, recipe: Recipe, sources: Sequence[torch.Tensor]) -> None:
     from attnc.runtime.units_kernel import launch  # Triton
 
-    launch(
-        out,
-        recipe.at,
-        recipe.into,
-        recipe.unit,
-        recipe.step,
-        [*sources, *sources[:1] * SOURCES][:SOURCES],
-        _TILE,
-    )
+    every = (*sources, *(sources[0] for _ in range(SOURCES - len(sources))))
+    launch(out, recipe.at, recipe.into, recipe.unit, recipe.step, every, _TILE)

@@ -18,17 +18,13 @@ def _collect(  # type: ignore[no-untyped-def]  # Triton reads annotations its ow
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     d = tl.arange(0, BLOCK)
     exists = row < units
-    if TERMS > 1:
-        total = tl.zeros([ROWS, BLOCK], tl.float32)
+    total = tl.zeros([ROWS, BLOCK], tl.float32)
     for term in tl.static_range(TERMS):
         at = tl.load(at_ptr + term * units + row, mask=exists, other=-1)
         source, kept = at % 3, (at >= 0)[:, None] & (d < UNIT)[None, :]
         x_ptr = tl.where(source == 0, a_ptr, tl.where(source == 1, b_ptr, c_ptr))
         x = tl.load(x_ptr[:, None] + ((at // 3) * STEP)[:, None] + d[None, :], mask=kept, other=0.0)
-        if TERMS > 1:
-            total += x.to(tl.float32)
-        else:
-            total = x
+        total = total + x.to(tl.float32) if TERMS > 1 else x
     if SCATTERS:
         first = tl.load(into_ptr + row, mask=exists, other=0) * STEP
     else:

@@ -80,7 +80,7 @@ def test_documents_are_kept_together_with_even_work() -> None:
     document = np.repeat(np.arange(16), random.integers(3, 7, 16))[:64]
     place = np.arange(64) - np.searchsorted(document, document)
     seen = (document[:, None] == document) & (np.arange(64) <= np.arange(64)[:, None])
-    work, start = 2.0 * place + 1, contiguous(64, 4)
+    work, start = (2 * place + 1).astype(np.float64), contiguous(64, 4)
     owner = Exchange(work, seen, start, 4, waiting=0.5, even=EVEN).improve()
     load = np.bincount(owner, weights=work)
     assert load.max() / load.mean() < 1.02 < np.bincount(start, weights=work).max() / load.mean()

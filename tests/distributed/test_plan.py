@@ -408,8 +408,8 @@ def test_slices_are_those_of_a_sharded_tensor(blocks: int, fewer: int, ranks: in
 @pytest.mark.parametrize("ranks", [2, 4, 8])
 @pytest.mark.parametrize("cell", [cell for cell in CELLS if not cell.decode], ids=lambda cell: cell.name)
 def test_measured_calls_are_shared_out_evenly(cell: RanksCell, ranks: int) -> None:
-    """What `attnc bench --ranks` measures: equal work to 2 %, but for windows, whose first rows see too few keys
-    to make up for what an exchange moves; and no key moves to a rank that does without it.
+    """What `attnc bench --ranks` measures: equal work to 2 %, but for windows, where an exchange would cost
+    more than the first rows lack; and no key moves to a rank that does without it.
     """
     spec = spec_of(SPEC, cell.mask, "cuda.sm_90a")
     seen = Visibility(spec.variants[0].attention)

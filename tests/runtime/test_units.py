@@ -20,8 +20,7 @@ ensure_interpreter()
 def drawn(draw: st.DrawFn) -> tuple[Recipe, list[torch.Tensor], torch.Tensor, torch.Tensor]:
     """A recipe, its sources, a result to write into and what it is then."""
     random = np.random.default_rng(draw(st.integers(0, 999)))
-    unit, step = draw(st.sampled_from(((1, 1), (3, 1), (8, 8), (24, 8), (16, 4)))), 1
-    unit, step = unit
+    unit, step = draw(st.sampled_from(((1, 1), (3, 1), (8, 8), (24, 8), (16, 4))))
     units, terms = draw(st.integers(0, 40)), draw(st.integers(1, 4))
     dtype = draw(st.sampled_from((torch.float32, torch.bfloat16, torch.float16)))
     count = draw(st.integers(1, SOURCES))
