@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ import torch
 
 from attnc.api.compile import family_of
 from attnc.api.family import Family
-from attnc.build import digest, plan_program, tuned_source
+from attnc.build import digest, plan_program, schedule_all, tuned_source
 from attnc.diagnostics import Diagnostic, DiagnosticError, error
 from attnc.distributed.derive import Derived, Form, derive
 from attnc.distributed.spans import Visibility
@@ -98,6 +98,7 @@ def spec_of(
     if attention not in names:
         raise ValueError(f"attention: expected one of {', '.join(names) or 'none'}, got {attention!r}")
     target = target or "triton"
+    program, _ = schedule_all(replace(program, attentions=(program.attention(attention),)), [target])
     labels = [s.label for s in program.schedules if (s.name, s.target) == (attention, target)]
     if schedule is not None and schedule not in labels:
         known = ", ".join(filter(None, labels)) or "none with a label"

@@ -316,3 +316,9 @@ def test_the_first_input_that_is_missing_is_named() -> None:
     keys = SpreadKeys(spec(sink=True), Alone())
     with pytest.raises(ValueError, match=r"^kv_len: expected an input, none was given"):
         keys(torch.zeros(1, 1, 2, 16), *torch.zeros(2, 1, 16, 2, 16))
+
+
+def test_ranks_choose_kernels_for_few_queries_where_a_spec_has_no_schedule() -> None:
+    bare = spec().partition("\nschedule ")[0]
+    verdict = run(bare, {"B": 2, "M": 1, "N": 70, "Hkv": 1, "G": 2}, 2, 8)
+    assert verdict.ok, verdict.message

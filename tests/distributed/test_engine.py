@@ -587,3 +587,11 @@ def test_an_order_of_sums_is_refused() -> None:
     with pytest.raises(DiagnosticError) as failure:
         ContextParallel(spec, Alone()).shard(q, q, q)
     assert failure.value.diagnostics[0].message == "'order = absolute' is not kept over ranks"
+
+
+@pytest.mark.parametrize("name", ["causal", "documents"])
+def test_ranks_choose_a_schedule_where_a_spec_has_none(name: str) -> None:
+    """That of `attnc.compile`; others in the file may have none that could be made."""
+    bare = SPECS[name].partition("\nschedule ")[0]
+    verdict = verdict_of(bare, dims_of(name), 2)
+    assert verdict.ok, verdict.message
