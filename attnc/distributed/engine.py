@@ -93,6 +93,8 @@ class ContextParallel:
         self._stages: dict[tuple[Plan, RankKernels, torch.device], Stages] = {}
         self._plan: Plan | None = None
         self._agreed: set[object] = set()
+        #: By the kind of a call that was checked, the names of its inputs, and what it follows.
+        self._known_calls: dict[object, tuple[tuple[str, ...], Stages]] = {}
 
     # --- where rows are -----------------------------------------------------------------------------------
 
@@ -229,6 +231,10 @@ class ContextParallel:
         the others, who are exchanging rows by then.
         """
         plan = self._current()
+        call = _kind_of_call(plan, (q, k, v, *inputs, *named.values()), tuple(named))
+        if call is not None and call in self._known_calls:
+            names, known = self._known_calls[call]
+            return known, (q, k, v), dict(zip(names, (*inputs, *named.values()), strict=True))
         key = (plan, q.dtype, q.device, q.requires_grad)
         problem: Exception | None = None
         stages, extras = None, {}
@@ -261,6 +267,11 @@ class ContextParallel:
         elif problem is not None:
             raise problem
         assert stages is not None
+        if call is not None:
+            if len(self._known_calls) > 64:
+                self._known_calls.clear()
+            by_place = [tensor.name for tensor in stages.attention.extras][: len(inputs)]
+            self._known_calls[call] = (*by_place, *named), stages
         return stages, (q, k, v), extras
 
     def _agree(self, plan: Plan, q: torch.Tensor, problem: Exception | None) -> None:
@@ -406,6 +417,14 @@ class ContextParallel:
         if name not in ("o", "lse", "q", "k", "v"):
             raise ValueError(f"of: expected o, lse, q, k or v, got {name!r}")
         return attention.tensor(name)
+
+
+def _kind_of_call(plan: Plan, given: tuple[Any, ...], names: tuple[str, ...]) -> object:
+    """Returns all of a call that its checks depend on; None where it has more than plain tensors."""
+    if not all(type(x) is torch.Tensor for x in given):
+        return None
+    kinds = tuple((x.shape, x.dtype, x.device, x.requires_grad) for x in given)
+    return plan, names, torch.is_grad_enabled(), kinds
 
 
 #: Types of keys and values that the spec is asked about.

@@ -37,13 +37,14 @@ from attnc.support.arguments import DTYPES
 
 class Lanes:
     """The caller's stream, one for exchanges, and a second one for kernels, so that one begins while the last
-    blocks of another still run. On a CPU there is one order of things, and all this is nothing.
+    blocks of another still run. On a CPU there is one order of things, and where nothing overlaps, too: all
+    this is nothing then, and costs the host no time.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, *, overlap: bool = True) -> None:
         self.device = device
         self._main: torch.cuda.Stream | None = None
-        if device.type == "cuda":
+        if device.type == "cuda" and overlap:
             self._main = torch.cuda.current_stream(device)
             self._side, self._second = _streams(device)
             for stream in (self._side, self._second):
@@ -98,11 +99,19 @@ def _stream(device: torch.device, priority: int) -> torch.cuda.Stream:
 
 
 def view_of(
-    view: View, part: RowGroup, tables: Mapping[str, torch.Tensor], x: torch.Tensor, first: int, heads: int
+    view: View,
+    part: RowGroup,
+    tables: Mapping[str, torch.Tensor],
+    x: torch.Tensor,
+    first: int,
+    heads: int,
+    stops: Mapping[str, int] | None = None,
 ) -> torch.Tensor:
     """Returns the input as the derived spec reads it, with query heads first .. first + heads - 1. What lies
-    outside of x is 0, as everywhere in the language.
+    outside of x is 0, as everywhere in the language. stops: where no row, or no place, is negative, the one
+    behind the last.
     """
+    stops = stops or {}
     for axis, kind in enumerate(view.kinds):
         match kind:
             case "heads":
@@ -110,7 +119,9 @@ def view_of(
             case "keys":
                 x = _slice_padded(x, axis, part.lo, part.hi - part.lo)
             case "rows" | "places":
-                x = _take_padded(x, axis, tables[f"_{kind}"])
+                rows = tables[f"_{kind}"]
+                inside = stops.get(kind, x.shape[axis] + 1) <= x.shape[axis]
+                x = x.index_select(axis, rows) if inside else _take_padded(x, axis, rows)
             case _:
                 continue
     return x
@@ -215,11 +226,12 @@ _Result = TypeVar("_Result")
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A part of the plan: its rows, and the tables that the kernel takes."""
+    """A part of the plan: its rows, the tables that the kernel takes, and the `stops` of `view_of`."""
 
     part: RowGroup
     queries: RowPlaces
     tables: Mapping[str, torch.Tensor]
+    stops: Mapping[str, int]
 
 
 @dataclass(slots=True)
@@ -257,6 +269,8 @@ class Stages:
             and self.waiting is not None
             and self.waiting.queries.count == len(plan.rows(self.rank))
         )
+        #: Whether anything is done while something else is.
+        self._overlaps = self.ready is not None or plan.chosen.groups > 1 or group.symmetric
         #: What waits begins while the last blocks of what does not still run.
         self._shift = int(self.ready is not None)
         #: Whether all rows are computed: those past the last packed sequence are not.
@@ -265,7 +279,12 @@ class Stages:
     def _task(self, part: RowGroup) -> Task:
         rows = self.plan.rows(self.rank)[part.rows]
         tables = tables_of(self.plan, self.attention, rows, part.lo, self.device)
-        return Task(part, places(part.rows, self.device), tables)
+        stops = {
+            kind: int(tables[f"_{kind}"].max()) + 1
+            for kind in ("rows", "places")
+            if f"_{kind}" in tables and len(rows) and int(tables[f"_{kind}"].min()) >= 0
+        }
+        return Task(part, places(part.rows, self.device), tables, stops)
 
     def forward(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, extras: Extras
@@ -276,7 +295,7 @@ class Stages:
         plan, attention, shares = self.plan, self.attention, self.plan.chosen.ways > 1
         results = self._results(len(plan.owned_rows(self.rank)), plan.sizes.heads)
         rectangles: list[Pair] = []
-        lanes = Lanes(self.device)
+        lanes = Lanes(self.device, overlap=self._overlaps)
         coming = self._coming(lanes, k, v, lambda n: (self.moves.fetch_queries(attention.q, q, n),))
         if self.ready is not None:
             keys = self._run(k), self._run_of_v(v)
@@ -314,7 +333,7 @@ class Stages:
     ) -> Gradients:
         """Returns the gradients, from those of o and lse (None: 0) and what the forward took and gave."""
         shares = self.plan.chosen.ways > 1
-        (do, dlse), lanes = cotangents, Lanes(self.device)
+        (do, dlse), lanes = cotangents, Lanes(self.device, overlap=self._overlaps)
         made = Gradients(
             torch.empty_like(q) if self._is_whole else torch.zeros_like(q),
             torch.empty_like(k),
@@ -419,7 +438,8 @@ class Stages:
         inputs: list[torch.Tensor] = []
         for item in self.kernels.derived.inputs:
             if isinstance(item, View):
-                inputs.append(view_of(item, task.part, task.tables, extras[item.tensor], first, heads))
+                x = extras[item.tensor]
+                inputs.append(view_of(item, task.part, task.tables, x, first, heads, task.stops))
             elif item == "head_first":
                 inputs.append(torch.full((), first, dtype=torch.int32, device=self.device))
             else:

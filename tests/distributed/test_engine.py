@@ -595,3 +595,22 @@ def test_ranks_choose_a_schedule_where_a_spec_has_none(name: str) -> None:
     bare = SPECS[name].partition("\nschedule ")[0]
     verdict = verdict_of(bare, dims_of(name), 2)
     assert verdict.ok, verdict.message
+
+
+def test_calls_that_were_checked_take_inputs_by_place_and_by_name() -> None:
+    """And what another call has been checked for is checked again: another shape, gradients."""
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, 40, heads, 16, generator=generator) for heads in (2, 2, 2))
+    cp = ContextParallel(SPECS["bias"], Alone())
+    pair, own = (torch.randn(shape, generator=generator) for shape in ((2, 40, 40), (1, 40)))
+    cp.plan(q, k, pair=pair, own=own)
+    expected = cp(q, k, v, pair, own)[0]
+    for _ in range(2):
+        assert torch.equal(cp(q, k, v, pair, own)[0], expected)
+        assert torch.equal(cp(q, k, v, pair, own=own)[0], expected)
+        assert torch.equal(cp(q, k, v, own=own, pair=pair)[0], expected)
+    with pytest.raises(ValueError, match="q: expected"):
+        cp(q[:, :39], k, v, own=own, pair=pair)
+    leaf = own.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(cp(q, k, v, own=leaf, pair=pair)[0].sum(), leaf)
+    assert gradient.shape == own.shape

@@ -298,8 +298,8 @@ def _ours(
 
 
 def _rows(cell: RanksCell, rounds: int, target: str) -> dict[str, Any]:
-    """Measures rows shared out: T1 and TN, forward and with gradients, and whether results are those of one
-    GPU; keys by NCCL, and copied out of symmetric memory.
+    """Measures rows shared out, forward and with gradients: TN, T1 of one GPU alone and of the slowest while
+    all do the same, and whether results are those of one GPU; keys by NCCL, and out of symmetric memory.
     """
     ranks = dist.get_world_size()
     drawn = draw(cell)
@@ -317,18 +317,21 @@ def _rows(cell: RanksCell, rounds: int, target: str) -> dict[str, Any]:
     except Exception as failure:  # not every machine has symmetric memory
         found["copied"] = {"error": _last_line(failure)}
     del expected
+
+    def one_forward() -> Any:
+        with torch.no_grad():
+            return one(q, k, v, *extras.values())
+
+    def one_both() -> Any:
+        return torch.autograd.grad(one(*leaves, *extras.values())[0], leaves, do)
+
+    launches = {"forward": one_forward, "forward + backward": one_both}
+    # Of GPUs that all are at work one has the least power to draw, or is the warmest: the others wait for it.
+    found |= {f"T1 slowest {name}": x for name, x in together(launches, max(rounds // 2, 3)).items()}
     dist.barrier()
     if dist.get_rank() == 0:
-
-        def one_forward() -> Any:
-            with torch.no_grad():
-                return one(q, k, v, *extras.values())
-
-        def one_both() -> Any:
-            return torch.autograd.grad(one(*leaves, *extras.values())[0], leaves, do)
-
-        found |= alone({"T1 forward": one_forward, "T1 forward + backward": one_both}, rounds)
-        for phase in ("forward", "forward + backward"):
+        found |= {f"T1 {name}": x for name, x in alone(launches, rounds).items()}
+        for phase in launches:
             found[f"efficiency {phase}"] = found[f"T1 {phase}"] / (ranks * found[f"T{ranks} {phase}"])
     dist.barrier()
     return found

@@ -53,16 +53,22 @@ def _lines(data: Mapping[str, Any]) -> Iterator[str]:
     for phase in PHASES:
         yield f"### {phase}, {ranks} GPUs"
         yield ""
-        head = (
+        head = [
             "call",
             "one GPU",
             f"{ranks} GPUs",
             "efficiency",
+            "of the slowest",
             "TFLOP/s a GPU",
             "best peer",
             "of the best peer",
-        )
-        yield from table(head, _rows(parts, phase, ranks))
+        ]
+        rows = list(_rows(parts, phase, ranks))
+        column = head.index("of the slowest")
+        if all(row[column] == "-" for row in rows):  # runs before it was measured
+            for row in (head, *rows):
+                del row[column]
+        yield from table(head, rows)
         yield ""
     yield from _facts(ours)
     yield from _peers(parts, ours, ranks)
@@ -99,13 +105,14 @@ def _rows(parts: Mapping[str, Any], phase: str, ranks: int) -> Iterator[list[str
 
 def _row(cell: str, part: Mapping[str, Any], phase: str, ranks: int, peers: Mapping[str, float]) -> list[str]:
     many = part[f"T{ranks} {phase}"]
-    one = part.get(f"T1 {phase}")
+    one, slowest = part.get(f"T1 {phase}"), part.get(f"T1 slowest {phase}")
     best = min(peers, key=lambda name: peers[name], default="")
     return [
         cell,
         "-" if one is None else f"{one:.3f} ms",
         f"{many:.3f} ms",
         "-" if one is None else f"{100 * one / (ranks * many):.1f} %",
+        "-" if slowest is None else f"{100 * slowest / (ranks * many):.1f} %",
         f"{_flops(part, phase) / many / ranks:.0f}",
         f"{best} {peers[best]:.3f} ms" if best else "none can",
         f"{peers[best] / many:.2f}x" if best else "-",
