@@ -174,10 +174,11 @@ class _ProgramFamily:
             only = replace(layout, target=target, otherwise="")
             return _compile_kernel(traced, only, mods, self.varying, splits)
 
-        is_learned = layout.differentiable and any(capture.learned for capture in traced.tape.captures)
-        if layout.steps and traced.listed is None and not is_learned:
-            with suppress(SpecError):  # of what has no kernel for few queries
-                return first_made(layout.steps, partial(made, splits=0))[0]
+        if layout.steps:
+            spec = write_spec(traced, layout, mods=mods, numbers=self.varying, scheduled=False)
+            if not spec.listed and not spec.learned:
+                with suppress(SpecError):  # of what has no kernel for few queries
+                    return first_made(layout.steps, partial(made, splits=0))[0]
         kernel, failure = first_made(targets, made)
         if failure and targets[0] == HOPPER:
             warn_of_loss(_FUNCTION, need_of(failure))

@@ -294,6 +294,7 @@ class CallLayout:
 class Spec:
     """The text, the name of its attention, and what its function takes after q, k and v: captures and
     numbers by their positions on the tape. learned: captures whose gradients follow those of q, k and v.
+    listed: whether queries visit the blocks of a list.
     """
 
     text: str
@@ -301,6 +302,7 @@ class Spec:
     captures: tuple[int, ...]
     numbers: tuple[int, ...]
     learned: tuple[int, ...]
+    listed: bool
 
 
 def write_spec(
@@ -354,7 +356,14 @@ def write_spec(
     text = f"attention {title} {{\n  {body}\n}}\n"
     if scheduled or layout.wanted:
         text += f"\n{_schedule(text, title, layout)}"
-    return Spec(text=text, name=title, captures=tuple(used), numbers=tuple(passed), learned=tuple(learned))
+    return Spec(
+        text=text,
+        name=title,
+        captures=tuple(used),
+        numbers=tuple(passed),
+        learned=tuple(learned),
+        listed=any(isinstance(node, InList) for node in walk(mask)),
+    )
 
 
 def shown_entries(

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn.attention.flex_attention import create_block_mask
 
 import attnc
 from attnc.adapters import flashinfer, transformers
@@ -98,6 +99,23 @@ def by_flex(rows: int) -> Any:
     return flex_attention(*turned(rows), near, enable_gqa=True)
 
 
+def by_block_mask(rows: int) -> Any:
+    def before(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        return q_idx + N - rows >= kv_idx
+
+    block_mask = create_block_mask(before, None, None, rows, N, device="cpu")
+    return flex_attention(*turned(rows), near, block_mask, enable_gqa=True)
+
+
+def by_offset(rows: int) -> Any:
+    offsets = torch.tensor([N - 9, N - 20])
+
+    def before(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        return q_idx + offsets[b] >= kv_idx
+
+    return flex_attention(*turned(rows), mask_mod=before, enable_gqa=True)
+
+
 def by_compiled_flex(rows: int) -> Any:
     torch._dynamo.reset()
     compiled = torch.compile(lambda q, k, v: flex_attention(q, k, v, near, enable_gqa=True), backend="eager")
@@ -134,7 +152,8 @@ def by_flashinfer(rows: int) -> Any:
 
 
 DOORS = [
-    by_flash, by_flash_3, by_cache, by_pages, by_sdpa, by_flex, by_compiled_flex, by_transformers,
+    by_flash, by_flash_3, by_cache, by_pages, by_sdpa, by_flex, by_block_mask, by_offset, by_compiled_flex,
+    by_transformers,
     by_compiler, by_flashinfer,
 ]  # fmt: skip
 
