@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 
 #: Commands that run kernels, in the simulator too, which may end a process.
 _WITNESSED = ("demo", "fuzz", "verify")
@@ -28,9 +29,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(argv: Sequence[str] | None = None) -> int:
-    from attnc.cli.app import run_guarded
+    try:
+        from attnc.cli.app import run_guarded
 
-    return run_guarded(argv)
+        return run_guarded(argv)
+    except KeyboardInterrupt:  # before anything there could say so
+        with suppress(OSError, AttributeError):  # closed by the caller
+            sys.stderr.write("error: interrupted\n")
+        return 128 + signal.SIGINT
 
 
 def _run_witnessed() -> int:

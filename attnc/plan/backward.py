@@ -202,7 +202,7 @@ class KernelMaker:
             packs=inner == "q" and self.target.lists_are_bits and kv_heads(self.attention) != Dim("H"),
             bits=self.target.lists_are_bits,
         )
-        inside = IN_BOUNDS if tail and not padded else TRUE
+        inside: Expr = IN_BOUNDS if tail and not padded else TRUE
         if inner == "q" and self.attention.normalises and shows_more_past_the_end(mask):
             inside = conj(inside, _IN_ROWS)
         return named_bounds(loops, names), inside

@@ -233,6 +233,12 @@ def _advice(stop: Stop) -> list[str]:
         return [_SEVERAL_LINES]
     if stop.kind == "LBRACE" and last == "EQUAL":
         return ["'=' takes one value; a set of choices follows 'in'"]
+    if stop.kind == "EQUAL" and "IN" in stop.accepts:
+        return [f"a param has choices, even a single one: write '{stop.taken[-1]} in {{32}}'"]
+    if stop.kind == "EQUAL" and "COLON" in stop.accepts:
+        return ["the type follows ':'"]
+    if stop.kind == "_NL" and "LSQB" in stop.accepts and [t.type for t in stop.taken[-2:-1]] == ["COLON"]:
+        return [f"one number for the whole call has empty brackets: '{stop.taken[-1]}[]'"]
     if "LBRACE" in stop.accepts and last == "IN":
         return ["choices stand in braces, even a single one"]
     if stop.kind == "LSQB" and last == "RPAR":

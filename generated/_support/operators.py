@@ -78,7 +78,7 @@ def _rows(x: torch.Tensor) -> torch.Tensor:
 
 
 #: What registers derivatives of operators, as long as the process lives.
-_LIBRARY = torch.library.Library("attnc", "FRAGMENT")
+_LIBRARY: Any = torch.library.Library("attnc", "FRAGMENT")  # type: ignore[no-untyped-call]  # torch's
 
 
 def _register_derivative(
@@ -110,7 +110,7 @@ def _register_derivative(
         if not (torch.is_grad_enabled() and torch._C._any_requires_grad(*given)):
             return below(keyset, given)
         with enable_single_level_autograd_function():
-            return Differentiable.apply(keyset, *given)  # type: ignore[no-untyped-call]  # torch's
+            return Differentiable.apply(keyset, *given)  # type: ignore[attr-defined]  # of its base in C++
 
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Warning only once for all operators")

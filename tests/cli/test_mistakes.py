@@ -412,3 +412,17 @@ def test_a_target_without_a_schedule_is_told_from_one_that_there_is_not(run: Run
     assert done.code == 2
     assert "there is no target 'cuda.sm_90a' among the schedules" in done.err
     assert "schedule NAME for cuda.sm_90a { }" in done.err
+
+
+def test_an_interrupt_before_the_command_is_known_is_said_in_a_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """While modules are imported, which takes a third of a second."""
+
+    class Interrupted:
+        def __getattr__(self, name: str) -> None:
+            raise KeyboardInterrupt
+
+    monkeypatch.setitem(sys.modules, "attnc.cli.app", Interrupted())  # type: ignore[arg-type]  # in its place
+    assert main(("check",)) == 130
+    assert capsys.readouterr().err == "error: interrupted\n"

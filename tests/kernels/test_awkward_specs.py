@@ -12,7 +12,7 @@ import torch
 from attnc.reference import Floats
 from attnc.verify import problem
 from attnc.verify.case import Case
-from attnc.verify.data import DenseSizes
+from attnc.verify.data import DenseSizes, draw_qkv
 from attnc.verify.strategies import free_dims
 from attnc.verify.subject import Subject
 from tests.by_day import each_by_day
@@ -335,7 +335,7 @@ def test_the_newest_key_may_be_anything_where_no_row_sees_it(
         "output o: bf16[B, M, H, 64]",
         "grad q, k, v",
     )
-    draw = problem.draw_qkv
+    draw = draw_qkv
 
     def with_a_newest(at: DenseSizes, **styles: Any) -> dict[str, Floats]:
         drawn = draw(at, **styles)
