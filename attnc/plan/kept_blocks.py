@@ -9,24 +9,24 @@ they are of. Nothing is assumed of the data, and nothing of it is known to the h
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from math import lcm
 from typing import Literal
 
-from attnc.expr.affine import N
-from attnc.expr.construct import ZERO, add, conj, floordiv, maximum, minimum
+from attnc.expr.affine import Affine, N
+from attnc.expr.construct import ZERO, add, compare, conj, disj, floordiv, maximum, minimum
 from attnc.expr.interval import SIZE
-from attnc.expr.nodes import Binary, Const, Dim, Expr, Index, InList, Load, Ref, Search, walk
-from attnc.expr.simplify import substitute
+from attnc.expr.nodes import TRUE, And, Binary, Const, Dim, Expr, Index, InList, Load, Or, Ref, Search, walk
+from attnc.expr.simplify import nnf, substitute
 from attnc.expr.solve import solve
 from attnc.model.attention import Attention, Variant
 from attnc.model.schedule import Phase, Schedule
-from attnc.plan.ir import Fetch, Statement, fetch_expressions
-from attnc.plan.ir.list_making import KeptBlocks
+from attnc.plan.ir import Axis, Fetch, Statement, fetch_expressions
+from attnc.plan.ir.list_making import Extreme, KeptBlocks
 from attnc.plan.lists import BLOCKS, GROUP, KV_HEAD, WARPGROUP, Listing, lists_blocks
 from attnc.plan.loads import LoadNames
-from attnc.plan.mask_findings import dense_conditions
+from attnc.plan.mask_findings import dense_conditions, sums_of
 from attnc.plan.signature import group_in_words, kv_heads, normalise
 from attnc.plan.steps import dims_of, names_in, needed_for, shortened_lengths, tensors_of
 
@@ -34,6 +34,7 @@ from attnc.plan.steps import dims_of, names_in, needed_for, shortened_lengths, t
 NAME = "_kept_blocks"
 #: Queries and keys of a block where no schedule has other tiles, and the most of either.
 _SIZE, _MOST = 128, 512
+_KV_IDX = Index("kv_idx")
 _QUERY = Ref("query", "int", natural=True, within=(0, SIZE))
 _HEADS: Mapping[Expr, Expr] = {GROUP: KV_HEAD, Index("h"): KV_HEAD}
 #: The queries of a list, of which a kernel finds the keys.
@@ -42,7 +43,9 @@ _QUERIES: Mapping[Expr, Expr] = {
     Index("q_hi"): Ref("last_query", "int", within=(-1, SIZE)),
 }
 #: Locals of the kernel, beside those of all kernels (`plan.names`).
-_LOCALS = frozenset({"any_kept", "first_key", "first_query", "hi", "inside", "last_query", "part", "query"})
+_LOCALS = frozenset(
+    {"any_kept", "first_key", "first_query", "hi", "inside", "last_query", "may", "seen", "part", "query"}
+)
 
 
 def add_list(variant: Variant, schedule: Schedule | None = None) -> Variant | None:
@@ -118,17 +121,22 @@ def plan_kept_blocks(attention: Attention, listing: Listing) -> KeptBlocks | Non
     mapping[Index("q_pos")] = Binary("-", Binary("+", _QUERY, Dim("N")), Dim("M"))
     names = LoadNames.of(attention, taken=_LOCALS)
     lengths = shortened_lengths(attention, names)
-    keep = names.replace(substitute(listing.rest, mapping))
+    mask = substitute(listing.rest, mapping)
+    keep = names.replace(mask)
+    ends = _Extremes(names)
+    may = ends.may(nnf(mask))
     others = [fetch for fetch in names.fetches if fetch not in lengths]
     statements = (*names.rows.values(), *lengths, *others)
-    needed = needed_for({*_names_of(keep), "N"}, statements)
+    values = [end.value for end in ends.found.values()]
+    needed = needed_for({"N"}.union(*map(_names_of, (keep, *values))), statements)
     of_query = _depending_on("query", needed)
     of_key = _depending_on("kv_idx", needed)
-    lo, hi = _ends(listing.rest)
+    lo, hi = _range(listing.rest)
     used = (
         keep,
         lo,
         hi,
+        *values,
         *listing.condition.extents,
         *fetch_expressions(x for x in needed if isinstance(x, Fetch)),
     )
@@ -140,12 +148,58 @@ def plan_kept_blocks(attention: Attention, listing: Listing) -> KeptBlocks | Non
         keep=keep,
         lo=lo,
         hi=hi,
+        ends=tuple(ends.found.values()),
+        may=may,
         inputs=tuple((x.name, len(x.shape)) for x in attention.inputs if x.name in tensors_of(needed)),
         dims=dims_of(used),
     )
 
 
-def _ends(mask: Expr) -> tuple[Expr, Expr]:
+@dataclass(slots=True)
+class _Extremes:
+    """The ends that tell whether a block of queries and keys can have a pair that a mask keeps: of conditions
+    that compare something of the query with something of the key.
+    """
+
+    names: LoadNames
+    found: dict[tuple[Expr, Axis, bool], Extreme] = field(default_factory=dict)
+
+    def may(self, mask: Expr) -> Expr:
+        """Returns, of a mask in negation normal form, what every block fulfils that has such a pair."""
+        match mask:
+            case And(operands=operands):
+                return conj(*map(self.may, operands))
+            case Or(operands=operands):
+                tried = _Extremes(self.names.apart())
+                says = all(tried.may(operand) != TRUE for operand in operands)
+                return disj(*map(self.may, operands)) if says else TRUE
+            case _:
+                return conj(*map(self._reaches, sums_of(mask)))
+
+    def _reaches(self, total: Affine) -> Expr:
+        """Returns whether a sum of a part of the query and one of the key can be 0 or more."""
+        of_query = [term for term in total.terms if _QUERY in walk(term[0])]
+        of_key = [term for term in total.terms if _KV_IDX in walk(term[0])]
+        is_data = any(isinstance(node, Load) for atom, _ in (*of_query, *of_key) for node in walk(atom))
+        if not (of_query and of_key and is_data) or {*of_query} & {*of_key}:
+            return TRUE
+        rest = Affine(tuple(term for term in total.terms if term not in of_key), total.const)
+        keys = Affine(tuple(of_key), 0)
+        if of_query[0][1] > 0:  # what is loaded is not negated, which 64 bits may not hold
+            return compare(">=", self._end(rest, "q", is_most=True), self._end(-keys, "kv", is_most=False))
+        return compare("<=", self._end(-rest, "q", is_most=False), self._end(keys, "kv", is_most=True))
+
+    def _end(self, value: Affine, axis: Axis, *, is_most: bool) -> Ref:
+        key = (value.expr, axis, is_most)
+        if key not in self.found:
+            name = f"{'most' if is_most else 'least'}_{len(self.found)}"
+            self.found[key] = Extreme(
+                name=name, value=self.names.replace(value.expr), axis=axis, is_most=is_most
+            )
+        return Ref(self.found[key].name, "int", wide=True)
+
+
+def _range(mask: Expr) -> tuple[Expr, Expr]:
     """Returns where the keys begin and end that a mask keeps for some queries, as far as positions tell."""
     ranges = solve(mask)
     first = _of_positions(ranges.may_lo)

@@ -165,7 +165,7 @@ def _contradicts(mask: Expr) -> bool:
             conditions = set(operands)
             if any(negate(operand) in conditions or _contradicts(operand) for operand in operands):
                 return True
-            sums = [total for operand in operands[:_COMPARED] for total in _sums(operand)]
+            sums = [total for operand in operands[:_COMPARED] for total in sums_of(operand)]
             opaque = [frozenset(_opaque(total)) for total in sums]
             negated = [frozenset((atom, -c) for atom, c in terms) for terms in opaque]
             return any(
@@ -176,7 +176,7 @@ def _contradicts(mask: Expr) -> bool:
             return False
 
 
-def _sums(condition: Expr) -> Iterator[Affine]:
+def sums_of(condition: Expr) -> Iterator[Affine]:
     """Yields what is at least 0 where a comparison of integers holds."""
     match condition:
         case Compare(op=op, left=left, right=right) if left.type == right.type == "int":

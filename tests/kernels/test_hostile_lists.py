@@ -5,7 +5,7 @@ their memory where they break a promise.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import TypeAlias
 
@@ -141,10 +141,9 @@ def subject(name: str, fact: str = "") -> Subject:
 def given(made: Subject, kind: Kind, lists: Lists) -> tuple[Case, Problem]:
     """A case of a kind that has these lists."""
     case = Case(dims=kind.sizes, seed=2, config=0)
-    problem = build(made.variant.attention, case)
-    tensors = [problem.inputs[name] for name in ("idx", "cnt")]
-    for tensor, values in zip(tensors, lists(kind, *map(torch.as_tensor, tensors)), strict=True):
-        assert isinstance(tensor, torch.Tensor)
+    problem = build(made.variant.attention, case, device=made.device)
+    tensors = [torch.as_tensor(problem.inputs[name]) for name in ("idx", "cnt")]
+    for tensor, values in zip(tensors, lists(kind, *(x.cpu() for x in tensors)), strict=True):
         tensor.copy_(values)
     return case, problem
 
@@ -174,8 +173,7 @@ def test_lists_may_lie_anywhere(name: str) -> None:
     case, problem = given(made, kind, LISTS["some lists empty"])
     idx = torch.as_tensor(problem.inputs["idx"])
     for laid in (idx[:1, :1].expand(idx.shape), torch.stack([idx, full(idx, 2**30)], -1)[..., 0]):
-        problem.inputs["idx"] = laid
-        verdict = judged(made, case, problem)
+        verdict = judged(made, case, replace(problem, inputs={**problem.inputs, "idx": laid}))
         assert verdict.ok, verdict.message
 
 

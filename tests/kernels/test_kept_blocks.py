@@ -54,7 +54,7 @@ def text(target: str, **changes: str) -> str:
 def judged(made: Subject, sizes: Mapping[str, int], seed: int, data: Data) -> Verdict:
     """The verdict on results and gradients of drawn inputs, some of which are these instead."""
     case = Case(dims=sizes, seed=seed, config=0)
-    problem = build(made.variant.attention, case)
+    problem = build(made.variant.attention, case, device=made.device)
     for name, given in data(**sizes).items():
         put(problem, name, given)
     made.run(problem.inputs, problem.outputs, case.config, case.call)
@@ -168,7 +168,7 @@ def test_keys_of_no_kept_block_are_not_visited(target: str) -> None:
     sizes = {**SIZES, "B": 1, "M": 384, "N": 384}
 
     case = Case(dims=sizes, seed=1, config=0)
-    problem = build(made.variant.attention, case)
+    problem = build(made.variant.attention, case, device=made.device)
     put(problem, "doc", torch.tensor([7, 1, 4])[torch.arange(384) // 128].int())
     for name in ("k", "v"):
         tensor = problem.inputs[name]

@@ -29,6 +29,43 @@ def test_a_mask_that_looks_data_up_has_a_list_of_its_blocks() -> None:
     assert "kept blocks {" in text
 
 
+@pytest.mark.parametrize(
+    ("mask", "ends", "may"),
+    [
+        (
+            SAME,
+            ["most doc", "least doc_kv", "least doc", "most doc_kv"],
+            "most_0 >= least_1 and least_2 <= most_3",
+        ),
+        (
+            f"causal and ({SAME} or kv_idx < first[b])",
+            [],
+            "true",
+        ),
+        (
+            "0 <= doc[b, q_pos] - doc[b, kv_idx] <= 7",
+            ["most doc", "least doc_kv", "least doc - 7", "most doc_kv"],
+            "most_0 >= least_1 and least_2 <= most_3",
+        ),
+        (
+            "doc[b, q_pos] < doc[b, kv_idx] or doc[b, q_pos] > 2 * doc[b, kv_idx] + 3",
+            ["least doc + 1", "most doc_kv", "most doc - 4", "least doc_kv * 2"],
+            "least_0 <= most_1 or most_2 >= least_3",
+        ),
+        ("doc[b, q_pos] != doc[b, kv_idx]", [], "true"),
+        ("doc[b, (q_idx + kv_idx) % N] == doc[b, kv_idx]", [], "true"),
+    ],
+)
+def test_ends_exclude_blocks(mask: str, ends: list[str], may: str) -> None:
+    """Nothing that is loaded is negated: 64 bits may not hold it."""
+    made = planned(mask, inputs=("doc: i64[B, N]", "first: i32[B]"))
+    assert made.lists is not None
+    kept = made.lists.kept
+    assert kept is not None
+    found = [f"{'most' if end.is_most else 'least'} {show(end.value)}" for end in kept.ends]
+    assert (found, show(kept.may)) == (ends, may)
+
+
 def test_ranges_that_data_ends_are_those_of_all_keys() -> None:
     made = planned(f"kv_idx < end[b] and {SAME}", inputs=(*DOC, "end: i32[B]"))
     assert made.lists is not None

@@ -35,6 +35,7 @@ from tests.planted import (
     hopper_turns,
     hopper_wide,
     host,
+    kept_blocks,
     layouts,
     packed_lists,
     precision,
@@ -105,6 +106,7 @@ PARTS: Mapping[str, tuple[Bug, ...]] = {
     **_by_target("precision", precision.BUGS),
     **_by_target("forms", cuda_forms.BUGS),
     **_by_target("rows of lists", row_lists.BUGS),
+    **_by_target("kept blocks", kept_blocks.BUGS),
     "united lists": united_lists.BUGS,
 }
 #: By `part: name`, which is how data and tests call them.

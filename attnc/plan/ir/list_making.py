@@ -5,10 +5,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from attnc.expr.nodes import Dim, Expr, Load, walk
-from attnc.plan.ir.kernel import Statement
+from attnc.plan.ir.kernel import Axis, Statement
 
 #: Sizes that kernels of lists have anyway.
 _OWN = ("list_blocks", "list_rows")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Extreme:
+    """The least, or the most, that an integer is among the queries of a list, or the keys of a block: `axis`
+    says which.
+    """
+
+    name: str
+    value: Expr
+    axis: Axis
+    is_most: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,8 +29,9 @@ class KeptBlocks:
 
     program: what is found first, of a sequence `b` and a K/V head `h_kv`; of_queries: of the query `query`;
     of_keys: of the key `kv_idx`; of_pairs: of both; keep: of these, whether a pair is kept. lo, hi: keys
-    before and from which on no query from `first_query` to `last_query` keeps one. inputs: the tensors that
-    are read, each with the number of its axes; dims: sizes that are.
+    before and from which on no query from `first_query` to `last_query` keeps one. may: of ends, whether a
+    block can have a pair that is kept. inputs: the tensors that are read, each with the number of its axes;
+    dims: sizes that are.
     """
 
     program: tuple[Statement, ...]
@@ -28,8 +41,14 @@ class KeptBlocks:
     keep: Expr
     lo: Expr
     hi: Expr
+    ends: tuple[Extreme, ...]
+    may: Expr
     inputs: tuple[tuple[str, int], ...]
     dims: tuple[str, ...]
+
+    def ends_of(self, axis: Axis) -> tuple[Extreme, ...]:
+        """Returns the ends among queries, or keys."""
+        return tuple(end for end in self.ends if end.axis == axis)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

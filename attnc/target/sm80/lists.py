@@ -11,7 +11,7 @@ from attnc.expr.construct import ONE, add
 from attnc.expr.nodes import Expr, Load, show
 from attnc.model.dtypes import DType
 from attnc.plan.ir import Module, Statement
-from attnc.plan.ir.list_making import ListMaking
+from attnc.plan.ir.list_making import Extreme, ListMaking
 from attnc.plan.lists import BLOCKS, KV_HEAD, LIST_ROWS
 from attnc.target.declaration import CallText, show_product
 from attnc.target.lists import Lists
@@ -141,6 +141,37 @@ class CudaListsText(Lists):
         sizes = tuple(self._shortened)
         yield from (statement(item, dict(self._dtypes), sizes, scalar) for item in self.kept.program)
 
+    @staticmethod
+    def no_end(end: Extreme) -> str:
+        """Declares the least, or the most, of nothing."""
+        most = "0x7fffffffffffffffLL"
+        return f"long long {end.name} = {f'-{most} - 1' if end.is_most else most};"
+
+    def widen(self, end: Extreme) -> str:
+        """Prints how a value changes the least, or the most, of those before it."""
+        return _join(end, f"(long long)({self.print_scalar(end.value)})")
+
+    @staticmethod
+    def over_warp(end: Extreme) -> str:
+        """Prints how the values of a warp become one."""
+        return f"{end.name} = {'most' if end.is_most else 'least'}_of_warp({end.name});"
+
+    @property
+    def kept_ends(self) -> Iterator[str]:
+        """Statements that store what the queries of a warp have."""
+        yield from (f"{place.format('warp')} = {end.name};" for end, place in self._places)
+
+    @property
+    def joined_ends(self) -> Iterator[str]:
+        """Statements that join what other warps have stored."""
+        yield from (_join(end, place.format("other")) for end, place in self._places)
+
+    @property
+    def _places(self) -> Iterator[tuple[Extreme, str]]:
+        assert self.kept is not None
+        found = self.kept.ends_of("q")
+        yield from ((end, f"ends[{len(found)} * {{}} + {i}]") for i, end in enumerate(found))
+
     def statement(self, item: Statement) -> str:
         return statement(item, dict(self._dtypes), (), scalar)
 
@@ -221,8 +252,15 @@ class CudaListsText(Lists):
 
     @property
     def _shared(self) -> str:
-        return "0" if self.kept is None else "4"
+        """Bytes of shared memory: a word of bits, where those are found, and ends of each warp."""
+        if self.kept is None:
+            return "0"
+        return str(8 + 8 * (LIST_THREADS // 32) * len(self.kept.ends_of("q")))
 
     @property
     def _blocks(self) -> str:
         return self.lines if self.kept is None else self.memory
+
+
+def _join(end: Extreme, value: str) -> str:
+    return f"{end.name} = {'max' if end.is_most else 'min'}({end.name}, {value});"

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from attnc.expr.nodes import Expr, Load, show
 from attnc.plan.ir import Module, Statement
-from attnc.plan.ir.list_making import ListMaking
+from attnc.plan.ir.list_making import Extreme, ListMaking
 from attnc.plan.lists import BLOCKS, KV_HEAD, LIST_ROWS, lists_packed_rows
 from attnc.target.declaration import CallText, declare_allocation, show_product
 from attnc.target.lists import Lists
@@ -18,7 +18,7 @@ from attnc.target.triton.printer import scalar, statement
 #: Of a program, which has few elements: several would wait for each other at every sum.
 _WARPS = 1
 #: Of a program that finds blocks which a mask keeps; blocks at a time.
-_FINDING_WARPS, _BLOCKS = 8, 8
+_FINDING_WARPS, _BLOCKS = 4, 4
 #: Of a program that inverts lists: blocks of keys, which are in one word, and of queries at a time.
 _INVERTING_WARPS, _COLUMNS, _ROWS = 4, 4, 512
 #: Of a program that sorts lists; programs, and marks of all of them, 64 MiB.
@@ -62,6 +62,11 @@ class ListsText(Lists):
     def place_of_line(self) -> Iterator[str]:
         axes = [axis for axis in range(len(self.made.lines)) if axis != self.made.row_axis]
         yield from (f"{name} = i_{axis}" for name, axis in zip(("b", KV_HEAD.name), axes, strict=False))
+
+    @staticmethod
+    def no_end(end: Extreme) -> str:
+        """Prints the least, or the most, of nothing."""
+        return str(-(2**63) if end.is_most else 2**63 - 1)
 
     @staticmethod
     def statement(item: Statement) -> str:

@@ -17,6 +17,16 @@ struct Args {
     int B, H, M, N, list_blocks, list_rows;
 };
 
+// The least of a warp's integers of 64 bits, by their upper halves and then by their lower ones.
+__device__ __forceinline__ long long least_of_warp(long long x)
+{
+    const int high = warp_min((int)(x >> 32));
+    const int low = warp_min((int)(x >> 32) == high ? (int)((u32)x ^ 0x80000000u) : 0x7fffffff);
+    return (long long)((unsigned long long)(u32)high << 32 | ((u32)low ^ 0x80000000u));
+}
+
+__device__ __forceinline__ long long most_of_warp(long long x) { return ~least_of_warp(~x); }
+
 // Sets a bit for each block of which the mask keeps a pair of a key and a query of a list. A block of threads finds
 // a word of bits, of which each warp has every fourth.
 extern "C" __global__ void __launch_bounds__(LIST_THREADS)
@@ -35,10 +45,42 @@ extern "C" __global__ void __launch_bounds__(LIST_THREADS)
     const int lo = 0, hi = min(last_query + N - M + 1, N);  // no query keeps other keys
     if (threadIdx.x == 0)
         *found = 0;
+    // What queries have at least, or at most: a block of keys without any such is not looked at pair by pair.
+    long long* const ends = (long long*)shared + 1;
+    long long most_0 = -0x7fffffffffffffffLL - 1;
+    long long least_2 = 0x7fffffffffffffffLL;
+    for (int query = first_query + threadIdx.x; query <= last_query; query += LIST_THREADS) {
+        const int doc = 0 <= query + N - M && query + N - M < N ? doc_row[(query + N - M) * args.stride_doc_1] : 0;
+        most_0 = max(most_0, (long long)(doc));
+        least_2 = min(least_2, (long long)(doc));
+    }
+    most_0 = most_of_warp(most_0);
+    least_2 = least_of_warp(least_2);
+    if (lane == 0) {
+        ends[2 * warp + 0] = most_0;
+        ends[2 * warp + 1] = least_2;
+    }
     __syncthreads();
+    for (int other = 0; other < LIST_THREADS / 32; ++other) {
+        most_0 = max(most_0, ends[2 * other + 0]);
+        least_2 = min(least_2, ends[2 * other + 1]);
+    }
     for (int block = 32 * word + warp; block < min(32 * word + 32, args.list_blocks); block += LIST_THREADS / 32) {
         bool any_kept = false;  // of the pairs of a warp's 32 keys
         const int first_key = block * 128, stop = min(first_key + 128, hi);
+        if (first_key >= hi || first_key + 128 <= lo)
+            continue;
+        long long least_1 = 0x7fffffffffffffffLL;
+        long long most_3 = -0x7fffffffffffffffLL - 1;
+        for (int kv_idx = first_key + lane; kv_idx < min(first_key + 128, N); kv_idx += 32) {
+            const int doc_kv = kv_idx < N ? doc_row[kv_idx * args.stride_doc_1] : 0;
+            least_1 = min(least_1, (long long)(doc_kv));
+            most_3 = max(most_3, (long long)(doc_kv));
+        }
+        least_1 = least_of_warp(least_1);
+        most_3 = most_of_warp(most_3);
+        if (!(most_0 >= least_1 && least_2 <= most_3))
+            continue;
         for (int key = max(first_key, lo / 32 * 32); key < stop && !any_kept; key += 32) {
             const int kv_idx = key + lane;
             bool kept = false;

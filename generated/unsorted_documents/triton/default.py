@@ -159,22 +159,38 @@ def unsorted_documents_kept_blocks(
     kept = tl.zeros([], tl.int32)
     lo = 0
     hi = tl.minimum(last_query + N - M + 1, N)
-    for part in range(0, 32, 8):
+    # what queries have at least, or at most: blocks of keys without any such are not looked at pair by pair
+    most_0 = tl.full([], -9223372036854775808, tl.int64)
+    least_2 = tl.full([], 9223372036854775807, tl.int64)
+    for query in range(first_query, last_query + 1):
+        doc = tl.load(
+            doc_row + (query + N - M).to(tl.int64) * stride_doc_1,
+            mask=(0 <= query + N - M) & (query + N - M < N), other=0,
+        )
+        most_0 = tl.maximum(most_0, (doc).to(tl.int64))
+        least_2 = tl.minimum(least_2, (doc).to(tl.int64))
+    for part in range(0, 32, 4):
         first_key = (word * 32 + part) * 128
-        kv_idx = first_key + tl.arange(0, 1024)
+        kv_idx = first_key + tl.arange(0, 512)
         inside = (kv_idx < N) & (word < words)
-        seen = (first_key < hi) & (first_key + 1024 > lo)
-        stop = tl.where(seen, last_query + 1, first_query)  # no query keeps keys outside of lo .. hi - 1
+        seen = (first_key < hi) & (first_key + 512 > lo)
         doc_kv = tl.load(doc_row + kv_idx.to(tl.int64) * stride_doc_1, mask=kv_idx < N, other=0)
-        any_kept = tl.zeros([1024], tl.int32)
+        least_1 = tl.where(inside, (doc_kv).to(tl.int64), 9223372036854775807)
+        least_1 = tl.min(tl.reshape(least_1, [4, 128]), 1)
+        most_3 = tl.where(inside, (doc_kv).to(tl.int64), -9223372036854775808)
+        most_3 = tl.max(tl.reshape(most_3, [4, 128]), 1)
+        may = (most_0 >= least_1) & (least_2 <= most_3)
+        seen = seen & (tl.max(may.to(tl.int32), 0) > 0)
+        stop = tl.where(seen, last_query + 1, first_query)  # no query keeps keys outside of lo .. hi - 1
+        any_kept = tl.zeros([512], tl.int32)
         for query in range(first_query, stop):
             doc = tl.load(
                 doc_row + (query + N - M).to(tl.int64) * stride_doc_1,
                 mask=(0 <= query + N - M) & (query + N - M < N), other=0,
             )
             any_kept = any_kept | (inside & ((kv_idx <= query + N - M) & (doc == doc_kv))).to(tl.int32)
-        blocks = tl.max(tl.reshape(any_kept, [8, 128]), 1)
-        kept += tl.sum(blocks << (part + tl.arange(0, 8)), 0)
+        blocks = tl.max(tl.reshape(any_kept, [4, 128]), 1)
+        kept += tl.sum(blocks << (part + tl.arange(0, 4)), 0)
     at = _list_bits_ptr + line.to(tl.int64) * words + word
     tl.store(at, kept.to(tl.float32, bitcast=True), mask=word < words)
 
@@ -516,7 +532,7 @@ def unsorted_documents_backward_dkdv(
 
 CALL = TritonAttention(
     name="unsorted_documents",
-    operator="unsorted_documents_default_f0905859",
+    operator="unsorted_documents_default_b347fd7d",
     inputs=(
         Tensor("q", "bf16[B, M, H, 128]", "bmh"),
         Tensor("k", "bf16[B, N, Hkv, 128]", "bnh"),
@@ -537,7 +553,7 @@ CALL = TritonAttention(
             function=unsorted_documents_kept_blocks,
             grid="max((B) * ((M + 127) // 128) * cdiv(list_blocks, 32), 1)",
             pointers="doc _list_bits",
-            warps=8,
+            warps=4,
         ),
         Kernel(
             function=unsorted_documents_lists,
@@ -573,7 +589,7 @@ CALL = TritonAttention(
                 grid="max((B) * ((M + 127) // 128) * cdiv(list_blocks, 32), 1)",
                 pointers="doc _list_bits",
                 config="dq",
-                warps=8,
+                warps=4,
             ),
             Kernel(
                 function=unsorted_documents_lists,
