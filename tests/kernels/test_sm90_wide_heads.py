@@ -172,10 +172,11 @@ def trained(
 DRAWS = ("input rate: f32[]", "input draws: i64[]")
 DROPOUT = "softmax(dropout = rate, seed = draws)"
 #: Gradients whose ds needs more than p: its slope, a sign, what is kept, the keys behind it. Kernels of
-#: `mma.sync` make the last three.
+#: `mma.sync` make the last four.
 TRAINED = {
     "temperatures": trained("softcap(dot(q, k) * heat[h], 30)", more=("input heat: f32[Hkv * G]",), d=320),
     "weights": trained(normalize="none", dv=72),
+    "no_whole_panels": trained(d=272, dv=304),
     "packed_weights": trained(normalize="none", packed=True, d=320),
     "softpick": trained(normalize="softpick", dv=320),
     "packed_softpick": trained(normalize="softpick", packed=True),
@@ -184,6 +185,7 @@ TRAINED = {
     "dropout_in_gaps": trained(normalize=DROPOUT, more=DRAWS, mask="kv_idx % 3 != 1 and window(40, 9)"),
     "sticks": trained(normalize="stick_breaking", d=288),
     "capped_softpick": trained("softcap(dot(q, k) / 20, 30)", "softpick"),
+    "sink_alone": trained(normalize="softmax(sink = s[h])", more=("input s: f32[Hkv * G]",), grads="s"),
     "bias": trained("dot(q, k) / 20 + w[h, kv_idx]", more=("input w: f32[Hkv * G, N]",), grads="q, k, v, w"),
 }
 

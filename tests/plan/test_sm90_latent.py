@@ -199,6 +199,10 @@ def test_wide_heads_have_gradients_without_a_word_in_the_schedule() -> None:
             {"extra": "input w: f32[G]", "score": "dot(q, k) + w[h]", "grads": "q, k, w"},
             "gradients of what the score reads have 288 columns at most, not 512",
         ),
+        (
+            {"extra": "input s: f32[G]", "normalize": "softmax(sink = s[h])", "grads": "s"},
+            "of more than 288 columns other gradients come beside those of q, k or v",
+        ),
     ],
 )
 def test_why_wide_heads_have_no_gradients(words: dict[str, str], told: str) -> None:

@@ -32,7 +32,7 @@ from attnc.plan.gradients import find_score_inputs, has_constant_slope
 from attnc.plan.layout import KernelName
 from attnc.plan.signature import feature, has_rows, kv_heads
 from attnc.plan.sm80.backward import plan_cuda_backward
-from attnc.plan.sm80.layout import GRANULE, CudaLayout, over_rows
+from attnc.plan.sm80.layout import GRANULE, CudaBackwardLayout, CudaLayout, over_rows
 from attnc.plan.sm90.backward import Sm90Backward
 from attnc.plan.sm90.layout import PIECE, WGMMA_ROWS, WIDEST
 
@@ -47,7 +47,7 @@ _MOST_PIECES = 5
 _PIECES = 6
 #: Columns of a head beyond which its gradients are shared, and up to which they are.
 _NARROWEST, _WIDEST = 256, 512
-#: The same of kernels of mma.sync that sum gradients of what the score reads, too.
+#: The same of kernels of mma.sync that sum gradients of what the score reads, too, or of that alone.
 _WIDEST_BESIDE_SUMS = 288
 
 
@@ -76,6 +76,8 @@ class LatentBackward(Sm90Backward):
         return 1
 
     def shared_memory(self, config: TileConfig, kernel: KernelName) -> dict[str, int]:
+        if kernel not in self.by_wgmma:
+            return CudaBackwardLayout.shared_memory(self, config, kernel)
         rows, keys = self.tile(kernel)
         queries_at_once, keys_at_once = (1, _STAGES) if over_rows(kernel) else (_STAGES, 1)
         buffers = {
@@ -90,6 +92,8 @@ class LatentBackward(Sm90Backward):
         return {name: size for name, size in buffers.items() if size}
 
     def registers(self, config: TileConfig, kernel: KernelName) -> dict[str, int]:
+        if kernel not in self.by_wgmma:
+            return CudaBackwardLayout.registers(self, config, kernel)
         held = self.summed_panels(kernel) - self.first_panels(kernel)
         return {kernel: 32 * held, "p": _ROWS // 2, "dp": _ROWS // 2}
 
@@ -106,6 +110,8 @@ class WideBackward(LatentBackward):
         return self.v_panels if kernel == "dv" else self.qk_panels
 
     def shared_memory(self, config: TileConfig, kernel: KernelName) -> dict[str, int]:
+        if kernel not in self.by_wgmma:
+            return CudaBackwardLayout.shared_memory(self, config, kernel)
         rows, keys = self.tile(kernel)
         row, piece = 2 * PIECE, _PIECES * _ROWS * 2 * PIECE
         of_q, of_do = rows * self.qk_panels * row, rows * self.v_panels * row
@@ -180,10 +186,15 @@ def refuse_wide_gradients(attention: Attention) -> str:
         return f"two warpgroups share {PIECE + GRANULE} to {_WIDEST} columns, not {d} and {dv}"
     if not (has_rows(attention) and attention.q.dtype != DType.F32):
         return "the decode kernel has no backward"
-    if find_score_inputs(attention) and max(d, dv) > _WIDEST_BESIDE_SUMS:
-        return (
-            f"gradients of what the score reads have {_WIDEST_BESIDE_SUMS} columns at most, not {max(d, dv)}"
-        )
+    if (widest := max(d, dv)) > _WIDEST_BESIDE_SUMS:
+        if find_score_inputs(attention):
+            return (
+                f"gradients of what the score reads have {_WIDEST_BESIDE_SUMS} columns at most, not {widest}"
+            )
+        if not {"q", "k", "v"} & set(attention.grads):
+            return (
+                f"of more than {_WIDEST_BESIDE_SUMS} columns other gradients come beside those of q, k or v"
+            )
     return ""
 
 
