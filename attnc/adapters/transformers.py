@@ -15,7 +15,7 @@ with a value for each query and key, which skip no tile.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
 from operator import index
 from typing import Any, TypeAlias
@@ -37,7 +37,7 @@ from attnc.adapters.specs import (
 )
 from attnc.api.fastest import FEW, count_sharing
 from attnc.api.repeats import keep, repeat
-from attnc.api.tensors import FLOATS, NUMBERS, GivenTensors, draw_seed, to_dropout
+from attnc.api.tensors import FLOATS, NUMBERS, GivenTensors, draw_seed, lowered, to_dropout
 from attnc.support.arguments import requires_gradient
 
 is_compiling = torch.compiler.is_compiling
@@ -143,7 +143,7 @@ def attention(
     Rows that see no key (padding on the left) are 0. Raises ValueError or TypeError that names the argument,
     what was expected and what came: no mask for a causal module, weights to return, unknown arguments.
     """
-    query, key, value = _autocast(query, key, value)
+    query, key, value = lowered(query, key, value)
     band = getattr(attention_mask, BAND, None)
     own = attention_mask if band is None else _rows_of(band.keys)
     bounds = (None, None, None) if band is None else (band.first, band.last, band.stop)
@@ -203,17 +203,6 @@ def attention(
         )
         keep(plan_key, plan_of(find_function(form, query, key, value), names, changes))
     return o, None
-
-
-def _autocast(*tensors: torch.Tensor) -> Sequence[torch.Tensor]:
-    """Returns tensors as PyTorch's attention takes them under torch.autocast: there rotary embeddings make
-    queries and keys of 32 bits, but not values.
-    """
-    kind = getattr(getattr(tensors[0], "device", None), "type", "meta")
-    if kind == "meta" or not torch.is_autocast_enabled(kind):
-        return tensors
-    lowered = torch.get_autocast_dtype(kind)
-    return [x.to(lowered) if x.dtype in FLOATS else x for x in tensors]
 
 
 def _rows_of(keys: torch.Tensor | None) -> torch.Tensor | None:

@@ -138,6 +138,17 @@ class GivenTensors:
         return f"[{', '.join(sizes)}]"
 
 
+def lowered(*tensors: Any) -> Sequence[Any]:
+    """Returns tensors as PyTorch's attention takes them under torch.autocast, where rotary embeddings make
+    queries and keys of 32 bits, but not values; as they are elsewhere. What is no such tensor stays.
+    """
+    kind = getattr(getattr(tensors[0], "device", None), "type", "meta")
+    if kind == "meta" or not torch.is_autocast_enabled(kind):
+        return tensors
+    dtype = torch.get_autocast_dtype(kind)
+    return [x.to(dtype) if getattr(x, "dtype", None) in FLOATS else x for x in tensors]
+
+
 def is_hidden(value: Any) -> bool:
     """Returns whether a number is one that torch.compile traces as a tensor: NumPy's, but for np.float64,
     which is Python's too, and 0-d tensors.

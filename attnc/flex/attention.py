@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from attnc.api.repeats import Plan, keep, repeat
+from attnc.api.tensors import lowered
 from attnc.flex.arguments import Auxiliary, check_tensors, mask_of
 from attnc.flex.blocks import Blocks, restrict
 from attnc.flex.dense import max_scores
@@ -54,6 +55,7 @@ def flex_attention(
     query: [B, Hq, M, D]; key: [B or 1, Hkv, N, D]; value: [B or 1, Hkv, N, Dv]; of float16, bfloat16 or
         float32; any strides but a contiguous last axis, without which it is copied. key and value may both be
         of float8_e4m3fn or float8_e5m2. Tensors of float64 are given to torch's own function.
+        Under torch.autocast the others are converted to its type.
     score_mod(score, b, h, q_idx, kv_idx): returns the score to use; `score` is the product times `scale`
     mask_mod(b, h, q_idx, kv_idx): returns whether the key is visible
     block_mask: torch's BlockMask, in place of mask_mod: its own mask_mod, within the blocks that it lists
@@ -73,6 +75,7 @@ def flex_attention(
     TypeError with the argument's name, what was expected and what came; and torch's own errors where torch
     makes the same check.
     """
+    query, key, value = lowered(query, key, value)
     taken = token = repeated = None
     if kernel_options is None and not return_lse and not torch.compiler.is_compiling():
         taken = snapshot((score_mod, mask_mod), block_mask)
@@ -130,6 +133,7 @@ def family_of(
     """Returns the kernels that `flex_attention` runs on for these arguments, to be read: `spec`, `source`,
     `target`, `explain()`. Nothing is run. Raises what `flex_attention` raises.
     """
+    query, key, value = lowered(query, key, value)
     sizes = check_tensors(query, key, value, enable_gqa)
     mask_mod, blocks = mask_of(block_mask, mask_mod, query, key)
     order = order_like((*query.shape[:3], value.shape[3]), query)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.nn.attention.flex_attention import flex_attention as torch_flex_attention
 
 import attnc.flex
 from attnc.flex import FlexError, flex_attention, to_spec
@@ -192,3 +193,48 @@ def test_other_names_of_torchs_module_are_torchs() -> None:
         assert getattr(attnc.flex, name) is getattr(torchs, name)
     with pytest.raises(AttributeError, match=r"module 'attnc\.flex' has no attribute 'nonsense'"):
         attnc.flex.nonsense  # noqa: B018  # that is what is asked
+
+
+# --- autocast -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize("compiled", [False, True])
+def test_autocast_converts_as_in_torch(compiled: bool) -> None:
+    """Rotary embeddings make queries and keys of 32 bits there, but not values."""
+    torch._dynamo.reset()
+    function = (
+        torch.compile(flex_attention, backend="aot_eager", fullgraph=True) if compiled else flex_attention
+    )
+    types = torch.float32, torch.float32, torch.bfloat16
+    q, k, v = leaves = [torch.randn(1, 2, 9, 16, dtype=kind).requires_grad_() for kind in types]
+    expected = flex_attention(q.bfloat16(), k.bfloat16(), v)
+    gradients = torch.autograd.grad(expected.float().square().sum(), leaves)
+    for _ in range(7):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            o = function(q, k, v)
+            theirs = torch_flex_attention(q.detach(), k.detach(), v.detach())
+            assert o.dtype is theirs.dtype is torch.bfloat16
+        assert torch.equal(o, expected)
+        found = torch.autograd.grad(o.float().square().sum(), leaves)
+        assert all(map(torch.equal, found, gradients))
+    assert flex_attention(q, k, k).dtype is torch.float32
+    with pytest.raises(ValueError, match="to have the same dtype"):
+        flex_attention(q, k, v)
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+def test_autocast_leaves_what_is_no_operand_alone() -> None:
+    q = torch.randn(1, 1, 5, 16)
+    bias = torch.linspace(-9, 9, 5).requires_grad_()
+
+    def biased(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        return score + bias[kv_idx]
+
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        o = flex_attention(q, q, q, biased)
+        (gradient,) = torch.autograd.grad(o.float().sum(), bias)
+        assert flex_attention(q.double(), q.double(), q.double()).dtype is torch.float64
+    low = q.bfloat16()
+    assert torch.equal(o, flex_attention(low, low, low, biased))
+    assert gradient.dtype is torch.float32
