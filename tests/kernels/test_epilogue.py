@@ -193,6 +193,25 @@ def test_wide_heads_on_hopper() -> None:
         assert_within_bound(made, Case(dims=dims, config=number, layouts=layouts))
 
 
+@needs_gxx
+@pytest.mark.slow
+@pytest.mark.parametrize(("d", "schedule"), [(72, SPLITS), (112, SPLITS), (200, "loops = [q, kv]")])
+def test_rows_of_no_multiple_of_32_columns(d: int, schedule: str) -> None:
+    """What is left of a row behind chunks of four lanes is loaded in pairs, and nothing behind its end."""
+    lines = (
+        f"input q, gate: bf16[B, M, Hkv * G, {d}]",
+        f"input k, v: bf16[B, N, Hkv, {d}]",
+        "score = dot(q, k) / sqrt(D)",
+        "normalize = softmax",
+        f"output o: bf16[B, M, Hkv * G, {d}] = sigmoid(gate[b, q_idx, h, d]) * attention",
+    )
+    made = subject_of_text(spec(lines, schedule, target="cuda.sm_90a"))
+    for number, rows in enumerate((70, 3)):
+        dims = {"B": 1, "Hkv": 1, "G": 2, "M": rows, "N": 50}
+        layouts = transposed(made.variant.attention) if number else {}
+        assert_within_bound(made, Case(dims=dims, config=number % len(made.configs), layouts=layouts))
+
+
 def test_the_attention_itself_is_written_if_it_is_wanted() -> None:
     made = subject_of_text(spec(GATE, small_tiles("triton")))
     q, k, v = (torch.randn(1, 20, 2, 16, dtype=torch.bfloat16) for _ in range(3))
