@@ -44,7 +44,19 @@ _QUERIES: Mapping[Expr, Expr] = {
 }
 #: Locals of the kernel, beside those of all kernels (`plan.names`).
 _LOCALS = frozenset(
-    {"any_kept", "first_key", "first_query", "hi", "inside", "last_query", "may", "seen", "part", "query"}
+    {
+        "any_kept",
+        "first_key",
+        "first_query",
+        "hi",
+        "inside",
+        "last_query",
+        "may",
+        "seen",
+        "part",
+        "query",
+        "value",
+    }
 )
 
 

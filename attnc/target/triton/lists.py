@@ -17,8 +17,8 @@ from attnc.target.triton.printer import scalar, statement
 
 #: Of a program, which has few elements: several would wait for each other at every sum.
 _WARPS = 1
-#: Of a program that finds blocks which a mask keeps; blocks at a time.
-_FINDING_WARPS, _BLOCKS = 4, 4
+#: Of a program that finds blocks which a mask keeps; blocks and queries at a time.
+_FINDING_WARPS, _BLOCKS, _QUERIES = 4, 4, 16
 #: Of a program that inverts lists: blocks of keys, which are in one word, and of queries at a time.
 _INVERTING_WARPS, _COLUMNS, _ROWS = 4, 4, 512
 #: Of a program that sorts lists; programs, and marks of all of them, 64 MiB.
@@ -52,7 +52,8 @@ class ListsText(Lists):
     def finding_name(self) -> str:
         return f"{self.name}_kept_blocks"
 
-    columns_of_program, rows_of_program, blocks_at_once = _COLUMNS, _ROWS, _BLOCKS
+    columns_of_program, rows_of_program = _COLUMNS, _ROWS
+    blocks_at_once, queries_at_once = _BLOCKS, _QUERIES
 
     @property
     def queries_of_line(self) -> str:

@@ -162,16 +162,20 @@ def unsorted_documents_kept_blocks(
     # what queries have at least, or at most: blocks of keys without any such are not looked at pair by pair
     most_0 = tl.full([], -9223372036854775808, tl.int64)
     least_2 = tl.full([], 9223372036854775807, tl.int64)
-    for query in range(first_query, last_query + 1):
+    for start in range(first_query, last_query + 1, 16):
+        query = start + tl.arange(0, 16)[:, None]
+        exists = query <= last_query
         doc = tl.load(
             doc_row + (query + N - M).to(tl.int64) * stride_doc_1,
             mask=(0 <= query + N - M) & (query + N - M < N), other=0,
         )
-        most_0 = tl.maximum(most_0, (doc).to(tl.int64))
-        least_2 = tl.minimum(least_2, (doc).to(tl.int64))
+        value = tl.where(exists, (doc).to(tl.int64), -9223372036854775808)
+        most_0 = tl.maximum(most_0, tl.max(tl.reshape(value, [16]), 0))
+        value = tl.where(exists, (doc).to(tl.int64), 9223372036854775807)
+        least_2 = tl.minimum(least_2, tl.min(tl.reshape(value, [16]), 0))
     for part in range(0, 32, 4):
         first_key = (word * 32 + part) * 128
-        kv_idx = first_key + tl.arange(0, 512)
+        kv_idx = first_key + tl.arange(0, 512)[None, :]
         inside = (kv_idx < N) & (word < words)
         seen = (first_key < hi) & (first_key + 512 > lo)
         doc_kv = tl.load(doc_row + kv_idx.to(tl.int64) * stride_doc_1, mask=kv_idx < N, other=0)
@@ -183,12 +187,15 @@ def unsorted_documents_kept_blocks(
         seen = seen & (tl.max(may.to(tl.int32), 0) > 0)
         stop = tl.where(seen, last_query + 1, first_query)  # no query keeps keys outside of lo .. hi - 1
         any_kept = tl.zeros([512], tl.int32)
-        for query in range(first_query, stop):
+        for start in range(first_query, stop, 16):
+            query = start + tl.arange(0, 16)[:, None]
+            exists = query <= last_query
             doc = tl.load(
                 doc_row + (query + N - M).to(tl.int64) * stride_doc_1,
                 mask=(0 <= query + N - M) & (query + N - M < N), other=0,
             )
-            any_kept = any_kept | (inside & ((kv_idx <= query + N - M) & (doc == doc_kv))).to(tl.int32)
+            keep = inside & exists & ((kv_idx <= query + N - M) & (doc == doc_kv))
+            any_kept = tl.maximum(any_kept, tl.max(keep.to(tl.int32), 0))
         blocks = tl.max(tl.reshape(any_kept, [4, 128]), 1)
         kept += tl.sum(blocks << (part + tl.arange(0, 4)), 0)
     at = _list_bits_ptr + line.to(tl.int64) * words + word
@@ -532,7 +539,7 @@ def unsorted_documents_backward_dkdv(
 
 CALL = TritonAttention(
     name="unsorted_documents",
-    operator="unsorted_documents_default_b347fd7d",
+    operator="unsorted_documents_default_2dacbac5",
     inputs=(
         Tensor("q", "bf16[B, M, H, 128]", "bmh"),
         Tensor("k", "bf16[B, N, Hkv, 128]", "bnh"),
