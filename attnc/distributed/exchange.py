@@ -23,9 +23,8 @@ Floats: TypeAlias = npt.NDArray[np.float64]
 #: How often the exchanges of two ranks are looked at, by which the time of the host is bounded: in all; for
 #: each pair of ranks, where they are few; and where they are many.
 _LOOKS, _MOST_OF_PAIR, _LEAST_OF_PAIR = 160, 24, 3
-#: The power of a rank's time that is added up, so that the slowest counts most; what a score above the mean
-#: counts in excess of others.
-_POWER, _UNEVEN = 4, 10.0
+#: What a score above the mean counts in excess of others.
+_UNEVEN = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +41,8 @@ class _Rank:
 
 
 class Exchange:
-    """Owners of chunks, improved.
+    """Owners of chunks, improved: the sum over ranks of the fourth powers of their times falls, in which the
+    longest counts most.
 
     work: of each chunk; seen: whose keys it sees, [chunks, chunks]; waiting: the work that is done in the
     time in which the keys of a chunk come; even: the share of the mean beyond which work is uneven.
@@ -135,9 +135,11 @@ class Exchange:
         return _Rank(chunks, before[:-1] | behind[1:], own, float(load), cost)
 
     def _cost(self, load: Floats, coming: Bits) -> Floats:
-        uneven = np.maximum(load - (1.0 + self._even), 0.0)
-        keys = self._waiting * np.bitwise_count(coming).sum(axis=-1)
-        return np.asarray((load + _UNEVEN * uneven + keys) ** _POWER)
+        count = np.bitwise_count(coming)
+        keys = count[..., 0] if count.shape[-1] == 1 else count.sum(axis=-1)
+        total = load + _UNEVEN * np.maximum(load - (1.0 + self._even), 0.0) + self._waiting * keys
+        squared = total * total
+        return np.asarray(squared * squared)
 
 
 def _pack_bits(x: Bools) -> Bits:
