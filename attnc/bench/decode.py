@@ -197,6 +197,13 @@ def _flex(_: DecodeCell, x: DecodeInputs) -> Launch:
     return lambda: compiled(q, k, v, enable_gqa=True)
 
 
+def _own_flex(_: DecodeCell, x: DecodeInputs) -> Launch:
+    from attnc.flex import flex_attention
+
+    q, k, v = (y.transpose(1, 2) for y in (x.q, x.k, x.v))
+    return lambda: flex_attention(q, k, v, enable_gqa=True)
+
+
 @cache
 def _compiled_flex(_shape: torch.Size) -> Any:
     """Compiles FlexAttention anew for each shape: PyTorch keeps eight at most, and gives up after that."""
@@ -220,11 +227,12 @@ def _flash3_of_8_bits(_: DecodeCell, x: DecodeInputs) -> Launch:
 
 #: FlashAttention-3 of 8 bits, where it is named.
 FLASH3_OF_8_BITS = "fa3_e4m3"
-#: What PyTorch brings along, and vLLM.
+#: What PyTorch brings along, and vLLM; and attnc's function of the name of PyTorch's.
 PEERS: tuple[Decoder, ...] = (
     Decoder(name="cudnn", title="cuDNN", make=_sdpa(SDPBackend.CUDNN_ATTENTION)),
     Decoder(name="fa2", title="FlashAttention-2", make=_sdpa(SDPBackend.FLASH_ATTENTION)),
     Decoder(name="flex", title="FlexAttention", make=_flex, compiles=True),
+    Decoder(name="attnc_flex", title="attnc.flex", make=_own_flex, compiles=True, ours=True),
     Decoder(name=FLASH3_OF_8_BITS, title="FlashAttention-3, e4m3", make=_flash3_of_8_bits),
 )
 #: Attentions over pages by the rows of one. Those of fewer than 16 take part where they are named.

@@ -114,10 +114,11 @@ def bench(
     Peers are cudnn, fa2, fa3 (the package flash_attn_3), fa4 (flash-attn-4), efficient, flex and eager, as
     far as they are installed. Kernels of attnc that can be timed as peers: triton, beside those of --target;
     two_pass and ordered, CUDA gradients with the same bits in every run; page_4 and page_1, small pages, with
-    --decode and --prefill; page_8, and e4m3 and page_16_e4m3, caches of 8 bits, with --decode, beside
-    fa3_e4m3, which multiplies in 8 bits (vLLM's FlashAttention-3). With --models peers are cudnn, sdpa (the
-    one that PyTorch chooses), fa3, fa3_vllm (vLLM's build, which has sinks), fa4, flex and flashmla (of
-    vLLM), and for gradients with the same bits in every run sdpa_deterministic and fa3_deterministic.
+    --decode and --prefill; page_8, attnc_flex (attnc.flex), and e4m3 and page_16_e4m3, caches of 8 bits, with
+    --decode, beside fa3_e4m3, which multiplies in 8 bits (vLLM's FlashAttention-3). With --models peers are
+    cudnn, sdpa (the one that PyTorch chooses), fa3, fa3_vllm (vLLM's build, which has sinks), fa4, flex and
+    flashmla (of vLLM), and for gradients with the same bits in every run sdpa_deterministic and
+    fa3_deterministic.
     With --lists they are flex, fa4, flashmla and nsa (parallel_nsa of flash-linear-attention), and of tokens
     whose keys are rows of 656 bytes rows656 (attnc's) and flashmla_rows656.
 

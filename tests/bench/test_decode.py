@@ -71,15 +71,15 @@ def test_those_take_part_that_are_named() -> None:
     ]  # fmt: skip
     assert {"page 4", "page 4 on Triton"} < {x.title for x in found}
     assert all(x.ours == (x.name != "fa2") for x in found)
-    assert len(decoders(NAMES, "cuda.sm_80")) == 2 * (len(PAGED) + 2) + 4 + 2
-    assert len(decoders(NAMES, "triton")) == len(PAGED) + 2 + 4 + 2
+    assert len(decoders(NAMES, "cuda.sm_80")) == 2 * (len(PAGED) + 2) + 5 + 2
+    assert len(decoders(NAMES, "triton")) == len(PAGED) + 2 + 5 + 2
 
 
 def test_what_is_warmed_up_goes_to_other_processes() -> None:
     benchmark = DecodeBenchmark(peers=NAMES, target="cuda.sm_80")
     jobs = benchmark.jobs((*decode_cells(), *serving_cells()))
-    assert len(jobs) == 7 * 15 + 2 * 2 + 2
-    assert len(benchmark.jobs(scaling_cells()[:1])) == 14  # FlexAttention has no part there
+    assert len(jobs) == 7 * 16 + 2 * 2 + 2
+    assert len(benchmark.jobs(scaling_cells()[:1])) == 15  # FlexAttention has no part there
     assert all(pickle.loads(pickle.dumps(job)) for job in jobs)
 
 
