@@ -7,6 +7,7 @@ attnc's, 130 interrupted. A user's mistake never shows a traceback; a bug says s
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
 import sys
@@ -39,10 +40,26 @@ def _run(argv: Sequence[str] | None = None) -> int:
         return 128 + signal.SIGINT
 
 
+def _run_and_leave() -> int:
+    """Runs the command, and ends a process that has used a GPU without taking the interpreter apart: a thread
+    of PyTorch's that lets go of a call's gradients meanwhile would abort it ("terminate called without an
+    active exception").
+    """
+    code = _run()
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return code
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):  # closed by the caller, or its reader gone
+            stream.flush()
+    os._exit(code)
+
+
 def _run_witnessed() -> int:
     from attnc.runtime.last_words import can_witness, run_witnessed
 
-    found = run_witnessed(_run) if can_witness() else _run()
+    found = run_witnessed(_run_and_leave) if can_witness() else _run()
     if isinstance(found, int):
         return found
     if found.signal in _ASKED:

@@ -68,6 +68,35 @@ def test_nothing_is_witnessed_under_a_tool_of_cuda() -> None:
     assert ended("SIGSEGV", CUDA_INJECTION64_PATH="/tool.so").returncode == -signal.SIGSEGV
 
 
+#: A command that says it has used a GPU, while something would abort the interpreter as it ends.
+LEFT = """
+import atexit, sys
+from types import SimpleNamespace
+sys.argv = ["attnc", "verify"]
+import attnc.cli
+
+class Aborts:
+    def __del__(self):
+        print("taken apart", flush=True)
+
+sys.modules["torch"] = SimpleNamespace(cuda=SimpleNamespace(is_initialized=lambda: {used}))
+sys.modules["left"] = Aborts()
+atexit.register(print, "registered")
+attnc.cli._run = lambda argv=None: print("ran") or 7
+sys.exit(attnc.cli.main())
+"""
+
+
+@pytest.mark.parametrize("used", [False, True])
+def test_a_process_that_has_used_a_gpu_ends_at_once(used: bool) -> None:
+    """What was registered for its end runs, and all that it printed arrives."""
+    command = [sys.executable, "-c", LEFT.replace("{used}", str(used))]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    child = ["ran", "registered", *(() if used else ("taken apart",))]
+    assert (run.returncode, run.stdout.split("\n")[: len(child)]) == (7, child), run.stderr
+    assert run.stdout.count("taken apart") == (1 if used else 2)  # the parent's
+
+
 def test_exit_codes_are_handed_on(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "attnc", "verify"]
     missing = subprocess.run(
