@@ -27,6 +27,18 @@ class Section:
     most: int | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LastSection:
+    """How large the last section is, so that what begins last is short. rounds: tiles that it has for each
+    block, at least, 0: it is like the others; sections: of ordinary size that it has at most, 0: any number.
+    """
+
+    rounds: int = 0
+    sections: int = 0
+
+
+ALIKE = LastSection()
+
 #: Others need the cache too, and programs are not all at the same tile.
 A_QUARTER = Section(cache=(1, 4), least=4, most=16)
 #: The same where loops are short, so that a program reads few rows of a head: more heads than would fit.

@@ -45,25 +45,38 @@ def section(heads: int, size: int, room: int, least: int = 1, most: int | None =
     return max(1, min(heads, max(least, fitting if most is None else min(fitting, most))))
 
 
-#: Tiles of queries that a part of a walk has at least, where it is cut within a head: what a block does once
-#: takes as long as two or three of them.
-_LEAST_TILES = 2
+#: Tiles of queries that a part of a walk has at least, where it is cut within a head; parts for each
+#: multiprocessor, at most, whose sums take memory.
+_LEAST_TILES, _MOST_PARTS = 2, 6
 #: A share that is nearly all; tiles of queries, at most, of a part that is not long. With twice as many, two
 #: parts for each multiprocessor take a third longer than six on an H200.
 _NEARLY, _LONGEST = 0.9, 256
+#: In tiles of queries: what a part takes besides; what its sums take, at a multiprocessor's share of the
+#: memory's speed; how far a block that takes turns is behind the one before it. Measured on an H200.
+_BESIDE, _JOINED, _BEHIND = 2.0, 2.0, 0.5
 
 
 def count_parts(
-    walks: int, heads: int, tiles: int, enough: int, wanted: int, few: int, chosen: int = 0, room: int = 0
+    walks: int,
+    heads: int,
+    tiles: int,
+    enough: int,
+    wanted: int,
+    few: int,
+    chosen: int = 0,
+    room: int = 0,
+    turns: int = 0,
 ) -> int:
     """Returns into how many parts each walk over queries is cut: one where there are `enough` walks, else so
     that there are as many parts as `wanted`; or, of each walk, about as many as a config has `chosen`.
 
     walks: of the call; heads, tiles: query heads that a walk goes through, and tiles of each. A part has the
-    same number of whole heads as the others, but for the last one; or, where all heads are fewer than `few`,
-    an equal share of the tiles of one: then the result is a multiple of `heads`. Where fewer parts, of alike
-    heads and not long, nearly fill the `room` for two on each multiprocessor, there are no more. Follows from
-    shapes and the device alone, so that sums of parts are the same bits in every run.
+    same number of whole heads as the others, but for the last one; or, where all heads are fewer than two for
+    each multiprocessor, an equal share of the tiles of one: then the result is a multiple of `heads`, by a
+    model of the time. few: all multiprocessors, half of them where walks are alike; 0: no head is cut.
+    Where fewer parts, of alike heads and not long, nearly fill the `room` for two on each multiprocessor,
+    there are no more. turns: walks over the same head that take turns. Follows from shapes and the device
+    alone, so that sums of parts are the same bits in every run.
     """
     parts = chosen or (1 if walks >= enough else cdiv(wanted, max(1, walks)))
     if room and not chosen and 0 < walks < enough:
@@ -74,9 +87,32 @@ def count_parts(
             parts = fewer
     if parts <= heads:
         return cdiv(heads, cdiv(heads, parts))
-    if not chosen and walks * heads >= few:
+    if chosen:
+        return heads * max(1, min(cdiv(parts, heads), tiles))
+    processors = room // 2 or few
+    if not few or walks * heads >= 2 * processors:
         return heads
-    return heads * max(1, min(cdiv(parts, heads), tiles // (1 if chosen else _LEAST_TILES)))
+    return heads * _count_shares(walks * heads, tiles, few, processors, turns)
+
+
+def _count_shares(walks: int, tiles: int, few: int, processors: int, turns: int) -> int:
+    """Returns into how many parts of some tiles walks over a head are cut: the number with the shortest time.
+    Walks are causal, and the longest begin first; or alike, where `few` is less than all multiprocessors or
+    blocks take turns.
+    """
+
+    def time(shares: int) -> float:
+        longest, parts = tiles / shares, walks * shares
+        rounds = cdiv(parts, processors)
+        if few < processors or turns:
+            works = rounds * longest
+        else:
+            works = max(longest, tiles * walks / (2 * processors) + longest / 4)
+        sums = _JOINED * parts / processors if shares > 1 else 0.0
+        return max(works + _BESIDE * rounds, longest + _BEHIND * (turns - 1)) + sums
+
+    most = min(tiles // _LEAST_TILES, _MOST_PARTS * processors // max(1, walks))
+    return min(range(1, max(1, most) + 1), key=time)
 
 
 _FUNCTIONS: dict[str, Callable[..., Any]] = {

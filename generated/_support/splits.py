@@ -13,8 +13,12 @@ from .sizes import Names, evaluate
 #: Bytes that a multiprocessor reads while a wave of programs starts and ends, and while the kernel that joins
 #: the splits is launched; measured on an H200.
 _WAVE_BYTES, _COMBINE_BYTES = 96 << 10, 96 << 10
-#: The share of a call's time that is clearly less of it.
-_CLEARLY = 0.92
+#: Of two programs on a multiprocessor: how many times as long reading takes them as one alone, and bytes that
+#: one alone could read while it starts and ends, which nothing hides; measured on an H200.
+_BESIDE, _ALONE_BYTES = 1.1, 24 << 10
+#: The share of a call's time that is clearly less of it; how many times as long is nearly as fast; tiles of a
+#: short sequence, at most.
+_CLEARLY, _NEARLY, _SHORT = 0.92, 1.02, 8
 
 
 @dataclass(frozen=True)
@@ -86,9 +90,12 @@ class Split:
         alike = [x for x in configs if _is_alike(x, first) and self.room(x, gpu) <= gpu.shared]
         if self.segment or self.columns or len(alike) < 2:
             return configs
+        if evaluate(self.key_tiles, {**names, "BLOCK_N": first.BLOCK_N}) > _SHORT:
+            return configs
         costs = [self._plan(names, x, gpu)[1] for x in alike]
-        least = min(costs)
-        return (alike[costs.index(least)], *configs) if least < _CLEARLY * costs[0] else configs
+        most = min(costs) * _NEARLY  # of tiles that are as fast the largest
+        chosen = next(x for x, cost in zip(alike, costs, strict=True) if cost <= most)
+        return (chosen, *configs) if min(costs) < _CLEARLY * costs[0] else configs
 
     def _plan(self, names: Names, config: Any, gpu: Gpu) -> tuple[int, float]:
         sizes = {**names, "BLOCK_M": config.BLOCK_M, "BLOCK_N": config.BLOCK_N}
@@ -149,21 +156,28 @@ def plan_splits(
 
     A wave of programs, as many as fit on the device, takes its bytes at the memory's speed, and as long as
     a hundred kB more to start and to end; where it leaves multiprocessors idle, the others run at most
-    `idle_gain` times faster, and no block faster than its share of a multiprocessor's speed. Joining the
-    splits costs a launch and the way to memory and back. Follows from
-    shapes and the device alone, so that a captured CUDA graph serves sequences of any length.
+    `idle_gain` times faster, and no block faster than its share of a multiprocessor's speed. Where two fit
+    on a multiprocessor, they hide each other's start, and read more slowly together than one alone. Joining
+    the splits costs a launch and the way to memory and back. Follows from shapes and the device alone, so
+    that a captured CUDA graph serves sequences of any length.
     """
     processors, resident = gpu.multiprocessors, 2
     if gpu.shared_in_all and shared > 0:
         resident = max(1, min(gpu.shared_in_all // shared, 4))
+    is_pair = (
+        resident == 2 and block_share == 1
+    )  # what reads less than a multiprocessor is meant to have company
 
     def cost(n: int) -> float:
         split_bytes = -(-key_tiles // n) * tile_bytes
         waves, rest = divmod(tiles * n, processors * resident)
-        time: float = waves * (max(resident, 1 / block_share) * split_bytes + _WAVE_BYTES)
+        beside = _BESIDE if is_pair else 1.0
+        time: float = waves * (max(resident, 1 / block_share) * split_bytes * beside + _WAVE_BYTES)
         if rest:
             deepest = -(-rest // processors)
-            time += max(rest / processors, deepest / idle_gain, 1 / block_share) * split_bytes + _WAVE_BYTES
+            reads = max(rest / processors, deepest / idle_gain, 1 / block_share) * split_bytes
+            time += reads * (beside if deepest > 1 else 1.0) + _WAVE_BYTES
+            time += _ALONE_BYTES if is_pair and deepest == 1 and not waves else 0
         return time if n == 1 else time + _COMBINE_BYTES + trips * n * partial_bytes / processors
 
     best = min(range(1, max(1, min(key_tiles, most)) + 1), key=cost)

@@ -11,7 +11,7 @@ from typing import Any, Literal, cast
 import pytest
 
 from attnc.expr.nodes import Dim, Index
-from attnc.plan.access import Sequences, TileWalk
+from attnc.plan.access import LastSection, Sequences, TileWalk
 from attnc.target.sm80.printer import CudaWalk, settle
 from attnc.target.templates import python_environment
 from attnc.target.triton.kernel import ProgramText
@@ -89,7 +89,7 @@ def test_each_place_has_one_number(walked: TileWalk, section: int) -> None:
 @pytest.mark.parametrize("last_first", [False, True])
 def test_heads_in_turn_and_the_last_ones_together(rounds: int, blocks: int, *, last_first: bool) -> None:
     walked = walk("q", "M", last_first=last_first)
-    text = CudaWalk(walk=walked, of_call="", section="", last_rounds=rounds)
+    text = CudaWalk(walk=walked, of_call="", section="", last=LastSection(rounds=rounds))
     lines = [f"const int {walked.tiles} = {text.tiles};", *text.place, "use(b);"]
     printed = settle("{\n" + "\n".join(lines) + "\n}").splitlines()[1:-2]
     code = (line.replace("(int)", "") for line in printed if not line.strip().startswith("//"))

@@ -68,6 +68,29 @@ def test_heads_of_128_columns_have_three_warpgroups_under_a_causal_mask() -> Non
     assert tiles(mask="causal", score="30.0 * tanh(dot(q, k) * 0.01)") == (128, 128)
 
 
+@pytest.mark.parametrize("d", [72, 96, 128])
+def test_causal_calls_of_few_rows_have_two_warpgroups(d: int) -> None:
+    """The last tile of queries walks over all keys: of one head of 32768 rows, all tiles of 192 rows take no
+    longer than that one, which takes half as long again as one of 128 rows.
+    """
+    module = planned(d=d, mask="causal")
+    three, two = configs = list(map(hopper, module.kernel.configs))
+    assert [(x.tile_q, x.tile_kv, x.stages) for x in configs] == [(192, 64, 4), (128, 128, 2)]
+    texts = costs_of(module.variant.attention, layout_of(module.kernel), configs)
+
+    def chosen(heads: int, rows: int) -> Any:
+        names = {"B": 1, "H": heads, "M": rows, "N": rows, "multiprocessors()": lambda: 132}
+        costs = [evaluate(text, names) for text in texts]
+        return configs[costs.index(min(costs))]
+
+    assert chosen(1, 32768) == chosen(2, 16384) == chosen(1, 8192) == two
+    assert chosen(16, 16384) == chosen(256, 1024) == chosen(16, 4096) == chosen(32, 2048) == three
+    within_sectors = d % 16 > 0
+    assert chosen(4, 16384) == chosen(8, 4096) == (three if within_sectors else two)
+    assert len(planned(d=d, mask="causal", schedule="stages = 2").kernel.configs) == 1
+    assert len(planned(d=d, mask="window(511, 0)").kernel.configs) == 1
+
+
 #: What may take shared memory or registers besides rows of q, k and v.
 FEATURES: dict[str, dict[str, Any]] = {
     "plain": {},

@@ -38,7 +38,7 @@ from attnc.expr.nodes import (
 from attnc.model.attention import Attention, Variant
 from attnc.model.configs import configs
 from attnc.model.schedule import BackwardConfig, Knob, Schedule, Summation, TileConfig
-from attnc.plan.access import Section
+from attnc.plan.access import LastSection, Section
 from attnc.plan.device import DEVICES
 from attnc.plan.fitting import Tiles, backward_phase_of, nothing_fits, unsupported
 from attnc.plan.gradients import has_constant_slope, wanted_loads
@@ -92,9 +92,10 @@ _STAGES = 2
 SECTIONS = Section(cache=(1, 8))
 #: The same where blocks take turns: larger, so that fewer of them are at the same head.
 SECTIONS_OF_TURNS = Section(cache=(2, 5))
-#: Tiles of one query head for each block in the last section; and where those of packed sequences that walk
-#: farthest come first in it.
-LAST_ROUNDS, LAST_ROUNDS_OF_PACKED = 3, 6
+#: The last section, in tiles of one query head; and that of packed sequences. Where walks go through several
+#: heads, the farthest come first in it: blocks are at all of its sequences then, whose q, do and dq have to
+#: stay in the L2 cache. Walks over one head are short, and lose more by that than at the end of a launch.
+LAST_SECTION, LAST_SECTION_OF_PACKED = LastSection(rounds=3), LastSection(rounds=6, sections=4)
 #: Walks over queries for each multiprocessor, fewer than which are cut into parts, and parts that it has
 #: then: where the longest come first, and where blocks take turns, in which the longest may come last.
 _WALKS, _WALKS_IN_TURNS = (3, 6), (8, 8)
@@ -169,17 +170,20 @@ class Sm90Backward(CudaBackwardLayout):
     @property
     def few_walks(self) -> str:
         """Walks over a single head fewer than which are cut too. Where all are as long as each other, so few
-        that half of the multiprocessors have none. None where blocks take turns: each would wait for the
-        others at its first tile.
+        that half of the multiprocessors have none. Where blocks take turns, those of causal walks would wait
+        for the others at their first tiles; others wait longer for whole walks than for parts.
         """
         if self.turns is not None:
-            return "0"
+            return "multiprocessors()" if self.alike else "0"
         return "multiprocessors() // 2" if self.alike else "multiprocessors()"
 
-    @property
-    def room_for_parts(self) -> str:
-        """Where parts that nearly fill two rounds of blocks are enough, how many those are."""
-        return "" if self.turns is not None else ", 2 * multiprocessors()"
+    def room_for_parts(self, kv_tiles: str) -> str:
+        """Where parts that nearly fill two rounds of blocks are enough, how many those are; where blocks take
+        turns, at heads that are cut, how many do. kv_tiles: of a head.
+        """
+        if self.turns is None:
+            return ", 2 * multiprocessors()"
+        return f", 0, {kv_tiles}" if self.alike else ""
 
     @property
     def stores_boxes(self) -> bool:

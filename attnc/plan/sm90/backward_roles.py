@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from attnc.expr.nodes import Expr, Index, Ref, Search, walk
 from attnc.model.attention import Variant
 from attnc.model.dtypes import DType
+from attnc.plan.access import LastSection
 from attnc.plan.ir import Fetch, Statement, fetch_expressions, statement_expressions
 from attnc.plan.ir.backward import BackwardKernel
 from attnc.plan.layout import Roles
@@ -17,8 +18,8 @@ from attnc.plan.sm80.layout import CudaLayout
 from attnc.plan.sm90.backward import (
     CONSUMER_REGISTERS,
     DS_TILES,
-    LAST_ROUNDS,
-    LAST_ROUNDS_OF_PACKED,
+    LAST_SECTION,
+    LAST_SECTION_OF_PACKED,
     P_TILES,
     PRODUCER_REGISTERS,
     Sm90Backward,
@@ -67,8 +68,8 @@ class Sm90BackwardRoles(Roles):
 
     cuts_walks: blocks may share the walk of a tile; turns: how blocks take turns at adding to dq, None where
     they do not; edge: the bound of the loops of the kv tile before that tells whether a turn is the first, if
-    one does; last_rounds: tiles for each block that the last section has at least; walks: how far tiles of
-    packed sequences walk, where the farthest come first in it; end_of_own: the size that a sequence ends the
+    one does; last: the last section; walks: how far tiles of packed sequences walk, where the farthest come
+    first in it, if they go through several query heads; end_of_own: the size that a sequence ends the
     tiles of a block with, "" for none; late: statements that wait for the query head. dkdv: of a kernel over
     keys; latent: products that two warpgroups share.
     """
@@ -91,7 +92,7 @@ class Sm90BackwardRoles(Roles):
     cuts_walks: bool
     turns: Turns | None
     edge: Expr | None
-    last_rounds: int
+    last: LastSection
     walks: WalkLengths
     end_of_own: str
     late: tuple[Statement, ...]
@@ -146,8 +147,8 @@ class _BackwardRolePlanner:
             cuts_walks=not over_q,
             turns=turns,
             edge=edge,
-            last_rounds=LAST_ROUNDS_OF_PACKED if walks else LAST_ROUNDS,
-            walks=walks,
+            last=LAST_SECTION_OF_PACKED if walks else LAST_SECTION,
+            walks=walks if kernel.sums_heads else "",  # those over one head are short
             end_of_own=end_of_own,
             late=late,
             work=plan_backward_work(

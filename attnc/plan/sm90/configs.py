@@ -339,6 +339,9 @@ def groups_of(variant: Variant, schedule: Schedule) -> Iterator[tuple[HopperConf
         group |= dict.fromkeys(_complete(config, _LONG_TILES, knobs, variant) for config in shared)
         if shared:
             group |= dict.fromkeys(replace(x, stages=_STAGES_OF_FEW) for x in tuple(group) if x.blocks > 1)
+        if tiles is _SHORT_TILES and _shortens_to_two(variant, knobs):
+            two = _tiles_of_width(variant)
+            group |= dict.fromkeys(_complete(config, two, knobs, variant) for config in found)
         if fitted := divide_blocks(group, block):
             yield fitted
 
@@ -360,8 +363,7 @@ def _tiles_of(variant: Variant, knobs: Mapping[str, Knob]) -> Iterator[Tiles]:
     if variant.attention.segment is not None:
         yield from ordered_tiles(variant.attention, decodes=False)
         return
-    width = _width_of(variant)
-    first = next(tiles for widest, tiles in _TILES if width <= widest)
+    width, first = _width_of(variant), _tiles_of_width(variant)
     chooses = bool(knobs.keys() & _CHOOSING)
     pair = _pair_of(variant)
     if not chooses and _has_short_loops(variant):
@@ -384,6 +386,24 @@ def _tiles_of(variant: Variant, knobs: Mapping[str, Knob]) -> Iterator[Tiles]:
     for keys in (64, 48, 32):
         if keys < (first.tile_kv or 0):
             yield replace(first, tile_kv=keys)
+
+
+def _tiles_of_width(variant: Variant) -> Tiles:
+    width = _width_of(variant)
+    return next(tiles for widest, tiles in _TILES if width <= widest)
+
+
+def _shortens_to_two(variant: Variant, knobs: Mapping[str, Knob]) -> bool:
+    """Returns whether calls of few rows take tiles of two warpgroups in place of three: of a mask that hides
+    the last keys alone, the last tile of queries walks over all keys, and a launch lasts as long as that.
+    """
+    is_open = not knobs.keys() & {*_CHOOSING, *_BESIDE_TILES}
+    return is_open and _suits_three(variant) and _hides_last_keys(variant.attention)
+
+
+def _hides_last_keys(attention: Attention) -> bool:
+    ends = solve(normalise(attention).mask)
+    return ends.may_lo is None and ends.may_hi is not None and ends.tile_may is None
 
 
 def _has_short_loops(variant: Variant) -> bool:
@@ -418,9 +438,7 @@ def _suits_three(variant: Variant) -> bool:
     least, most = sorted((feature(attention.q), feature(attention.v)))
     if most != _WIDEST_SHORT:
         return PIECE < least <= most < _WIDEST_SHORT
-    ends = solve(attention.mask)
-    ends_last = ends.may_lo is None and ends.may_hi is not None and ends.tile_may is None
-    return least == most and ends_last and isinstance(split_scale(attention.score)[1], Dot)
+    return least == most and _hides_last_keys(attention) and isinstance(split_scale(attention.score)[1], Dot)
 
 
 def _differs_by_data(variant: Variant) -> bool:
@@ -525,10 +543,23 @@ _TIMES: Mapping[tuple[int, int, int], tuple[int, int]] = {
 }
 
 
+#: What as many rows take under a causal mask by tiles of three warpgroups and of two; the same where rows
+#: begin within sectors of 32 bytes; keys in whose time a tile of two begins and ends, beyond one of three.
+_TIMES_OF_ROWS, _TIMES_OF_SECTORS, _BEGUN = (97, 100), (100, 115), 300
+
+
 def costs_of(attention: Attention, layout: Sm90Layout, configs: Sequence[HopperConfig]) -> tuple[str, ...]:
     """Returns what waves of tiles take under each config, by the sizes of a call; nothing where times are not
     known, or lengths to the host.
     """
+    if [config.consumers for config in configs] == [3, 2] and _hides_last_keys(attention):
+        are_whole = not any(feature(x) % MMA for x in (attention.q, attention.v))
+        rows = zip(configs, _TIMES_OF_ROWS if are_whole else _TIMES_OF_SECTORS, (0, _BEGUN), strict=True)
+        return tuple(
+            f"{time} * (N + {begun}) * max({2 * config.tile_q} * multiprocessors(),"
+            f" M * B * H + {config.tile_q // 2} * multiprocessors())"
+            for config, time, begun in rows
+        )
     times = [_TIMES.get((config.consumers, config.blocks, config.tile_kv)) for config in configs]
     more = layout.pair or layout.vectors or layout.columns or layout.draws or layout.capped or layout.narrow
     plain = attention.q.storage.is_plain and attention.k.storage.is_plain

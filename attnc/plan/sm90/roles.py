@@ -27,6 +27,7 @@ from attnc.expr.nodes import (
 from attnc.expr.simplify import substitute
 from attnc.model.attention import Variant
 from attnc.model.dtypes import DType
+from attnc.plan.access import LastSection
 from attnc.plan.ir import Fetch, Forward, Let, Statement, statement_expressions
 from attnc.plan.ir.kernel import expressions_within
 from attnc.plan.layout import Roles
@@ -69,6 +70,10 @@ class Claims:
     late: bool
     ahead: int
     last_rounds: int
+
+    @property
+    def last(self) -> LastSection:
+        return LastSection(rounds=self.last_rounds)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -323,8 +323,7 @@ class CudaBackward(BackwardDeclaration):
     @property
     def sections(self) -> dict[str, str]:
         row_bytes = (self._layout.d + self._layout.dv) * self._layout.element.bytes
-        packs_keys = self._arguments.tensors.packs(Role.KEY)
-        keys = f"{show(longest(self.module.variant.attention, Role.KEY))} // B" if packs_keys else "N"
+        packs_keys, keys = self._arguments.tensors.packs(Role.KEY), self.keys
         queries = f"{self.queries} // B" if self.packs_queries else "M"
         shared = f"{queries} * G" if self.kv_heads == "Hkv" else queries
         kv_heads = self.kv_heads if packs_keys else f"B * {self.kv_heads}"
@@ -335,6 +334,12 @@ class CudaBackward(BackwardDeclaration):
             "SECTION": section(planned, "H" if self.packs_queries else "B * H", keys, row_bytes),
             "KV_SECTION": section(planned, kv_heads, shared, row_bytes + self.sum_bytes),
         }
+
+    @property
+    def keys(self) -> str:
+        """Those of a sequence, of packed ones on average."""
+        packs = self._arguments.tensors.packs(Role.KEY)
+        return f"{show(longest(self.module.variant.attention, Role.KEY))} // B" if packs else "N"
 
     @property
     def section(self) -> Section | None:

@@ -17,7 +17,7 @@ from attnc.expr.construct import conj
 from attnc.expr.nodes import TRUE, Const, Expr, Index, Search
 from attnc.model.attention import Variant
 from attnc.model.dtypes import DType
-from attnc.plan.access import Sequences, TileWalk
+from attnc.plan.access import ALIKE, LastSection, Sequences, TileWalk
 from attnc.plan.ir import Fetch, Let, Row, Statement
 from attnc.plan.ir.backward import Adjoint
 from attnc.plan.signature import RowZero
@@ -237,17 +237,17 @@ def statement(
 class CudaWalk:
     """The walk of one kernel as text. of_call: what stands before a size that is an argument of the call, ""
     where it is a local of the same name; section: the argument with the heads of a section, "" where heads
-    come one after the other; last_rounds: the last section has so many tiles for each block at least, 0: none
-    is larger than the others. blocks: how many take tiles; size: the rows of a tile, where it is not that of
-    one block; parts: the local that says how many tiles share a place, and count as heads, "" for one;
-    heads_of_part: that says how many query heads each has, "" for one; farthest_first: how far tiles of
-    packed sequences walk, "shrink" or "whole", where the last section begins with those that walk farthest.
+    come one after the other; last: the last section. blocks: how many take tiles; size: the rows of a tile,
+    where it is not that of one block; parts: the local that says how many tiles share a place, and count as
+    heads, "" for one; heads_of_part: that says how many query heads each has, "" for one; farthest_first: how
+    far tiles of packed sequences walk, "shrink" or "whole", where the last section begins with those that
+    walk farthest.
     """
 
     walk: TileWalk
     of_call: str
     section: str = "SECTION"
-    last_rounds: int = 0
+    last: LastSection = ALIKE
     blocks: str = "(int)gridDim.x"
     size: str = ""
     parts: str = ""
@@ -273,11 +273,13 @@ class CudaWalk:
         section, in_section = f"args.{self.section}", f"{tiles} * args.{self.section}"
         if not self.section:
             yield from self._heads_in_turn
-        elif self.last_rounds:
+        elif self.last.rounds:
             yield "// The last section is larger, so that what begins last is short, and nobody waits."
             work = f"{tiles} * {self.heads_of_part}" if self.heads_of_part else tiles
             divisor = f"({work})" if self.heads_of_part else work
-            yield f"const int last = ({self.last_rounds} * {self.blocks} + {work} - 1) / {divisor};"
+            last = f"({self.last.rounds} * {self.blocks} + {work} - 1) / {divisor}"
+            last = f"min({last}, {self.last.sections} * {section})" if self.last.sections else last
+            yield f"const int last = {last};"
             yield f"const int others = max(({self.all_heads} - last) / {section}, 1) * {section};"
             yield f"const int first_head = min(tile / ({in_section}) * {section}, others);"
             yield f"const int heads = first_head < others ? {section} : {self.all_heads} - others;"
@@ -297,8 +299,8 @@ class CudaWalk:
                 cu, shrinks = self.walk.sequences.cu_seqlens, str(self.farthest_first == "shrink").lower()
                 given = f"args.{cu}_ptr, args.stride_{cu}_0, in_order, {self.of_call}B, {size}"
                 yield f"const int {head} = {number}, in_order = rank / heads;"
-                yield "int number = in_order;  // in the last section, what walks farthest comes first"
-                yield f"if (first_head + heads == {self.all_heads})"
+                yield "int number = in_order;  // in the last section, the farthest of long walks come first"
+                yield f"if (first_head + heads == {self.all_heads} && {self.heads_of_part} > 1)"
                 yield f"    number = find_longest<{shrinks}>({given});"
             yield from self.find_sequence(self.walk.sequences, size)
             return
@@ -313,11 +315,11 @@ class CudaWalk:
         if self.walk.sequences is not None:  # which come in turn: blocks are at all heads of a few
             yield f"const int first_head = 0, heads = {self.all_heads}, rank = tile;"
             return
-        if not self.last_rounds:
+        if not self.last.rounds:
             yield f"const int first_head = tile / {tiles}, heads = 1, rank = tile % {tiles};"
             return
         yield "// The last heads are one section, so that what begins last is short, and nobody waits."
-        yield f"const int last = ({self.last_rounds} * {self.blocks} + {tiles} - 1) / {tiles};"
+        yield f"const int last = ({self.last.rounds} * {self.blocks} + {tiles} - 1) / {tiles};"
         yield f"const int others = max({self.all_heads} - last, 0), first_head = min(tile / {tiles}, others);"
         yield f"const int heads = first_head < others ? 1 : {self.all_heads} - others;"
         yield f"const int rank = tile - first_head * {tiles};"

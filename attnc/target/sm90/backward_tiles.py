@@ -99,7 +99,7 @@ class Sm90BackwardText(CudaBackwardText):
         if self.roles.cuts_walks and self.kernel.sums_heads:
             walk = replace(walk, parts="head_parts", heads_of_part="part_heads")
         if turns is None:
-            return replace(walk, last_rounds=self.roles.last_rounds, farthest_first=self.roles.walks)
+            return replace(walk, last=self.roles.last, farthest_first=self.roles.walks)
         return replace(walk, walk=replace(walk.walk, last_first=turns.from_last))
 
 

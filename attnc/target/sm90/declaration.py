@@ -165,10 +165,11 @@ class HopperBackward(CudaBackward):
         name = self.module.variant.attention.k.name
         keys = next(arg for arg in self.module.args if arg.tensor.name == name)
         rows = [show_size(bind) for bind in keys.axes[:-1]]
+        room = self._plan.room_for_parts(f"cdiv({self.keys}, {planned.config}.BLOCK_N)")
         return {
             **sizes,
             "WALKS": walks,
-            "WALK_PARTS": f"count_parts({counted}, {planned.config}.parts{self._plan.room_for_parts})",
+            "WALK_PARTS": f"count_parts({counted}, {planned.config}.parts{room})",
             **({self.head_parts: "min(WALK_PARTS, G)"} if self.head_parts else {}),
             "KEY_ROWS": " * ".join(rows),
         }

@@ -64,8 +64,7 @@ class Sm90Text(CudaText):
 
     @cached_property
     def walk(self) -> CudaWalk:
-        rounds = self.roles.claims.last_rounds
-        walk = CudaWalk(walk=self.kernel.walk, of_call="", section="", last_rounds=rounds)
+        walk = CudaWalk(walk=self.kernel.walk, of_call="", section="", last=self.roles.claims.last)
         return replace(walk, blocks="clusters", size="CLUSTER_M") if self.layout.clusters else walk
 
     @cached_property

@@ -124,6 +124,7 @@ struct WorkTile {
 static_assert(WORK_TILES * sizeof(WorkTile) <= 384, "work tiles");
 
 WGMMA_SS(64)
+WGMMA_SS(128)
 WGMMA_RS(128)
 
 // Barrier `index` of a kind.

@@ -179,15 +179,16 @@ __device__ __forceinline__ void run_scheduler(const Args& args, u32 base, WorkTi
         }
         const int tile = taken / tile_parts;
         // The last section is larger, so that what begins last is short, and nobody waits.
-        const int last = (6 * (int)gridDim.x + kv_tiles * part_heads - 1) / (kv_tiles * part_heads);
+        const int last = min((6 * (int)gridDim.x + kv_tiles * part_heads - 1) / (kv_tiles * part_heads),
+            4 * args.KV_SECTION);
         const int others = max((Hkv * head_parts - last) / args.KV_SECTION, 1) * args.KV_SECTION;
         const int first_head = min(tile / (kv_tiles * args.KV_SECTION) * args.KV_SECTION, others);
         const int heads = first_head < others ? args.KV_SECTION : Hkv * head_parts - others;
         const int rank = tile - first_head * kv_tiles;
         const int in_turn = first_head + rank % heads;  // a head, and a part of it
         const int h_kv = in_turn / head_parts, in_order = rank / heads;
-        int number = in_order;  // in the last section, what walks farthest comes first
-        if (first_head + heads == Hkv * head_parts)
+        int number = in_order;  // in the last section, the farthest of long walks come first
+        if (first_head + heads == Hkv * head_parts && part_heads > 1)
             number = find_longest<true>(args.cu_k_ptr, args.stride_cu_k_0, in_order, args.B, BLOCK_N);
         const int sequence = find_sequence(args.cu_k_ptr, args.stride_cu_k_0, number, args.B, BLOCK_N);
         const int k_first = args.cu_k_ptr[sequence * args.stride_cu_k_0];

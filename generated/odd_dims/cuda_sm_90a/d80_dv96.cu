@@ -110,6 +110,7 @@ struct WorkTile {
 static_assert(WORK_TILES * sizeof(WorkTile) <= 384, "work tiles");
 
 WGMMA_SS(64)
+WGMMA_SS(128)
 WGMMA_RS(96)
 
 // Barrier `index` of a kind.
