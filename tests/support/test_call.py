@@ -141,6 +141,37 @@ def test_a_lazily_negated_view_has_the_numbers_that_torch_reads(
         assert torch.equal(found, wanted)
 
 
+class Wrapper(torch.Tensor):
+    """A tensor without memory of its own."""
+
+    @staticmethod
+    def __new__(cls, x: torch.Tensor) -> Any:
+        return torch.Tensor._make_wrapper_subclass(cls, x.shape, strides=x.stride(), dtype=x.dtype)  # type: ignore[attr-defined]
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @classmethod
+    def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise NotImplementedError(function)
+
+
+def test_what_was_prepared_is_of_memory_as_it_is(full: ModuleType, qkv: tuple[torch.Tensor, ...]) -> None:
+    """A view that torch negates is not written to, and a tensor without memory is not read, as at first."""
+    q, k, v = qkv
+    o, lse = full.full(*qkv)
+    wrong: list[tuple[list[torch.Tensor], Any, str]] = [
+        ([*qkv], (torch._neg_view(o.clone()), lse), "lazily negated view"),
+        ([Wrapper(q), k, v], None, "q: "),
+    ]
+    for _ in range(2):
+        for given, out, said in wrong:
+            with pytest.raises((TypeError, ValueError), match=said):
+                full.full(*given, out=out)
+        for _ in range(6):
+            full.full(*qkv)
+            full.full(*qkv, out=(o, lse))
+
+
 def test_gradients_of_lazily_negated_views_and_cotangents(
     full: ModuleType, qkv: tuple[torch.Tensor, ...]
 ) -> None:

@@ -88,8 +88,9 @@ def test_calls_that_take_turns_have_no_guard() -> None:
     given, (k, _, n) = tensors(), tensors()
     for _ in range(9):
         repeated.note("one", given)
+        assert repeated.guard is None
         repeated.note("other", (k, k, n))
-        assert repeated.call(given) is None
+        assert repeated.guard is None
 
 
 @pytest.mark.parametrize("given", [(0, 1, 0), (0, 1, 1), (0, 0, 0)])

@@ -127,6 +127,16 @@ def test_what_differs_is_looked_at(
     judge(results(attention, drawn(8)), drawn(8))
 
 
+def test_calls_of_other_shapes_that_follow_themselves_are_right(attention: Any) -> None:
+    """What is kept for gradients has the rows of its own call."""
+    for rows in (5, 9, 3):
+        for seed in range(8):
+            *keys, do = drawn(seed)
+            given = [torch.cat([x, x], 1)[:, :rows] for x in (keys[0], do)]
+            given = [given[0], *(torch.cat([x, x], 1)[:, :9] for x in keys[1:]), given[1]]
+            judge(results(attention, given), given)
+
+
 def test_a_gradient_of_lse_is_looked_at() -> None:
     """It may be there or not, call by call."""
     family = attnc.compile(TEXT.format(lse=FORMS["returned"]), target="triton")
