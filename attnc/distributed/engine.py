@@ -37,6 +37,9 @@ from attnc.expr.nodes import Dim, walk
 from attnc.model.attention import Attention
 from attnc.model.tensors import Role, Tensor
 
+#: Plans whose tables are kept on the device, the latest.
+_KEPT = 16
+
 
 class ContextParallel:
     """An attention whose rows are spread over the ranks of a group.
@@ -235,7 +238,7 @@ class ContextParallel:
         if call is not None and call in self._known_calls:
             names, known = self._known_calls[call]
             return known, (q, k, v), dict(zip(names, (*inputs, *named.values()), strict=True))
-        key = (plan, q.dtype, q.device, q.requires_grad)
+        key = (plan.hash, q.dtype, q.device, q.requires_grad)
         problem: Exception | None = None
         stages, extras = None, {}
         try:
@@ -253,10 +256,11 @@ class ContextParallel:
             self._check_rows(kernels.attention, plan, q, k, v)
             if not kernels.has_gradients and torch.is_grad_enabled():
                 self._refuse_gradients(q, k, v)
-            if len(self._stages) > 64:
-                self._stages.clear()
             stages = self._stages.get((plan, kernels, q.device))
             if stages is None:
+                while len(self._stages) >= _KEPT:
+                    del self._stages[next(iter(self._stages))]
+                    self._known_calls.clear()
                 stages = Stages(plan, kernels, self.group, q.device)
                 self._stages[plan, kernels, q.device] = stages
         except Exception as failure:  # whatever it is, the others must not wait for this rank
@@ -268,8 +272,6 @@ class ContextParallel:
             raise problem
         assert stages is not None
         if call is not None:
-            if len(self._known_calls) > 64:
-                self._known_calls.clear()
             by_place = [tensor.name for tensor in stages.attention.extras][: len(inputs)]
             self._known_calls[call] = (*by_place, *named), stages
         return stages, (q, k, v), extras

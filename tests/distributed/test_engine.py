@@ -2,6 +2,8 @@
 float64 reference of the whole by the bound that the plan of the ranks promises.
 """
 
+import gc
+import weakref
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -14,6 +16,7 @@ from attnc.diagnostics import DiagnosticError
 from attnc.distributed import ContextParallel
 from attnc.distributed.estimate import Rates, Strategy
 from attnc.distributed.group import Alone
+from attnc.distributed.plan import Plan
 from attnc.distributed.verify import RanksCase, cases, run_case
 from attnc.verify.case import Case
 from attnc.verify.interpreter import ensure_interpreter
@@ -614,3 +617,16 @@ def test_calls_that_were_checked_take_inputs_by_place_and_by_name() -> None:
     leaf = own.clone().requires_grad_()
     (gradient,) = torch.autograd.grad(cp(q, k, v, own=leaf, pair=pair)[0].sum(), leaf)
     assert gradient.shape == own.shape
+
+
+def test_what_belongs_to_a_plan_goes_with_it() -> None:
+    """Training packs other documents into every batch: neither tables nor plans may pile up."""
+    cp, plans = ContextParallel(SPECS["documents"], Alone()), list[weakref.ref[Plan]]()
+    q, k, v = torch.zeros(1, 40, 2, 16), *torch.zeros(2, 1, 40, 1, 16)
+    for first in range(1, 31):
+        doc = (torch.arange(40) >= first).int()[None]
+        plans.append(weakref.ref(cp.plan(q, k, doc=doc)))
+        cp._prepare_call(q, k, v, (doc,), {})
+    cp.kernels_for(q)[1]._plans.clear()  # which keeps more of them, without tables
+    gc.collect()
+    assert [ref() is not None for ref in plans] == [False] * 14 + [True] * 16
