@@ -29,7 +29,7 @@ _FUNCTIONS = ("flash_attn_func", "flash_attn_varlen_func", "flash_attn_with_kvca
 
 def forms(dtypes: Iterable[str], sizes: Iterable[int]) -> Iterator[Form]:
     """Yields what models of transformers call: causal or not, windows, and one of scale, softcap and sinks;
-    dense and packed, forward and gradients, and one token against pages of 256.
+    dense and packed, forward and gradients, and one token against these and against pages of 256.
 
     dtypes: "f16", "bf16"; sizes: head dimensions
     """
@@ -47,6 +47,7 @@ def forms(dtypes: Iterable[str], sizes: Iterable[int]) -> Iterator[Form]:
         )
         yield form
         yield replace(form, splits=0)
+        yield replace(form, kv="ragged", splits=0)
         yield replace(form, grads=trained)
         packed = replace(form, q="ragged", kv="ragged")
         yield packed

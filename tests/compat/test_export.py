@@ -15,9 +15,9 @@ import torch
 from attnc.api.compile import compile_family
 from attnc.api.fastest import HOPPER
 from attnc.cli import main
-from attnc.compat import export
+from attnc.compat import call, compiled, export
 from attnc.compat.exported import module_name
-from attnc.compat.flash_attn import flash_attn_func
+from attnc.compat.flash_attn import flash_attn_func, flash_attn_varlen_func
 from attnc.compat.form import Form
 from tests.processes import run_program
 
@@ -49,10 +49,30 @@ def inputs() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 def test_what_is_exported_covers_models() -> None:
     """A form for each call that transformers makes, each once."""
     found = list(export.forms(["f16"], [64]))
-    assert len(found) == len(set(found)) == 96
+    assert len(found) == len(set(found)) == 112
     large = [replace(form, size=64, size_v=64) for form in FORMS if form != TRAINED]
     assert replace(TRAINED, size=64, size_v=64) in found
     assert set(large) <= set(found)
+
+
+@pytest.mark.parametrize("most", [1, 5])
+def test_what_is_exported_covers_padded_batches(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sequences end to end, of several tokens in a prompt and of one in each later step."""
+    asked: list[Form] = []
+
+    def noting(form: Form) -> Any:
+        asked.append(form)
+        return load(form)
+
+    load = compiled.load_form
+    monkeypatch.setattr(call, "load_form", noting)
+    monkeypatch.setattr(call, "_PREPARED", {})
+    k, v = torch.randn(2, 9, 2, 16).half()
+    q, starts = torch.randn(2 * most, 4, 16).half(), torch.tensor([0, most, 2 * most], dtype=torch.int32)
+    ends = torch.tensor([0, 4, 9], dtype=torch.int32)
+    flash_attn_varlen_func(q, k, v, starts, ends, most, 5, causal=True)
+    assert asked[0].splits == (0 if most == 1 else None)
+    assert set(asked) <= set(export.forms(["f16"], [16]))
 
 
 def test_the_folder_stands_alone(folder: Path) -> None:
