@@ -141,19 +141,20 @@ def test_a_lazily_negated_view_has_the_numbers_that_torch_reads(
         assert torch.equal(found, wanted)
 
 
-class Wrapper(torch.Tensor):
+_Tensor: Any = torch.Tensor  # has other types
+
+
+class Wrapper(_Tensor):  # type: ignore[misc]  # for which reason nothing is known of its base
     """A tensor without memory of its own."""
 
     @staticmethod
     def __new__(cls, x: torch.Tensor) -> Any:
-        return torch.Tensor._make_wrapper_subclass(cls, x.shape, strides=x.stride(), dtype=x.dtype)  # type: ignore[attr-defined]
+        return torch.Tensor._make_wrapper_subclass(cls, x.shape, strides=x.stride(), dtype=x.dtype)
 
     __torch_function__ = torch._C._disabled_torch_function_impl
 
     @classmethod
-    def __torch_dispatch__(  # type: ignore[override]  # as PyTorch calls it
-        cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         raise NotImplementedError(function)
 
 
