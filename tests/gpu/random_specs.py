@@ -251,7 +251,7 @@ def draw(chunk: int, skip: int, mode: Mode) -> Iterator[Result]:
         if mode.everywhere:  # large tiles take compilers thrice as long
             return specs(targets=mode.targets, wide=number % 4 == 0, with_gradients=True, everywhere=True)
         with_gradients = number < _WITHOUT_GRADIENTS
-        return specs(targets=mode.targets, widest=256, wide=wide, with_gradients=with_gradients)
+        return specs(targets=mode.targets, widest=512, wide=wide, with_gradients=with_gradients)
 
     results: list[Result] = []
     count = 0

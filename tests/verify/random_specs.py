@@ -44,6 +44,8 @@ HEADS = (("H", "H"), ("Hkv * G", "Hkv"), ("G", "1"), ("2", "2"), ("4", "2"), ("2
 _WIDTHS, _CUDA_WIDTHS, _WIDE = (8, 16, 20, 32), (8, 16, 24, 32), (40, 64, 72, 96, 128)
 _HOPPER_WIDTHS = (16, 16, 32, 64, 80, 128, 192, 256, 8, 24, 40, 72, 72, 88, 136, 200, 248)
 _HOPPER_VALUES = (16, 32, 64, 128, 208, 256, 8, 40, 72, 72, 120, 136, 200)
+#: Heads whose columns of o two warpgroups of Hopper share.
+_SHARED_WIDTHS = (264, 272, 288, 320, 448, 512)
 _EVERYWHERE, _LAUNCH = frozenset({"b", "h", "q_idx", "kv_idx"}), frozenset({"b"})
 _OF_A_HEAD, _OF_A_KEY = frozenset({"b", "h"}), frozenset({"b", "h", "kv_idx"})
 _OF_A_ROW = frozenset({"b", "h", "q_idx"})
@@ -137,8 +139,9 @@ def specs(
     lowers the attention, and of what has keys or values of 8 bits, or a scale of v, for Triton alone.
 
     wide: heads and tiles as large as those of models, for a GPU; widest: columns of a head of Hopper's;
-    with_gradients: of whatever has some; everywhere: only what each of the targets lowers, under a plain
-    schedule where it does not under the drawn one.
+    beyond 256, some specs are for it alone, whose warpgroups share columns; with_gradients: of whatever has
+    some; everywhere: only what each of the targets lowers, under a plain schedule where it does not under the
+    drawn one.
     """
     on_cuda = any(target != "triton" for target in targets)
     hopper = HOPPER in targets and (everywhere or draw(st.integers(0, 4)) > 0)
@@ -149,8 +152,12 @@ def specs(
     never_decodes = with_gradients or storage.q != "dense"
     decodes = not never_decodes and draw(st.integers(0, 4)) == 0
     widths = _WIDE if wide else _HOPPER_WIDTHS if hopper else _CUDA_WIDTHS if on_cuda else _WIDTHS
+    may_share = hopper and widest > 256 and not (storage.prefix or everywhere or wide)
+    shared = may_share and draw(st.integers(0, 7)) == 0
+    widths = _SHARED_WIDTHS if shared else widths
     d = draw(st.sampled_from([n for n in widths if n <= widest]))
     values: tuple[int, ...] = (64, 72, 96, 128) if wide else _HOPPER_VALUES if hopper else (8, 16, 24)
+    values = _SHARED_WIDTHS if shared else values
     most = d if storage.prefix else widest
     if storage.prefix and on_cuda and with_gradients:  # which takes 16 of them at once
         values = tuple(n for n in values if n % 16 == 0)
@@ -162,7 +169,7 @@ def specs(
     via = storage.kv_via(draw(st.sampled_from((1, 3, 16, 40))))
     score, softmax = words.float_expr(depth, _EVERYWHERE, dot=True), _softmax(words, dropout=not decodes)
     of_k = of_v = dtype
-    may_be_narrow = "triton" in targets and not with_gradients
+    may_be_narrow = "triton" in targets and not (with_gradients or shared)
     if may_be_narrow and dtype != "f32" and draw(st.integers(0, 5)) == 0:
         of_k, of_v = (draw(st.sampled_from(("e4m3", "e5m2", "i8", dtype))) for _ in "kv")
         of_v = of_k if storage.prefix else of_v
@@ -215,7 +222,7 @@ def specs(
     text = f"attention spec {{\n  {statements}\n}}\n"
     joins_bytes = "rate" in softmax and any(extra.dtype in ("bool", "u8") for extra in extras)
     schedules = {}
-    for target in ("triton",) if has_narrow else targets:
+    for target in ("triton",) if has_narrow else (HOPPER,) if shared else targets:
         shape = Shape(
             target=target,
             storage=storage,
@@ -225,6 +232,7 @@ def specs(
             joins_bytes=joins_bytes,
             unifies=not scales_keys,
             form=form,
+            shares=shared,
         )
         schedules[target] = f"schedule spec for {target} {{\n  {draw_schedule(draw, shape)}\n}}\n"
         if everywhere and not is_lowered(text + schedules[target]):
@@ -232,6 +240,7 @@ def specs(
             assume(is_lowered(text + schedules[target]))
     if HOPPER in schedules and not is_lowered(text + schedules[HOPPER]):
         del schedules[HOPPER]
+    assume(schedules)
     if (
         form != "softmax" or epilogue
     ):  # some keys of schedules are those of a softmax, and of rows that one thread has
@@ -320,9 +329,13 @@ class Shape:
     joins_bytes: bool
     unifies: bool = True
     form: str = "softmax"
+    shares: bool = False
 
 
 def draw_schedule(draw: st.DrawFn, shape: Shape) -> str:
+    if shape.target == HOPPER and shape.shares:
+        splits = "" if shape.storage.q != "dense" else f", split.kv {_or(draw(st.integers(1, 3)), 1)}"
+        return f"loops = [kv], pack = gqa{splits}"
     if shape.target == HOPPER:
         return (_hopper_decoding if shape.decodes else _hopper_schedule)(draw, shape)
     on_cuda = shape.target != "triton"
