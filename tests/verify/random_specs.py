@@ -151,10 +151,10 @@ def specs(
     storage = draw(st.sampled_from(storages))
     never_decodes = with_gradients or storage.q != "dense"
     decodes = not never_decodes and draw(st.integers(0, 4)) == 0
-    widths = _WIDE if wide else _HOPPER_WIDTHS if hopper else _CUDA_WIDTHS if on_cuda else _WIDTHS
     may_share = hopper and widest > 256 and not (storage.prefix or everywhere or wide)
     shared = may_share and draw(st.integers(0, 7)) == 0
-    widths = _SHARED_WIDTHS if shared else widths
+    usual = _HOPPER_WIDTHS if hopper else _CUDA_WIDTHS if on_cuda else _WIDTHS
+    widths: tuple[int, ...] = _SHARED_WIDTHS if shared else _WIDE if wide else usual
     d = draw(st.sampled_from([n for n in widths if n <= widest]))
     values: tuple[int, ...] = (64, 72, 96, 128) if wide else _HOPPER_VALUES if hopper else (8, 16, 24)
     values = _SHARED_WIDTHS if shared else values
