@@ -313,20 +313,15 @@ class Moves:
             return pieces[which].offsets(self.keys.sent[rank], unit) + behind
 
         packed = [(which, owned(which, r)) for r in self.others for which in (0, 1)]
-        begins, windows, shapes = (
-            self._begins(pieces, self.keys.kept),
-            list[tuple[Ints, Ints]](),
-            list[torch.Size](),
-        )
+        windows: list[tuple[Ints, Ints]] = []
+        shapes: list[torch.Size] = []
+        begins, own = self._begins(pieces, self.keys.kept), self.keys.kept[self.rank]
         first, stop = self.plan.window(self.rank)
         for which, piece in enumerate(pieces):
             shapes.append(piece.shape(stop - first))
             offsets = np.full(piece.units(stop - first, unit), -1)
             source = np.full(offsets.shape, 2)
-            offsets[:, self.keys.kept[self.rank]], source[:, self.keys.kept[self.rank]] = (
-                owned(which, self.rank),
-                which,
-            )
+            offsets[:, own], source[:, own] = owned(which, self.rank), which
             for r in self.others:
                 rows = self.keys.kept[r]
                 offsets[:, rows] = piece.message(begins[r][which], len(rows), unit)
@@ -407,18 +402,13 @@ class Moves:
                 offsets[0][:, early.at + rows] = begun[which].offsets(rows, unit)
                 terms.append([(2, offsets)])
             for r in (self.rank, *self.others):
-                rows = self.keys.sent[r]
-                is_own = r == self.rank
-                found = (
-                    window.offsets(self.keys.kept[r], unit)
-                    if is_own
-                    else window.message(begins[r][which], len(rows), unit)
-                )
-                offsets = np.full(
-                    into.shape, -1
-                )  # of heads that rank r does not compute, and keys it sees none of
-                offsets[r % ways][:, rows] = found
-                terms.append([(0 if is_own else 1, offsets)])
+                # Nothing comes of heads that rank r does not compute, and of keys that it does not see.
+                offsets, rows = np.full(into.shape, -1), self.keys.sent[r]
+                if r == self.rank:
+                    offsets[r % ways][:, rows] = window.offsets(self.keys.kept[r], unit)
+                else:
+                    offsets[r % ways][:, rows] = window.message(begins[r][which], len(rows), unit)
+                terms.append([(int(r != self.rank), offsets)])
             added.append(Recipe.of(unit, terms, wide, self.device, into))
         return SumsLayout(
             self._counts(windows, self.keys.kept),
