@@ -137,13 +137,9 @@ def refuse_decoding(
         span = attention.q.storage.span
         message = "a kernel for decoding (split.kv, pack) needs q to be an ordinary tensor"
         yield unsupported(message, span, "q is packed here", *_beside_lists(attention))
-    if attention.softmax.dropout is not None and not target.draws_decoded(variant, schedule):
-        yield unsupported(
-            "the decode kernel has no dropout",
-            attention.softmax.span,
-            "a probability is drawn to be dropped",
-            "write 'loops = [q, kv]', without split.kv and pack",
-        )
+    if attention.softmax.dropout is not None and (instead := target.instead_of_drawing(variant, schedule)):
+        label = "a probability is drawn to be dropped"
+        yield unsupported("the decode kernel has no dropout", attention.softmax.span, label, instead)
 
 
 def _refuse_shared_keys(knobs: Mapping[str, Knob]) -> Iterator[Diagnostic]:

@@ -268,9 +268,11 @@ class Target(ABC):
         """Returns how much faster a multiprocessor reads keys while others idle."""
         return PAGED_IDLE_GAIN if attention.k.storage.is_paged else IDLE_GAIN
 
-    def draws_decoded(self, variant: Variant, schedule: Schedule) -> bool:
-        """Returns whether the kernel of a schedule that decodes draws what dropout keeps."""
-        return False
+    def instead_of_drawing(self, variant: Variant, schedule: Schedule) -> str:
+        """Returns what to write where the kernel of a schedule that decodes does not draw what dropout keeps;
+        "" where it does.
+        """
+        return "write 'loops = [q, kv]', without split.kv and pack"
 
     def reads_words(self, layout: Layout | None) -> bool:
         """Returns whether kernels that decode load words of bits once for the keys of a tile."""

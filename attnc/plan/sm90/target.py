@@ -20,6 +20,7 @@ from attnc.plan.fitting import TileShape
 from attnc.plan.ir import Forward, Module, OutputKernel
 from attnc.plan.ir.backward import BackwardKernel
 from attnc.plan.layout import BackwardLayout, Estimate, KernelName, Layout, Which
+from attnc.plan.lists import lists_blocks
 from attnc.plan.signature import feature, normalise
 from attnc.plan.sm80 import Sm80
 from attnc.plan.sm80.forward import cuda_layout
@@ -258,8 +259,13 @@ class Sm90a(Target):
         is_latent = attention.v.storage.is_part and feature(attention.v) > WIDEST
         return LATENT_IDLE_GAIN if is_latent else Target.idle_gain(self, attention)
 
-    def draws_decoded(self, variant: Variant, schedule: Schedule) -> bool:
-        return not has_keys_of_warps(schedule) and draws_decoded(variant, schedule)
+    def instead_of_drawing(self, variant: Variant, schedule: Schedule) -> str:
+        if not has_keys_of_warps(schedule) and draws_decoded(variant, schedule):
+            return ""
+        if feature(variant.attention.v) > WIDEST:
+            listed = ", and lists with 'rows = 64'" if lists_blocks(variant.attention) else ""
+            return f"write a schedule for the target 'triton'{listed}"
+        return Target.instead_of_drawing(self, variant, schedule)
 
     def reads_words(self, layout: Layout | None) -> bool:
         return isinstance(layout, Sm90DecodeLayout) and not layout.by_warps
