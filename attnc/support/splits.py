@@ -89,7 +89,8 @@ class Split:
         alike = [x for x in configs if _is_alike(x, first) and self.room(x, gpu) <= gpu.shared]
         if self.segment or self.columns or len(alike) < 2:
             return configs
-        if evaluate(self.key_tiles, {**names, "BLOCK_N": first.BLOCK_N}) > _SHORT:
+        sizes = {**names, "BLOCK_M": first.BLOCK_M, "BLOCK_N": first.BLOCK_N}
+        if evaluate(self.key_tiles, sizes) > _SHORT:
             return configs
         costs = [self._plan(names, x, gpu)[1] for x in alike]
         most = min(costs) * _NEARLY  # of tiles that are as fast the largest

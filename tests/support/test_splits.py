@@ -76,6 +76,8 @@ def test_short_sequences_take_tiles_of_which_more_live_at_once() -> None:
     assert first(64, 8192) == first(1, 8192) == first(16, 4096) == first(16, 512) == long
     assert first(64, 512, replace(split, segment=512)) == long
     assert first(3, 10000) == first(6, 5008) == long  # which idle multiprocessors make alike
+    window = replace(split, key_tiles="cdiv(min(N, 511 + BLOCK_M), BLOCK_N)")
+    assert first(64, 8192, window) == short
     assert split.in_order((long, few_stages), {"B": 512, "H": 4, "M": 1, "N": 512}, H200)[0] == long
 
 
