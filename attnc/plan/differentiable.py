@@ -88,8 +88,11 @@ def _without_backward(attention: Attention, schedule: Schedule) -> tuple[Span | 
     if schedule.is_decode and lists_blocks(attention):
         return _without_selected_gradients(attention, schedule)
     place = next((knob.span for knob in schedule.decode_knobs), None)
+    lacks = target.refuse_wide_gradients(normalise(attention))
     instead = "to train, write a schedule with 'loops = [q, kv]', without split.kv and pack"
-    return place or attention.span, target.refuse_wide_gradients(normalise(attention)), instead
+    if lacks != Target.refuse_wide_gradients(target, attention):  # heads that such a schedule does not have
+        instead = "to train, write a schedule for the target 'triton'"
+    return place or attention.span, lacks, instead
 
 
 def _other_target(attention: Attention) -> str:
