@@ -160,6 +160,10 @@ def test_the_first_commands_work_in_an_empty_folder(installed: Path, tmp_path: P
     """What help starts with, and an example of its texts by its name."""
     attnc = installed / "attnc"
     assert "Start with: attnc demo" in run(attnc, "--help", cwd=tmp_path)
-    assert "verified" in run(attnc, "demo", cwd=tmp_path)
     run(attnc, "new", "local_sink", "--like", "local_sink", cwd=tmp_path)
     run(attnc, "check", "specs/local_sink.attn", cwd=tmp_path)
+
+
+@pytest.mark.nightly  # eight seconds, most of them Triton's; by day the demo runs from the checkout
+def test_the_demo_needs_no_checkout(installed: Path, tmp_path: Path) -> None:
+    assert "verified" in run(installed / "attnc", "demo", cwd=tmp_path)

@@ -386,7 +386,7 @@ def test_streams_that_the_caller_closed(folder: Path, closed: str) -> None:
     assert done.stderr == (b"1 spec: 0 errors, 0 warnings\n" if closed == "1" else b"")
 
 
-@pytest.mark.parametrize("arguments", [("check", "--json"), ("explain", "specs/tiny.attn")])
+@pytest.mark.parametrize("arguments", [("check", "--json"), ("explain", "specs/tiny.attn", "--ir")])
 def test_a_reader_who_has_gone_is_no_finding(folder: Path, arguments: Sequence[str]) -> None:
     """Or `attnc ... | head -1` would fail in a shell with `pipefail`, as if a spec were wrong."""
     reading, writing = os.pipe()
