@@ -37,6 +37,7 @@ static inline float __uint_as_float(u32 x) { return __builtin_bit_cast(float, x)
 static inline u32 __float_as_uint(float x) { return __builtin_bit_cast(u32, x); }
 template <class T> static T min(T a, T b) { return a < b ? a : b; }
 template <class T> static T max(T a, T b) { return a > b ? a : b; }
+static inline int abs(int x) { return x < 0 ? -x : x; }
 static inline long long abs(long long x) { return x < 0 ? -x : x; }
 static inline float __fdividef(float x, float y) { return x / y; }
 static inline float exp2_(float x) { return exp2f(x); }

@@ -363,3 +363,21 @@ def test_infinite_entries_of_a_table_that_no_row_reads_reach_nothing(target: str
     made = subject_of_text(spec(lines, "", target=target))
     for seed in range(3):
         assert_within_bound(made, Case(dims={"B": 1, "M": 1, "N": 5, "H": 8}, extras="endless", seed=seed))
+
+
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize("target", EACH)
+def test_a_clipped_distance_is_an_integer_of_its_size(target: str) -> None:
+    """Of 32 bits, also in the simulator, beside constants."""
+    skip_without_compiler(target)
+    lines = (
+        "input q: bf16[B, M, H, 64]",
+        "input k, v: bf16[B, N, H, 64]",
+        "input table: f32[H, 8]",
+        "score = dot(q, k) / sqrt(D) + table[h, min(abs(q_pos - kv_idx), 7)]",
+        "normalize = softmax",
+        "output o: bf16[B, M, H, 64]",
+    )
+    assert_within_bound(
+        subject_of_text(spec(lines, "", target=target)), Case(dims={"B": 1, "M": 3, "N": 70, "H": 2})
+    )

@@ -19,7 +19,8 @@ from attnc.verify.check import check
 from attnc.verify.data import styles_for
 from attnc.verify.strategies import free_dims
 from attnc.verify.subject import Subject, subject_of
-from tests.targets import TARGETS, skip_without_compiler
+from tests.profiles import is_night
+from tests.targets import skip_without_compiler
 
 STRANGERS = Path(__file__).parents[1] / "strangers"
 #: Their texts by name. None has a schedule: kernels are those of `attnc.compile`.
@@ -41,9 +42,9 @@ def subject_for(name: str, target: str) -> Subject:
     return subject_of(plan_program(scheduled).modules[0])
 
 
-@pytest.mark.one_in(12)
+@pytest.mark.one_in(24)
 @pytest.mark.slow
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", ["triton", "cuda.sm_80", "cuda.sm_90a"])
 @pytest.mark.parametrize("name", TEXTS)
 def test_what_a_stranger_writes_is_right(name: str, target: str) -> None:
     skip_without_compiler(target)
@@ -52,7 +53,8 @@ def test_what_a_stranger_writes_is_right(name: str, target: str) -> None:
     rows = {"M": 33, "N": 50} if target == "triton" else {"M": 70, "N": 90}
     sizes = {"B": 2, "H": 2, "Hkv": 2, "G": 2, **rows}
     dims = {one: sizes.get(one, 4) for one in free_dims(attention)}
-    for seed, extras in enumerate(styles_for(attention)):
+    styles = styles_for(attention)
+    for seed, extras in enumerate(styles if is_night() else dict.fromkeys((styles[0], styles[-1]))):
         case = Case(dims=dims, seed=seed, extras=extras)
         verdict = check(made, case)
         assert verdict.ok, f"{case.to_json()}\n{verdict.message}"
