@@ -113,7 +113,8 @@ def _register_derivative(
 
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Warning only once for all operators")
-        _LIBRARY.impl(operator, call, "Autograd", with_keyset=True)
+        # The operator has one of its own; torch before 2.12 refuses another unless it is asked for.
+        _LIBRARY.impl(operator, call, "Autograd", with_keyset=True, allow_override=True)
 
 
 def _alone(results: Tensors) -> Any:

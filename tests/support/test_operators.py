@@ -135,6 +135,21 @@ def test_what_is_first_called_in_a_transform_is_made_outside_of_it() -> None:
     assert torch.equal(vmap(attend)(q)[1], attend(q[1]))
 
 
+def test_a_torch_that_overrides_nothing_unasked_registers_operators(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As those before 2.12: an operator of Python's has a derivative before it gets its own."""
+    impl = torch.library.Library.impl
+
+    def strict(library: Any, *given: Any, allow_override: bool = False, **named: Any) -> Any:
+        return impl(library, *given, allow_override=allow_override, **named)
+
+    monkeypatch.setattr(torch.library.Library, "impl", strict)
+    family = attnc.compile(TEXT.format(name="guarded", rest="grad q, k, v"), target="triton")
+    q, k, v, weights = drawn((1, 5, 2, 16), (1, 7, 2, 16), (1, 7, 2, 16), (1, 5, 2, 16))
+    compiled = torch.compile(family.function, fullgraph=True, backend="aot_eager")
+    found = gradients(compiled, (q, k, v), weights)
+    assert all(map(torch.equal, found, gradients(family, (q, k, v), weights)))
+
+
 @pytest.mark.slow
 def test_kernels_that_serve_two_specs_have_operators_of_both() -> None:
     """The same kernels make gradients of k and v, whichever of them are asked for, and in whatever order."""
