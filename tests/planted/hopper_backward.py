@@ -277,8 +277,8 @@ BUGS: tuple[HopperBug, ...] = (
         attention="hopper_packed",
         file="backward_dkdv",
         story="each head of a section has as many tiles, and the order among them was taken for one of all",
-        anchor="args.stride_cu_k_0, in_order,",
-        patch="args.stride_cu_k_0, rank,",
+        anchor="number = rank / heads;",
+        patch="number = rank;",
     ),
     # Sums of dq of packed sequences
     HopperBug(
