@@ -226,6 +226,8 @@ _USUAL = "triton"
 #: Keys of a packed sequence, up to which gradients with the same bits in every run are the fastest: sums of
 #: dq need not be cleared first, of which short sequences have most (measured on an H200).
 FEW_KEYS = 1024
+#: The same of tensors: keys of one tile, for which no block waits.
+TILE_KEYS = 128
 
 
 def arranged(order: Sequence[int | torch.Tensor], changes: Mapping[int, Change] = _NOTHING) -> Arrange:
@@ -516,15 +518,23 @@ class Call:
         if "splits" in self._form:
             sharing = count_sharing(q.shape[1], q.shape[2], k.shape[2])
             keys = self._form.get("kv", "dense")
-            targets = targets_of_few(self._name, q, k, v, sharing=sharing, keys=keys)
+            length = 0 if "lengths" in self._form else k.shape[1]
+            targets = targets_of_few(self._name, q, k, v, sharing=sharing, keys=keys, length=length)
         else:
             targets = targets_of_call(self._name, q, k, v, gradients=bool(self._grads))
         if targets[0] != _USUAL:  # torch.compile compares no tuples
             self._form["targets"] = targets
-            if self._is_fast and self._grads:
+            if self._is_fast and self._grads and not self._sees_one_tile():
                 self._form["fast"] = True
             if self._cap is not None and targets[0] == HOPPER and "splits" not in self._form:
                 self._build_in(self._cap)
+
+    def _sees_one_tile(self) -> bool:
+        """Returns whether there is one tile of keys: gradients of q, k and v with the same bits in every
+        run are the faster ones there.
+        """
+        is_dense = self._form.get("q", "dense") == self._form.get("kv", "dense") == "dense"
+        return is_dense and self._grads == ["q", "k", "v"] and self._tensors["k"].shape[1] <= TILE_KEYS
 
     def _build_in(self, cap: tuple[float, float]) -> None:
         """Makes a softcap part of the kernel, where it may be: by a polynomial it takes a fraction of what

@@ -286,6 +286,33 @@ def test_whose_kernels_few_queries_run_on(
     assert targets_of_few("door", q, k, k, sharing=sharing, keys=keys)[0] == expected
 
 
+@pytest.mark.parametrize(
+    ("heads", "width", "keys", "length", "dtype", "expected"),
+    [
+        ((32, 8), 128, "dense", 3008, torch.bfloat16, HOPPER),
+        ((32, 8), 64, "dense", 8192, torch.bfloat16, HOPPER),
+        ((32, 32), 128, "dense", 4096, torch.bfloat16, HOPPER),
+        ((20, 20), 64, "dense", 4096, torch.bfloat16, SM80),
+        ((32, 8), 128, "dense", 2048, torch.bfloat16, TRITON),
+        ((32, 8), 128, "dense", 8192, torch.float32, TRITON),
+        ((32, 8), 128, "paged", 8192, torch.bfloat16, TRITON),
+        ((32, 8), 100, "dense", 8192, torch.bfloat16, TRITON),  # rows that TMA does not read
+    ],
+)
+def test_whose_kernels_read_long_tensors(
+    heads: tuple[int, int],
+    width: int,
+    keys: str,
+    length: int,
+    dtype: torch.dtype,
+    expected: str,
+    hopper: None,
+) -> None:
+    q, k = (torch.empty(1, 16, number, width, dtype=dtype) for number in heads)
+    sharing = count_sharing(1, *heads)
+    assert targets_of_few("door", q, k, k, sharing=sharing, keys=keys, length=length)[0] == expected
+
+
 @pytest.mark.parametrize("target", fastest.NEEDS)
 def test_a_chosen_target_serves_few_queries_too(target: str, hopper: None) -> None:
     q = torch.empty(1, 1, 8, 128, dtype=torch.float16)

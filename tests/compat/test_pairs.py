@@ -10,8 +10,9 @@ import torch
 from hypothesis import given, settings
 
 from attnc.api import repeats
+from attnc.api.fastest import HOPPER
 from attnc.compat import call, sdpa
-from attnc.compat.flash_attn import flash_attn_varlen_func
+from attnc.compat.flash_attn import flash_attn_func, flash_attn_varlen_func
 from tests.by_day import each_by_day
 from tests.compat import torch_grid
 from tests.compat.flash_grid import Case, run
@@ -155,3 +156,22 @@ def test_gradients_of_short_packed_sequences_have_the_same_bits(monkeypatch: pyt
         flash_attn_varlen_func(q, k, v, ends, ends, 15, longest)
         repeats.forget()
     assert asked == [True, True, False, False]
+
+
+@pytest.mark.parametrize("keys", [call.TILE_KEYS, call.TILE_KEYS + 1])
+def test_gradients_beside_one_tile_of_keys_have_the_same_bits(
+    monkeypatch: pytest.MonkeyPatch, keys: int
+) -> None:
+    asked: list[bool] = []
+    monkeypatch.setattr(call, "targets_of_call", lambda *_, **__: (HOPPER, "triton"))
+
+    def prepare(self: Any) -> Any:
+        asked.append("fast" in self._form)
+        raise InterruptedError
+
+    monkeypatch.setattr(call.Call, "_prepare_function", prepare)
+    q, k, v = (torch.randn(1, n, 2, 16).half().requires_grad_() for n in (300, keys, keys))
+    with pytest.raises(InterruptedError):
+        flash_attn_func(q, k, v)
+    repeats.forget()
+    assert asked == [keys > call.TILE_KEYS]
