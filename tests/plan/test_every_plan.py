@@ -12,6 +12,7 @@ import pytest
 
 from attnc.diagnostics import DiagnosticError
 from attnc.expr.nodes import Const, Expr
+from attnc.model.dtypes import DType
 from attnc.plan import ir
 from attnc.plan.device import DEVICES
 from attnc.plan.ir import Kernel
@@ -191,9 +192,19 @@ def _check_sums(kernel: BackwardKernel, head: Head, tile: Tile) -> None:
             np.testing.assert_allclose(values[here].sum(), said, rtol=1e-3, atol=1e-5)
 
 
-def _check_bound(kernel: OutputKernel) -> None:
-    """The bound is of the largest and the smallest tiles, and of sums as long as they get."""
+def _check_bound(module: ir.Module, kernel: OutputKernel) -> None:
+    """The bound is of the largest and the smallest tiles, of sums as long as they get, and of what causes
+    other errors where it is there.
+    """
     keys, bound = [config.tile_kv for config in kernel.configs], kernel.bound
+    attention = module.variant.attention
+    assert (bound.product_error > 0) == (attention.element is DType.F32)
+    cuts = attention.softmax.form == "stick_breaking" and target_of(module.target).cuts_summands
+    assert (bound.summand_error > 0) == cuts
+    assert (bound.left_out > 0) == (module.margin is not None)
+    assert min(bound.left_out, bound.tail, bound.summand_error) >= 0
+    assert bound.most_probability >= 1
+    assert bound.most_probability == 1 or attention.softmax.scales_keys
     assert (bound.tile_kv, bound.min_tile_kv) == (max(keys), min(keys))
     assert bound.renormalised == (kernel.softmax.rescale == "every_step")
     if isinstance(kernel, Decode) and kernel.split is not None and not kernel.split.segment:
@@ -250,7 +261,7 @@ def test_a_plan_keeps_to_its_own_bounds(path: Path) -> None:
         for which, kernel in module.kernels.items():
             _check_resources(module, which, kernel)
             if isinstance(kernel, OutputKernel):
-                _check_bound(kernel)
+                _check_bound(module, kernel)
 
 
 @pytest.mark.one_in(5)

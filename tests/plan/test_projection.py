@@ -1,6 +1,7 @@
 """Plans of projections: tiles, and which kernel is guessed for which size."""
 
 from attnc.build import plan_program
+from attnc.model.dtypes import DType
 from attnc.plan.projection import DotBound, ProjectionModule
 from tests.model.projections import LAYER, SCHEDULE, program
 
@@ -31,3 +32,10 @@ def test_the_guess_is_in_the_order_of_m() -> None:
         (None, "conventional"),
     )
     assert modules(LAYER + "schedule layer for triton {\n impl = flat\n}\n")[0].guess == ((None, "flat"),)
+
+
+def test_partial_sums_of_16_bits_alone_are_rounded_to_them() -> None:
+    schedule = "schedule layer for triton {\n impl = conventional\n}\n"
+    for types, partial in (("{bf16, f16}", DType.BF16.unit_roundoff), ("{f32, f16}", 0.0)):
+        module = modules(LAYER.replace("{bf16, f16}", types) + schedule)[0]
+        assert {module.state_bound(at).partial for at in range(len(module.configs))} == {partial}

@@ -94,9 +94,22 @@ def test_a_value_of_a_program_is_no_size() -> None:
         program = (*kernel.program, Let(name=name, value=Index("b")))
         bounds = (*kernel.regions.bounds, Let(name="x", value=Dim(name)))
         changed = replace(kernel, program=program, regions=replace(kernel.regions, bounds=bounds))
-        changed = replace(changed, dims=tuple(size for size in kernel.dims if size != "N"))
         if is_size:
-            _verify_scopes(changed)
+            _verify_scopes(replace(changed, dims=tuple(size for size in kernel.dims if size != "N")))
             continue
         with pytest.raises(ValueError, match="the size 'here' is not an argument"):
+            _verify_scopes(changed)
+
+
+def test_what_says_that_a_tile_is_masked_is_known_there() -> None:
+    module = planned("window(20, 3)")
+    kernel = module.kernel
+    assert not isinstance(kernel.regions.loops[0].masked, bool)
+    for name, is_known in (("kv_hi", True), ("kv_idx", False)):
+        masked = Compare("<", Index(name), Index("b"))
+        changed = _with_loops(kernel, replace(kernel.regions.loops[0], masked=masked))
+        if is_known:
+            _verify_scopes(changed)
+            continue
+        with pytest.raises(ValueError, match=f"'{name}' has no value here"):
             _verify_scopes(changed)
