@@ -464,22 +464,6 @@ def test_gradients_of_whole_inputs_are_summed_unless_others_do_so() -> None:
     torch.testing.assert_close(own[0] + own[1], summed[0])
 
 
-@pytest.mark.parametrize(
-    ("source", "options", "error", "message"),
-    [
-        (3, {}, TypeError, "source: expected a generated function, a spec or its path, got int"),
-        (print, {}, TypeError, "source: expected a generated function, .* got <built-in function print>"),
-        (SPECS["causal"], {"strategy": "ring"}, ValueError, "strategy: expected one of .*, got 'ring'"),
-        (SPECS["causal"], {"sum": False}, TypeError, "sum: no param of the spec, which has none"),
-    ],
-)
-def test_what_no_ranks_can_share_out(
-    source: Any, options: dict[str, Any], error: type[Exception], message: str
-) -> None:
-    with pytest.raises(error, match=message):
-        on_ranks(1, lambda group: ContextParallel(source, group, **options))
-
-
 def test_every_row_and_label_can_be_found() -> None:
     def work(group: Thread) -> tuple[torch.Tensor, torch.Tensor]:
         cp = ContextParallel(SPECS["causal"], group)
@@ -550,25 +534,6 @@ def test_cases_are_of_every_strategy() -> None:
     assert {made.strategy for made in found} == {None, "need", "gather", "heads", "mixed"}
 
 
-def test_keys_of_8_bits_are_refused() -> None:
-    narrow = text(dtype="bf16").replace("input k, v: bf16", "input k, v: e4m3").replace("grad q, k, v", "")
-    cp = ContextParallel(narrow, Alone())
-    q, k = torch.zeros(1, 8, 2, 16, dtype=torch.bfloat16), torch.zeros(1, 8, 2, 16).to(torch.float8_e4m3fn)
-    with pytest.raises(DiagnosticError) as failure:
-        cp.shard(q, k, k)
-    assert [d.code for d in failure.value.diagnostics] == ["E0602", "E0602"]
-    assert failure.value.diagnostics[0].message == "k of e4m3 is not shared out over ranks by rows"
-
-
-def test_scales_of_columns_are_refused() -> None:
-    spec = text(dtype="bf16", inputs=("ks: f32[N, 2]",)).replace("grad q, k, v", "")
-    cp = ContextParallel(spec.replace("dot(q, k)", "dot(q, k * ks[kv_idx, d // 8])"), Alone())
-    q = torch.zeros(1, 8, 2, 16, dtype=torch.bfloat16)
-    with pytest.raises(DiagnosticError) as failure:
-        cp.shard(q, q, q)
-    assert failure.value.diagnostics[0].message == "a scale of columns of k is not shared out over ranks"
-
-
 @pytest.mark.parametrize("strategy", [None, "gather"])
 def test_scales_of_keys_come_with_their_keys(strategy: Strategy | None) -> None:
     scaled = text(normalize="softmax(v_scale = vs[h, kv_idx])", inputs=("vs: f32[H, N]",))
@@ -581,15 +546,6 @@ def test_a_scale_of_v_is_applied_once(strategy: Strategy | None) -> None:
     scaled = text(normalize="softmax(v_scale = vs[h] - q_idx)", inputs=("vs: f32[H]",))
     verdict = verdict_of(scaled.replace("grad q, k, v", ""), dims_of("causal"), 2, strategy)
     assert verdict.ok, verdict.message
-
-
-def test_an_order_of_sums_is_refused() -> None:
-    """Ranks join what they have of a row as it comes, whatever the spec says."""
-    spec = text(normalize="softmax\n  order = absolute(64)")
-    q = torch.zeros(1, 8, 2, 16)
-    with pytest.raises(DiagnosticError) as failure:
-        ContextParallel(spec, Alone()).shard(q, q, q)
-    assert failure.value.diagnostics[0].message == "'order = absolute' is not kept over ranks"
 
 
 @pytest.mark.parametrize("name", ["causal", "documents"])

@@ -155,7 +155,7 @@ class Wrapper(_Tensor):  # type: ignore[misc]  # for which reason nothing is kno
 
     @classmethod
     def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        raise NotImplementedError(function)
+        raise RuntimeError(f"{function} reads a tensor without memory")
 
 
 def test_what_was_prepared_is_of_memory_as_it_is(full: ModuleType, qkv: tuple[torch.Tensor, ...]) -> None:

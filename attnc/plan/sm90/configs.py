@@ -77,7 +77,7 @@ _WIDEST_SHORT = 128
 #: And where blocks share a multiprocessor.
 _SHARING_TILES = Tiles(tile_kv=64, stages=4)
 #: Stages of these, for no more keys than two tiles: what more of them hold is of the next tile of queries.
-_STAGES_OF_FEW = 2
+STAGES_OF_FEW = 2
 #: And beside these, for many rows of as many sequences that fill all multiprocessors.
 _LONG_TILES = Tiles(tile_q=256, tile_kv=64, stages=4)
 #: And of a load of 32 bits for each query and key, beside heads of so many columns: there is room for two of
@@ -338,7 +338,7 @@ def groups_of(variant: Variant, schedule: Schedule) -> Iterator[tuple[HopperConf
         group = dict.fromkeys(_complete(config, tiles, knobs, variant) for config in found)
         group |= dict.fromkeys(_complete(config, _LONG_TILES, knobs, variant) for config in shared)
         if shared:
-            group |= dict.fromkeys(replace(x, stages=_STAGES_OF_FEW) for x in tuple(group) if x.blocks > 1)
+            group |= dict.fromkeys(replace(x, stages=STAGES_OF_FEW) for x in tuple(group) if x.blocks > 1)
         if tiles is _SHORT_TILES and _shortens_to_two(variant, knobs):
             two = _tiles_of_width(variant)
             group |= dict.fromkeys(_complete(config, two, knobs, variant) for config in found)
@@ -398,10 +398,10 @@ def _shortens_to_two(variant: Variant, knobs: Mapping[str, Knob]) -> bool:
     the last keys alone, the last tile of queries walks over all keys, and a launch lasts as long as that.
     """
     is_open = not knobs.keys() & {*_CHOOSING, *_BESIDE_TILES}
-    return is_open and _suits_three(variant) and _hides_last_keys(variant.attention)
+    return is_open and _suits_three(variant) and hides_last_keys(variant.attention)
 
 
-def _hides_last_keys(attention: Attention) -> bool:
+def hides_last_keys(attention: Attention) -> bool:
     ends = solve(normalise(attention).mask)
     return ends.may_lo is None and ends.may_hi is not None and ends.tile_may is None
 
@@ -438,7 +438,7 @@ def _suits_three(variant: Variant) -> bool:
     least, most = sorted((feature(attention.q), feature(attention.v)))
     if most != _WIDEST_SHORT:
         return PIECE < least <= most < _WIDEST_SHORT
-    return least == most and _hides_last_keys(attention) and isinstance(split_scale(attention.score)[1], Dot)
+    return least == most and hides_last_keys(attention) and isinstance(split_scale(attention.score)[1], Dot)
 
 
 def _differs_by_data(variant: Variant) -> bool:
@@ -532,55 +532,6 @@ def sm90_misfit(config: HopperConfig, variant: Variant, layout: Sm90Layout) -> s
     if needed > registers:
         return f"needs about {needed} registers a thread; one that multiplies has {registers}"
     return beyond_shared_memory(layout.shared_memory(config), layout.room_of(config.blocks))
-
-
-#: What a tile of queries takes on an H200 by (consumers, blocks, keys of a tile): once, and for each key, in
-#: tenths of a nanosecond. Heads of 64 columns, no mask.
-_TIMES: Mapping[tuple[int, int, int], tuple[int, int]] = {
-    (2, 1, 128): (12500, 81),
-    (4, 1, 64): (15000, 153),
-    (2, 2, 64): (12000, 168),
-}
-
-
-#: What as many rows take under a causal mask by tiles of three warpgroups and of two; the same where rows
-#: begin within sectors of 32 bytes; keys in whose time a tile of two begins and ends, beyond one of three.
-_TIMES_OF_ROWS, _TIMES_OF_SECTORS, _BEGUN = (97, 100), (100, 115), 300
-
-
-def costs_of(attention: Attention, layout: Sm90Layout, configs: Sequence[HopperConfig]) -> tuple[str, ...]:
-    """Returns what waves of tiles take under each config, by the sizes of a call; nothing where times are not
-    known, or lengths to the host.
-    """
-    if [config.consumers for config in configs] == [3, 2] and _hides_last_keys(attention):
-        are_whole = not any(feature(x) % MMA for x in (attention.q, attention.v))
-        rows = zip(configs, _TIMES_OF_ROWS if are_whole else _TIMES_OF_SECTORS, (0, _BEGUN), strict=True)
-        return tuple(
-            f"{time} * (N + {begun}) * max({2 * config.tile_q} * multiprocessors(),"
-            f" M * B * H + {config.tile_q // 2} * multiprocessors())"
-            for config, time, begun in rows
-        )
-    times = [_TIMES.get((config.consumers, config.blocks, config.tile_kv)) for config in configs]
-    more = layout.pair or layout.vectors or layout.columns or layout.draws or layout.capped or layout.narrow
-    plain = attention.q.storage.is_plain and attention.k.storage.is_plain
-    if not layout.shares or len(configs) < 2 or None in times or more or not plain:
-        return ()
-    return tuple(
-        f"cdiv(cdiv(M, {config.tile_q}) * B * H, {config.blocks} * multiprocessors())"
-        f" * ({_start_of(config, start)} + {rate * config.tile_kv} * cdiv(N, {config.tile_kv}))"
-        for config, (start, rate) in zip(configs, filter(None, times), strict=True)
-    )
-
-
-#: What two stages in place of four take off the start of a tile in blocks that share a multiprocessor, and
-#: put on where there are more than two tiles of keys: 2 to 4 % each way on an H200.
-_SAVED, _ADDED = 700, 2000
-
-
-def _start_of(config: HopperConfig, start: int) -> str:
-    if config.blocks == 1 or config.stages != _STAGES_OF_FEW:
-        return str(start)
-    return f"{start - _SAVED} + {_ADDED} * (N > {_STAGES_OF_FEW * config.tile_kv})"
 
 
 def sm90_registers(layout: Sm90Layout, config: TileConfig) -> dict[str, int]:

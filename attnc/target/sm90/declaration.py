@@ -15,7 +15,7 @@ from attnc.plan.sm90.backward import (
     TURNS,
     Sm90Backward,
 )
-from attnc.plan.sm90.configs import costs_of
+from attnc.plan.sm90.costs import costs_of
 from attnc.plan.sm90.layout import hopper
 from attnc.target.declaration import (
     CallText,
