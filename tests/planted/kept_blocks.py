@@ -13,18 +13,11 @@ _TRITON: tuple[Bug, ...] = (
         patch="stop = tl.where(seen, last_query, first_query)",
     ),
     TritonBug(
-        name="a key too few before the end",
-        attention="kept_blocks",
-        story="a query was thought not to see its own key",
-        anchor="seen = (first_key < hi) & (first_key + 512 > lo)",
-        patch="seen = (first_key < hi - 1) & (first_key + 512 > lo)",
-    ),
-    TritonBug(
-        name="the last query's pairs alone",
+        name="pairs of the last queries alone",
         attention="kept_blocks",
         story="each query's pairs were noted in place of those before it",
-        anchor="any_kept | (inside & (",
-        patch="0 * any_kept | (inside & (",
+        anchor="any_kept = tl.maximum(any_kept, tl.max(keep.to(tl.int32), 0))",
+        patch="any_kept = tl.max(keep.to(tl.int32), 0)",
     ),
     TritonBug(
         name="the blocks of the first sequence",
@@ -53,20 +46,6 @@ _TRITON: tuple[Bug, ...] = (
         story="all queries were thought to have the bits of the first",
         anchor="at = _list_bits_ptr + line.to(tl.int64) * words + block // 32",
         patch="at = _list_bits_ptr + block // 32",
-    ),
-    TritonBug(
-        name="the ends of the first query alone",
-        attention="kept_times",
-        story="the most of queries was thought to be that of the first",
-        anchor="for query in range(first_query, last_query + 1):",
-        patch="for query in range(first_query, first_query + 1):",
-    ),
-    TritonBug(
-        name="ends of keys past the last one",
-        attention="kept_times",
-        story="rows behind the last key were thought to say nothing: they say 0",
-        anchor="least_1 = tl.where(inside, (c_kv).to(tl.int64), 9223372036854775807)",
-        patch="least_1 = tl.where(inside | True, (c_kv).to(tl.int64) + 1, 9223372036854775807)",
     ),
 )
 _HOPPER: tuple[Bug, ...] = (
@@ -118,20 +97,6 @@ _HOPPER: tuple[Bug, ...] = (
         story="the ends of warps were not joined",
         anchor="for (int other = 0; other < LIST_THREADS / 32; ++other) {",
         patch="for (int other = warp; other < 1; ++other) {",
-    ),
-    HopperBug(
-        name="upper halves alone",
-        attention="kept_times",
-        story="an integer was thought to have 32 bits",
-        anchor="return (long long)((unsigned long long)(u32)high << 32 | ((u32)low ^ 0x80000000u));",
-        patch="return (long long)((unsigned long long)(u32)high << 32);",
-    ),
-    HopperBug(
-        name="lower halves of other upper ones",
-        attention="kept_times",
-        story="the least lower half was taken, whatever the upper one",
-        anchor="const int low = warp_min((int)(x >> 32) == high ? (int)((u32)x ^ 0x80000000u) : 0x7fffffff);",
-        patch="const int low = warp_min((int)((u32)x ^ 0x80000000u));",
     ),
 )
 BUGS: tuple[Bug, ...] = (*_TRITON, *_HOPPER)
