@@ -419,22 +419,20 @@ def misfit(
             because=f"sums over {summed} elements: too few for Triton where elements of 8 bits stand beside"
             " dropout",
         )
-    groups, queries = _share_queries(config)
-    if (
-        variant.attention.softmax.form == "stick_breaking"
-        and phase_of(kernel) == "dkdv"
-        and queries < _FEWEST
-    ):
-        return Rejection(
-            config=config,
-            what="the queries of four warps",
-            needs=_FEWEST,
-            limit=queries,
-            unit="queries",
-            because=f"gives {queries} queries to each of {groups} groups of four warps: sums over keys need"
-            f" {_FEWEST}, or Triton's leave shared memory",
-            instead=f"write 'tile.q = {_FEWEST * groups}', or fewer warps",
-        )
+    if _divides_sums(variant.attention, kernel):
+        groups, each, axis = _share_summed(config, kernel)
+        key = "tile.kv" if axis == "keys" else "tile.q"
+        if each < _FEWEST:
+            return Rejection(
+                config=config,
+                what=f"the {axis} of four warps",
+                needs=_FEWEST,
+                limit=each,
+                unit=axis,
+                because=f"gives {each} {axis} to each of {groups} groups of four warps: sums over them need"
+                f" {_FEWEST}, or Triton's leave shared memory",
+                instead=f"write '{key} = {_FEWEST * groups}', or fewer warps",
+            )
     needs = estimate(config, variant, device, kernel)
     if needs.shared > device.shared_per_block:
         return Rejection(
@@ -475,18 +473,29 @@ def needed_capability(tensor: Tensor) -> int:
 _SHORTEST = 32
 
 
-#: Queries that each group of four warps has in a kernel over keys whose tensor cores sum over a tile's keys,
-#: below which Triton 3.6 reads beyond shared memory: seen of 32 queries, 64 keys and 8 warps, on an H200,
-#: where rows are loaded by pointers.
+#: Queries (of a kernel over keys; of one over queries, keys) that each group of four warps has where they
+#: share the summed axis of a tile, below which Triton 3.6 reads beyond shared memory: seen on an H200 with 8
+#: warps, of sticks with 32 queries and 64 keys, and of f32's dq with 64 queries and 16 keys.
 _FEWEST = 32
 
 
-def _share_queries(config: TileConfig) -> tuple[int, int]:
-    """Returns how many groups of four warps share the queries of a kernel over keys, of which each has the
-    rows of 64 keys, and how many each has; of a group alone, no fewer than are needed.
+def _divides_sums(attention: Attention, kernel: Which) -> bool:
+    """Returns whether a kernel is one of those that were seen to read beyond shared memory."""
+    phase = phase_of(kernel)
+    if attention.softmax.form == "stick_breaking" and phase == "dkdv":
+        return True
+    return attention.q.dtype == "f32" and phase == "dq"
+
+
+def _share_summed(config: TileConfig, kernel: Which) -> tuple[int, int, str]:
+    """Returns how many groups of four warps share the summed axis of a tile, of which each has 64 rows, how
+    much of it each has, and what it is of; of a group alone, no less than is needed.
     """
-    groups = max(1, config.warps // 4 // max(1, config.tile_kv // 64))
-    return groups, _FEWEST if groups == 1 else config.tile_q // groups
+    rows, summed, axis = config.tile_q, config.tile_kv, "keys"
+    if phase_of(kernel) == "dkdv":
+        rows, summed, axis = summed, rows, "queries"
+    groups = max(1, config.warps // 4 // max(1, rows // 64))
+    return groups, _FEWEST if groups == 1 else summed // groups, axis
 
 
 def _count_summed(config: TileConfig, kernel: Which) -> int:
