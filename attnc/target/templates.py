@@ -150,10 +150,13 @@ def _chain(statement: str) -> tuple[str, list[str], str] | None:
     match = _STATEMENT.fullmatch(statement)
     if match is None:
         return None
+    head, chain, tail = match.groups()
+    if chain.startswith("not (") and _matching(_without_strings(chain), 4) == len(chain) - 1:
+        head, chain = f"{head}not ", chain[5:-1]
     for operator in (" or ", " and ", " | ", " & ", " + "):
-        parts = list(split_outside_brackets(match[2], operator))
+        parts = list(split_outside_brackets(chain, operator))
         if len(parts) > 1:
-            return match[1], [parts[0], *(f"{operator.strip()} {part}" for part in parts[1:])], match[3]
+            return head, [parts[0], *(f"{operator.strip()} {part}" for part in parts[1:])], tail
     return None
 
 

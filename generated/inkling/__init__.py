@@ -52,9 +52,15 @@ def inkling(
     Raises ValueError or TypeError naming the argument, what was expected and what came.
     """
     # any target says which is no such tensor, and what it expected
-    if not (isinstance(
-        q, torch.Tensor,
-    ) and q.dim() == 4 and not q.is_nested and isinstance(k, torch.Tensor) and k.dim() == 4 and not k.is_nested and torch._C._get_tracing_state() is None):
+    if not (
+        isinstance(q, torch.Tensor)
+        and q.dim() == 4
+        and not q.is_nested
+        and isinstance(k, torch.Tensor)
+        and k.dim() == 4
+        and not k.is_nested
+        and torch._C._get_tracing_state() is None
+    ):
         return CHOICE.any()(q, k, v, rel, out=out, lse=lse, **options)
     key = (q.shape[3],)
     if key not in VARIANTS:

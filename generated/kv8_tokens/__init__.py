@@ -61,9 +61,18 @@ def kv8_tokens(
     Raises ValueError or TypeError naming the argument, what was expected and what came.
     """
     # any target says which is no such tensor, and what it expected
-    if not (isinstance(k, torch.Tensor) and k.dim() == 4 and not k.is_nested and isinstance(q, torch.Tensor) and q.dim() == 4 and not q.is_nested and isinstance(
-        block_table, torch.Tensor,
-    ) and block_table.dim() == 2 and not block_table.is_nested and torch._C._get_tracing_state() is None):
+    if not (
+        isinstance(k, torch.Tensor)
+        and k.dim() == 4
+        and not k.is_nested
+        and isinstance(q, torch.Tensor)
+        and q.dim() == 4
+        and not q.is_nested
+        and isinstance(block_table, torch.Tensor)
+        and block_table.dim() == 2
+        and not block_table.is_nested
+        and torch._C._get_tracing_state() is None
+    ):
         return CHOICE.any()(q, k, v, block_table, kv_len, k_scale, v_scale, out=out, **options)
     key = (k.dtype,)
     if key not in VARIANTS:

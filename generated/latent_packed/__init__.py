@@ -55,9 +55,15 @@ def latent_packed(
     Raises ValueError or TypeError naming the argument, what was expected and what came.
     """
     # any target says which is no such tensor, and what it expected
-    if not (isinstance(q, torch.Tensor) and q.dim() == 3 and not q.is_nested and isinstance(
-        block_table, torch.Tensor,
-    ) and block_table.dim() == 2 and not block_table.is_nested and torch._C._get_tracing_state() is None):
+    if not (
+        isinstance(q, torch.Tensor)
+        and q.dim() == 3
+        and not q.is_nested
+        and isinstance(block_table, torch.Tensor)
+        and block_table.dim() == 2
+        and not block_table.is_nested
+        and torch._C._get_tracing_state() is None
+    ):
         return CHOICE.any()(q, k, cu_q, block_table, kv_len, out=out, **options)
     key = ()
     if key not in VARIANTS:

@@ -53,9 +53,15 @@ def packed_training(
     Raises ValueError or TypeError naming the argument, what was expected and what came.
     """
     # any target says which is no such tensor, and what it expected
-    if not (isinstance(
-        q, torch.Tensor,
-    ) and q.dim() == 3 and not q.is_nested and isinstance(k, torch.Tensor) and k.dim() == 3 and not k.is_nested and torch._C._get_tracing_state() is None):
+    if not (
+        isinstance(q, torch.Tensor)
+        and q.dim() == 3
+        and not q.is_nested
+        and isinstance(k, torch.Tensor)
+        and k.dim() == 3
+        and not k.is_nested
+        and torch._C._get_tracing_state() is None
+    ):
         return CHOICE.any()(q, k, v, cu_q, cu_k, out=out, **options)
     key = ()
     if key not in VARIANTS:

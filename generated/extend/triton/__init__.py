@@ -71,10 +71,16 @@ def extend(
     Raises ValueError or TypeError naming the argument, what was expected and what came.
     """
     # any module says which is no such tensor, and what it expected
-    if not (isinstance(
-        q, torch.Tensor,
-    ) and q.dim() == 4 and not q.is_nested and isinstance(k, torch.Tensor) and k.dim() == 4 and not k.is_nested and torch._C._get_tracing_state() is None):
-        return next(iter(next(iter(VARIANTS.values())).values()))(q, k, v, kv_len, out=out, config=config)
+    if not (
+        isinstance(q, torch.Tensor)
+        and q.dim() == 4
+        and not q.is_nested
+        and isinstance(k, torch.Tensor)
+        and k.dim() == 4
+        and not k.is_nested
+        and torch._C._get_tracing_state() is None
+    ):
+        return _any()(q, k, v, kv_len, out=out, config=config)
     key = (q.shape[3],)
     sizes = (q.shape[1], k.shape[1], q.shape[0] * q.shape[2])
     if key not in VARIANTS:
@@ -84,6 +90,10 @@ def extend(
     elif schedule not in VARIANTS[key]:
         raise ValueError(f"schedule: expected one of {list(VARIANTS[key])}, got {schedule!r}")
     return VARIANTS[key][schedule](q, k, v, kv_len, out=out, config=config)
+
+
+def _any():
+    return next(iter(next(iter(VARIANTS.values())).values()))
 
 
 def _choose(device, key, sizes):

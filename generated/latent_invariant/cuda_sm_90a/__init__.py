@@ -18,9 +18,7 @@ VARIANTS = {
         "decode": decode.latent_invariant,
     },
 }
-#: Measured: device and variant -> (largest M, N and batch times heads; schedule); the first row that admits them decides.
-TUNED = {}
-#: The same for devices that were not measured.
+#: Largest M, N and batch times heads, and schedule; the first row that admits them decides. No device was measured.
 GUESS = (
     ((None, 1024, None), "prompt"),
     ((1, None, 6335), "decode"),
@@ -71,12 +69,16 @@ def latent_invariant(
     Raises ValueError or TypeError naming the argument, what was expected and what came.
     """
     # any module says which is no such tensor, and what it expected
-    if not (isinstance(q, torch.Tensor) and q.dim() == 4 and not q.is_nested and isinstance(
-        block_table, torch.Tensor,
-    ) and block_table.dim() == 2 and not block_table.is_nested and torch._C._get_tracing_state() is None):
-        return next(
-            iter(next(iter(VARIANTS.values())).values()),
-        )(q, k, block_table, kv_len, out=out, config=config)
+    if not (
+        isinstance(q, torch.Tensor)
+        and q.dim() == 4
+        and not q.is_nested
+        and isinstance(block_table, torch.Tensor)
+        and block_table.dim() == 2
+        and not block_table.is_nested
+        and torch._C._get_tracing_state() is None
+    ):
+        return _any()(q, k, block_table, kv_len, out=out, config=config)
     key = ()
     sizes = (q.shape[1], block_table.shape[1] * 64, q.shape[0] * q.shape[2])
     if key not in VARIANTS:
@@ -88,9 +90,12 @@ def latent_invariant(
     return VARIANTS[key][schedule](q, k, block_table, kv_len, out=out, config=config)
 
 
+def _any():
+    return next(iter(next(iter(VARIANTS.values())).values()))
+
+
 def _choose(device, key, sizes):
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
-    for limits, schedule in TUNED.get((name, key), GUESS):
+    for limits, schedule in GUESS:
         if all(limit is None or _is_within(size, limit) for size, limit in zip(sizes, limits)):
             return schedule
     raise AssertionError("the last row admits all sizes")

@@ -18,9 +18,7 @@ VARIANTS = {
         "decode": decode.serving_invariant,
     },
 }
-#: Measured: device and variant -> (largest M, N and batch times heads; schedule); the first row that admits them decides.
-TUNED = {}
-#: The same for devices that were not measured.
+#: Largest M, N and batch times heads, and schedule; the first row that admits them decides. No device was measured.
 GUESS = (
     ((16, None, None), "decode"),
     ((None, None, None), "prompt"),
@@ -59,12 +57,16 @@ def serving_invariant(
     Raises ValueError or TypeError naming the argument, what was expected and what came.
     """
     # any module says which is no such tensor, and what it expected
-    if not (isinstance(q, torch.Tensor) and q.dim() == 4 and not q.is_nested and isinstance(
-        block_table, torch.Tensor,
-    ) and block_table.dim() == 2 and not block_table.is_nested and torch._C._get_tracing_state() is None):
-        return next(
-            iter(next(iter(VARIANTS.values())).values()),
-        )(q, k, v, block_table, kv_len, out=out, config=config)
+    if not (
+        isinstance(q, torch.Tensor)
+        and q.dim() == 4
+        and not q.is_nested
+        and isinstance(block_table, torch.Tensor)
+        and block_table.dim() == 2
+        and not block_table.is_nested
+        and torch._C._get_tracing_state() is None
+    ):
+        return _any()(q, k, v, block_table, kv_len, out=out, config=config)
     key = ()
     sizes = (q.shape[1], block_table.shape[1] * 16, q.shape[0] * q.shape[2])
     if key not in VARIANTS:
@@ -76,9 +78,12 @@ def serving_invariant(
     return VARIANTS[key][schedule](q, k, v, block_table, kv_len, out=out, config=config)
 
 
+def _any():
+    return next(iter(next(iter(VARIANTS.values())).values()))
+
+
 def _choose(device, key, sizes):
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
-    for limits, schedule in TUNED.get((name, key), GUESS):
+    for limits, schedule in GUESS:
         if all(limit is None or _is_within(size, limit) for size, limit in zip(sizes, limits)):
             return schedule
     raise AssertionError("the last row admits all sizes")
