@@ -308,7 +308,7 @@ def _write(wanted: _Wanted, is_meant: _IsMeant, out: Path, *, force: bool, besid
             raise NotOurs(held, ())
         if changes.drifts:
             for drift in changes.drifts:
-                _check_folder(out / drift.path)
+                check_folder(out / drift.path)
             with naming(out):
                 _carry_out(_stage(changes, wanted, out), out)
     return seen.drifts
@@ -357,8 +357,11 @@ def _stage(changes: _Changes, wanted: _Wanted, out: Path) -> Path:
     return staging
 
 
-def _check_folder(place: Path) -> None:
+def check_folder(place: Path) -> None:
+    """Raises OSError where no file can be written at a place, whose folders may be missing."""
     folder = next(parent for parent in place.parents if parent.exists())
+    if not folder.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, "not a folder", str(folder))
     if not os.access(folder, os.W_OK | os.X_OK):
         raise PermissionError(errno.EACCES, "the folder cannot be written to", str(folder))
 

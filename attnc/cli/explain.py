@@ -9,7 +9,7 @@ import typer
 
 from attnc.cli.compile import JSON, SPEC
 from attnc.cli.console import Mistake, note, one_spec, progress, say_lines, without_kernels
-from attnc.cli.judge import only
+from attnc.cli.judge import only, wanted_targets
 from attnc.diagnostics import did_you_mean
 
 if TYPE_CHECKING:
@@ -98,12 +98,16 @@ def explain(
         raise Mistake(
             f"there is no architecture '{arch}'", "".join(did_you_mean(arch, DEVICES)) or ", ".join(DEVICES)
         )
+    wanted = wanted_targets(target)
     with limit_steps():
-        program, added = schedule_all(front(one_spec(spec)), USUAL[:1] if target is None else [target])
+        program, added = schedule_all(front(one_spec(spec)), wanted)
         if added and not as_json:
-            note(f"'{spec}' has no schedule for it; this is what attnc.compile takes:")
-            for line in ("", *added.splitlines()):
+            note(f"'{spec}' leaves its schedule open; for {wanted[0]} attnc.compile takes:")
+            for line in ("", *added.splitlines(), ""):
                 note(line)
+            others = ", ".join(name for name in USUAL if name not in wanted)
+            note("   = help: below, line numbers count it, after a blank line, at the end of the spec")
+            note(f"   = help: copy it there to keep it; kernels for {others} then need schedules, too")
         with report_limit("what explains it", program.source.span(0, 0)):
             modules = plan_program(program).modules
             renew()

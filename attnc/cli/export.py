@@ -12,7 +12,7 @@ import typer
 from attnc.cli.console import Mistake, count_noun, note, progress, say, split_commas
 from attnc.cli.writing import FORCE, write_or_refuse
 from attnc.diagnostics import did_you_mean
-from attnc.output import OutputFile, write
+from attnc.output import MANIFEST, OutputFile, check_folder, write
 
 #: Where the kernels package looks for what every version of torch loads.
 _FOLDER = "build/torch-universal"
@@ -51,6 +51,7 @@ def export(
         )
     if hf_kernel.exists() and not hf_kernel.is_dir():
         raise Mistake(f"'{hf_kernel}' is no folder", "choose another name")
+    check_folder(hf_kernel / MANIFEST)
     texts = python_files()
     chosen = list(forms(wanted, map(int, heads)))
     with progress("export", len(chosen)) as bar:

@@ -286,10 +286,8 @@ def choose_judges(
     none.
     """
     from attnc.build import front, plan_program, schedule_all
-    from attnc.plan.targets import USUAL
 
-    wanted = [target] if target is not None else list(USUAL if every_target else USUAL[:1])
-
+    wanted = wanted_targets(target, every=every_target)
     programs, planned = [], []
     with progress("plan", len(paths)) as bar:
         for path in paths:
@@ -328,6 +326,21 @@ def _peers(module: ir.Module, others: Sequence[ir.Module]) -> list[ir.Module]:
         for other in others
         if other.target != module.target and (other.variant.attention.name, other.variant.name) == name
     ]
+
+
+def wanted_targets(target: str | None, *, every: bool = False) -> list[str]:
+    """Returns the targets for which an attention without a schedule gets one: the target that is wanted, all,
+    or Triton. Raises Mistake where there is no such target.
+    """
+    from attnc.plan.targets import TARGETS as WITH_KERNELS
+    from attnc.plan.targets import USUAL
+
+    if target is None:
+        return list(USUAL if every else USUAL[:1])
+    if target not in WITH_KERNELS:
+        hint = "".join(suggest_target(target, WITH_KERNELS)) or f"targets are {', '.join(USUAL)}"
+        raise Mistake(f"there is no target '{target}'", hint)
+    return [target]
 
 
 def only(found: Sequence[Item], what: str, wanted: str | None, name_of: Callable[[Item], str]) -> list[Item]:

@@ -31,6 +31,7 @@ from attnc.expr.nodes import (
     Param,
     Type,
     children,
+    show,
 )
 from attnc.model import attention
 from attnc.model.columns import (
@@ -489,6 +490,10 @@ _ELSEWHERE: Mapping[str, str] = {
 }
 
 
+#: What the result that an epilogue changes is called elsewhere.
+_RESULTS = {"acc", "attn", "attn_output", "out", "output", "result"}
+
+
 def report_misuse(tree: ast.Name, at: Context, *, indices: tuple[ast.Expr, ...] | None = None) -> None:
     """Reports a name that is not a value (or, with indices, not a tensor) here; the last resort is "unknown
     name".
@@ -500,7 +505,8 @@ def report_misuse(tree: ast.Name, at: Context, *, indices: tuple[ast.Expr, ...] 
             "E0207", f"'{name}' is not a value", span, "a whole tensor", hints=("a score uses 'dot(q, k)'",)
         )
     elif isinstance(meaning, Tensor):
-        axes = ", ".join(["..."] * len(meaning.shape))
+        other = "d" if "attention" in at.also else "..."
+        axes = ", ".join(_INDICES.get(show(size), other) for size in meaning.shape)
         at.error(
             "E0207",
             f"'{name}' is a tensor, not a value",
@@ -525,10 +531,14 @@ def report_misuse(tree: ast.Name, at: Context, *, indices: tuple[ast.Expr, ...] 
     elif meaning is not None or name in RESERVED or name in CALLABLE:
         kind = "an intrinsic function" if name in CALLABLE else "an element type"
         label, hint = RESERVED.get(name, kind), _ELSEWHERE.get(name)
+        if "attention" in at.also and name in _RESULTS:
+            hint = "write 'attention' for the result of the attention"
         at.error("E0207", f"'{name}' is not a value", span, label, hints=(hint,) if hint else ())
     else:
         known = (*scope.names(), *CALLABLE)
         near = (_ELSEWHERE[name],) if name in _ELSEWHERE else did_you_mean(name, known)
+        if "attention" in at.also and name in _RESULTS:
+            near = ("write 'attention' for the result of the attention",)
         at.error(
             "E0203",
             f"unknown name '{name}'",
@@ -538,6 +548,8 @@ def report_misuse(tree: ast.Name, at: Context, *, indices: tuple[ast.Expr, ...] 
         )
 
 
+#: The index that walks along an axis, by its size.
+_INDICES = {"B": "b", "Hkv": "h // G", "H": "h", "Hkv * G": "h", "M": "q_idx", "N": "kv_idx"}
 #: The axis that an index walks along.
 _AXES = {"b": "B", "h": "H", "q_idx": "M", "q_pos": "N", "kv_idx": "N"}
 

@@ -54,6 +54,10 @@ _WRITE: Mapping[str, str] = {
     **dict.fromkeys(("mask_mod", "attn_mask"), "mask = causal"),
     **dict.fromkeys(("causal", "is_causal"), "mask = causal"),
     **dict.fromkeys(("window", "sliding_window"), "mask = window(128, 0)"),
+    **dict.fromkeys(
+        ("epilogue", "gate", "postprocess", "post", "residual"),
+        "output o: bf16[B, M, H, D] = attention * sigmoid(gate[b, q_idx, h, d])",
+    ),
     **dict.fromkeys(("lengths", "seqlens", "seqlen"), "length N = kv_len[b]"),
 }
 

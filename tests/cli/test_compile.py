@@ -77,16 +77,38 @@ def test_a_spec_that_no_target_has_a_kernel_for_says_why(run: Run, folder: Path)
 def test_the_schedule_of_a_spec_without_one_is_explained_and_can_be_kept(run: Run, folder: Path) -> None:
     spec = folder / "specs" / "tiny.attn"
     spec.write_text(TINY.partition("schedule ")[0])
-    for target in ("triton", "cuda.sm_80"):
-        done = run("explain", "specs/tiny.attn", "--target", target, "--no-compile")
-        assert done.code == 0
-        assert "has no schedule for it; this is what attnc.compile takes:" in done.err
-        assert f"schedule tiny for {target}" in done.err
-    added = done.err.partition("\n\n")[2]
+    targets = ("triton", "cuda.sm_80")
+    explained = [run("explain", "specs/tiny.attn", "--target", name, "--no-compile") for name in targets]
+    for target, said in zip(targets, explained, strict=True):
+        assert said.code == 0
+        assert f"leaves its schedule open; for {target} attnc.compile takes:" in said.err
+        assert f"schedule tiny for {target}" in said.err
+    done = explained[-1]
+    assert "kernels for triton, cuda.sm_90a then need schedules, too" in done.err
+    added = done.err.partition("\n\n")[2].partition("\n\n   = help")[0] + "\n"
     spec.write_text(f"{spec.read_text()}\n{added}")
     again = run("explain", "specs/tiny.attn", "--target", "cuda.sm_80", "--no-compile")
-    assert again.out.partition("because")[0] == done.out.partition("because")[0]
+    assert again.out == done.out, "line numbers, too"
     assert again.err == ""
+
+
+@pytest.mark.parametrize("command", ["explain", "verify"])
+@pytest.mark.parametrize(
+    ("target", "help"),
+    [
+        ("hopper", "write 'cuda.sm_90a'"),
+        ("cuda.sm_100a", "write 'cuda.sm_80'"),
+        ("abacus", "targets are triton, cuda.sm_80, cuda.sm_90a"),
+    ],
+)
+def test_a_target_that_there_is_not_is_named_also_without_a_schedule(
+    run: Run, folder: Path, command: str, target: str, help: str
+) -> None:
+    (folder / "specs" / "tiny.attn").write_text(TINY.partition("schedule ")[0])
+    done = run(command, "specs/tiny.attn", "--target", target)
+    assert done.code == 2
+    assert f"there is no target '{target}'" in done.err
+    assert help in done.err
 
 
 def test_compiling_again_touches_nothing(run: Run, folder: Path) -> None:

@@ -167,6 +167,15 @@ def test_mistakes(
     assert not (tmp_path / "new").exists()
 
 
+def test_a_folder_that_cannot_be_is_refused_before_anything_is_compiled(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("mine")
+    monkeypatch.setattr(export, "kernel_files", lambda form: pytest.fail("compiled"))
+    assert main(["export", "--hf-kernel", str(tmp_path / "file" / "x")]) == 2
+    assert f"{tmp_path / 'file'}: not a folder" in capsys.readouterr().err
+
+
 def test_an_export_is_brought_up_to_date_and_others_files_are_left_alone(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
