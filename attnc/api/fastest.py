@@ -131,11 +131,11 @@ def targets_of_few(
         return (TRITON,)
     if is_narrow and sharing == 1:
         return _targets_of_one_row(function, index_of(q))
-    is_long = _exceeds(length, SHORT_KEYS) and k.dtype == q.dtype and not misfit(q, k, v)
+    is_long = exceeds(length, SHORT_KEYS) and k.dtype == q.dtype and not misfit(q, k, v)
     return targets_of_call(function, q, k, v) if is_long else (TRITON,)
 
 
-def _exceeds(length: int, most: int) -> bool:
+def exceeds(length: int, most: int) -> bool:
     """Returns whether a length is known to exceed the other: torch.export keeps open lengths open."""
     if torch.compiler.is_exporting():
         from torch.fx.experimental.symbolic_shapes import statically_known_true

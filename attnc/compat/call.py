@@ -13,7 +13,7 @@ from weakref import WeakValueDictionary
 
 import torch
 
-from attnc.api.fastest import FEW, HOPPER, count_sharing, targets_of_call, targets_of_few
+from attnc.api.fastest import FEW, HOPPER, count_sharing, exceeds, targets_of_call, targets_of_few
 from attnc.api.repeats import Arrange, Plan, keep
 from attnc.api.tensors import (
     FLOATS,
@@ -534,7 +534,8 @@ class Call:
         run are the faster ones there.
         """
         is_dense = self._form.get("q", "dense") == self._form.get("kv", "dense") == "dense"
-        return is_dense and self._grads == ["q", "k", "v"] and self._tensors["k"].shape[1] <= TILE_KEYS
+        is_whole = is_dense and self._grads == ["q", "k", "v"]
+        return is_whole and exceeds(TILE_KEYS + 1, self._tensors["k"].shape[1])
 
     def _build_in(self, cap: tuple[float, float]) -> None:
         """Makes a softcap part of the kernel, where it may be: by a polynomial it takes a fraction of what

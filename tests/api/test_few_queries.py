@@ -325,3 +325,20 @@ def hopper(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     fake_gpu(monkeypatch)
     yield
     fastest.run_on(None)
+
+
+class Trained(torch.nn.Module):
+    def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = flash_attn.flash_attn_func(q, k, v, causal=True)
+        return result
+
+
+def test_keys_of_exported_gradients_stay_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That few keys have kernels of their own is no bound of a program's keys."""
+    fake_gpu(monkeypatch)
+    q, k, v = (x.bfloat16().requires_grad_() for x in dense(32))
+    keys = torch.export.Dim("keys", min=2, max=4096)
+    shapes = {"q": None, "k": {1: keys}, "v": {1: keys}}
+    made = torch.export.export(Trained(), (q, k, v), dynamic_shapes=shapes)
+    (found,) = made.range_constraints.values()
+    assert (found.lower, found.upper) == (2, 4096)
