@@ -462,7 +462,7 @@ class Call:
         if self._has_one and not has_more:
             self._take_one()
         q = self._tensors["q"]
-        if self._form.get("q", "dense") == "dense" and q.shape[1] <= FEW and not has_more:
+        if self._form.get("q", "dense") == "dense" and exceeds(FEW + 1, q.shape[1]) and not has_more:
             self._form["splits"] = max(0, splits)
         self._choose()
         name, inputs = self._prepare_function()

@@ -342,3 +342,16 @@ def test_keys_of_exported_gradients_stay_open(monkeypatch: pytest.MonkeyPatch) -
     made = torch.export.export(Trained(), (q, k, v), dynamic_shapes=shapes)
     (found,) = made.range_constraints.values()
     assert (found.lower, found.upper) == (2, 4096)
+
+
+def test_queries_of_exported_calls_stay_open() -> None:
+    """That few queries have kernels of their own is no bound of a program's queries."""
+    q, k, v = dense(32)
+    queries = torch.export.Dim("queries", min=2, max=4096)
+    shapes = {"q": {1: queries}, "k": None, "v": None}
+    made = torch.export.export(Trained(), (q, k, v), dynamic_shapes=shapes)
+    (found,) = made.range_constraints.values()
+    assert (found.lower, found.upper) == (2, 4096)
+    for rows in (3, 40):
+        given = draw(B, rows, H, D)
+        torch.testing.assert_close(made.module()(given, k, v), Trained()(given, k, v))
