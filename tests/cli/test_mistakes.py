@@ -423,6 +423,6 @@ def test_an_interrupt_before_the_command_is_known_is_said_in_a_line(
         def __getattr__(self, name: str) -> None:
             raise KeyboardInterrupt
 
-    monkeypatch.setitem(sys.modules, "attnc.cli.app", Interrupted())  # type: ignore[arg-type]  # in its place
+    monkeypatch.setitem(sys.modules, "attnc.cli.app", Interrupted())  # in its place
     assert main(("check",)) == 130
     assert capsys.readouterr().err == "error: interrupted\n"

@@ -137,7 +137,7 @@ def test_what_is_first_called_in_a_transform_is_made_outside_of_it() -> None:
 
 def test_a_torch_that_overrides_nothing_unasked_registers_operators(monkeypatch: pytest.MonkeyPatch) -> None:
     """As those before 2.12: an operator of Python's has a derivative before it gets its own."""
-    impl = torch.library.Library.impl
+    impl: Any = torch.library.Library.impl
 
     def strict(library: Any, *given: Any, allow_override: bool = False, **named: Any) -> Any:
         return impl(library, *given, allow_override=allow_override, **named)
