@@ -89,6 +89,8 @@ def listing_of(attention: Attention) -> Listing | None:
     """Returns what the mask lists, beside the rest of it; None where it lists nothing, or not so that a
     walk could follow (`refuse_lists`).
     """
+    if not _lists(attention.mask):
+        return None
     mask = substitute(attention.mask, group_in_words(attention))
     conjuncts = mask.operands if isinstance(mask, And) else (mask,)
     listed = [conjunct for conjunct in conjuncts if isinstance(conjunct, InList)]
@@ -97,6 +99,10 @@ def listing_of(attention: Attention) -> Listing | None:
     rest = conj(*(conjunct for conjunct in conjuncts if conjunct is not listed[0]))
     shortened = "M" in attention.lengths
     return Listing(listed[0], replace(rest, span=attention.mask.span), is_shortened=shortened)
+
+
+def _lists(mask: Expr) -> bool:
+    return any(map(_lists, mask.operands)) if isinstance(mask, And) else isinstance(mask, InList)
 
 
 def without_list(attention: Attention) -> Attention:

@@ -98,8 +98,8 @@ CUDA_MADE = frozenset((
     "sequence", "store_k_scales", "store_v_scales", "swizzle", "total", "v_map", "V_SCALES", "V_SCALES_AT",
     "V_SCALES_OF_LANE", "v_x",
 ))  # fmt: skip
-#: Columns of a tensor, of rows or of a gradient, that are a tile of their own.
-_PART = re.compile(r"(?:d?[qkv]|rows)_\d+")
+#: Columns of a tensor, of rows or of a gradient, that are a tile of their own, and extremes of a block.
+_PART = re.compile(r"(?:d?[qkv]|rows|least|most)_\d+")
 #: What a template fills in or leaves out, comments and strings; and a name that is no field of another.
 _NOT_TEXT = re.compile(r'\[\[.*?\]\]|\{%.*?%\}|\{#.*?#\}|//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"', re.DOTALL)
 #: A statement among the strings that a template fills in.

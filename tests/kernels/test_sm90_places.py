@@ -52,7 +52,7 @@ def test_places_that_are_shared_are_found() -> None:
 def test_memory_does_not_grow_with_rows() -> None:
     (module,) = modules_of(TEXT)
     declared = render_files(module, path="a.attn", sha256="")["default.py"]
-    assert 'scratch={"_sums": "multiprocessors() * BLOCK_M * 384 * (N > 64)"}' in declared
+    assert 'scratch={"_sums": "multiprocessors() * BLOCK_M * 320 * (N > 64)"}' in declared
 
 
 def test_marks_lie_where_python_makes_room_for_them() -> None:

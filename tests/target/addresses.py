@@ -384,6 +384,7 @@ _COUNTED = frozenset(
         "head * G",
         "M * G",
         "M * H",
+        "(word * 32 + part) * 128",  # the first key of a block: blocks are as many as words have bits
         "M * head_tiles",
         "(T + B + 1) * head_tiles",  # programs of a KV head, fewer than a grid has
         "split * split_size",
