@@ -79,8 +79,7 @@ def schedule_for(
     if not deterministic and made.has_selected_gradients and adds_to_keys(attention):
         summed = [f"  accumulate.d{grad} = atomic" for grad in attention.grads if grad in ("k", "v")]
         lines += ["backward {", *summed, "}"]
-    labels = made.default_labels(shape)
-    return "\n".join(_schedule_text(name, target, label, [*lines, *own]) for label, own in labels.items())
+    return _schedule_texts(name, target, lines, made.default_labels(shape))
 
 
 def _sum_of_dq(variant: Variant, target: Target, *, deterministic: bool) -> str:
@@ -107,8 +106,8 @@ def steps_for(program: Program, name: str, target: str) -> str:
     if not steps or lines[:1] == steps[:1]:
         return ""
     named = {"prompt": labels[""]} if list(labels) == [""] else labels
-    texts = [_schedule_text(name, target, label, [*lines, *own]) for label, own in named.items()]
-    return "\n".join([_schedule_text(name, target, "decode", steps), *texts])
+    of_steps = _schedule_text(name, target, "decode", steps)
+    return "\n".join([of_steps, _schedule_texts(name, target, lines, named)])
 
 
 def schedule_of_steps(program: Program, name: str, target: str, *, splits: int = 0) -> str:
@@ -118,6 +117,11 @@ def schedule_of_steps(program: Program, name: str, target: str, *, splits: int =
     made, shape = target_of(target), shape_in(program, name)
     lines = list(made.default_steps(shape, str(splits or "auto"))) or list(made.default_schedule(shape))
     return _schedule_text(name, target, "", lines)
+
+
+def _schedule_texts(name: str, target: str, lines: Sequence[str], labels: Mapping[str, Sequence[str]]) -> str:
+    """Returns a schedule for each label, of lines that all have and of its own."""
+    return "\n".join(_schedule_text(name, target, label, [*lines, *own]) for label, own in labels.items())
 
 
 def _schedule_text(name: str, target: str, label: str, lines: Sequence[str]) -> str:
