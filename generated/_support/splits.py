@@ -61,9 +61,8 @@ class Split:
         keys, tile = getattr(config, "split_size", 0), config.BLOCK_N
         if config.splits < 0:
             raise ValueError(f"config: expected splits of 0 or more, got {config.splits}")
-        if (
-            self.segment and keys != self.segment
-        ):  # longer ones lose keys, others change what is added to what
+        # longer ones lose keys, others change what is added to what
+        if self.segment and keys != self.segment:
             raise ValueError(
                 f"config: expected a split_size of {self.segment}, the keys of a segment of the spec's order,"
                 f" got {keys}"
@@ -165,9 +164,8 @@ def plan_splits(
     processors, resident = gpu.multiprocessors, 2
     if gpu.shared_in_all and shared > 0:
         resident = max(1, min(gpu.shared_in_all // shared, 4))
-    is_pair = (
-        resident == 2 and block_share == 1
-    )  # what reads less than a multiprocessor is meant to have company
+    # what reads less than a multiprocessor is meant to have company
+    is_pair = resident == 2 and block_share == 1
 
     def cost(n: int) -> float:
         split_bytes = -(-key_tiles // n) * tile_bytes
