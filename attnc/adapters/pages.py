@@ -24,7 +24,7 @@ from attnc.adapters.specs import (
     suits_conversion,
     tile_rows,
 )
-from attnc.api.fastest import FEW, count_sharing
+from attnc.api.fastest import are_few, count_sharing
 from attnc.api.repeats import keep, repeat, without_gradients
 from attnc.api.tensors import FLOATS, INTEGERS, NUMBERS, GivenTensors
 from attnc.paging.trees import WORDS
@@ -185,7 +185,7 @@ def uniform(tokens: int, most: int, sequences: int) -> int:
     """Returns how many new tokens each sequence has, for `attend`, where that follows from `tokens` in all
     and `most` of one, and is few enough to split the keys; else 0.
     """
-    return most if 0 < most <= FEW and tokens == most * sequences else 0
+    return most if most > 0 and are_few(most) and tokens == most * sequences else 0
 
 
 #: Rows of a tile of Hopper's kernels, and tiles for each multiprocessor from which all segments of rows are

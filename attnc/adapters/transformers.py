@@ -35,7 +35,7 @@ from attnc.adapters.specs import (
     run_kernel,
     tile_rows,
 )
-from attnc.api.fastest import FEW, count_sharing, exceeds
+from attnc.api.fastest import are_few, count_sharing
 from attnc.api.repeats import keep, repeat
 from attnc.api.tensors import FLOATS, NUMBERS, GivenTensors, draw_seed, lowered, to_dropout
 from attnc.support.arguments import requires_gradient
@@ -326,7 +326,7 @@ def _kernel_name(
 def _rows_of_few(query: torch.Tensor, key: torch.Tensor) -> int:
     """Returns the rows of a tile of a call with few queries, 0 for more of them: a constant, as `_is_one`."""
     (heads, kv_heads), queries = (x.shape[1] for x in (query, key)), query.shape[2]
-    if not any(exceeds(FEW + 1, known) for known in (queries,)):
+    if not any(are_few(known) for known in (queries,)):
         return 0
     return tile_rows(count_sharing(queries, heads, kv_heads))
 

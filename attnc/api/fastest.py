@@ -135,6 +135,11 @@ def targets_of_few(
     return targets_of_call(function, q, k, v) if is_long else (TRITON,)
 
 
+def are_few(queries: int) -> bool:
+    """Returns whether queries of a sequence are known to be `FEW` at most."""
+    return exceeds(FEW + 1, queries)
+
+
 def exceeds(length: int, most: int) -> bool:
     """Returns whether a length is known to exceed the other: torch.export keeps open lengths open."""
     if torch.compiler.is_exporting():

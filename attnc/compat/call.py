@@ -13,7 +13,7 @@ from weakref import WeakValueDictionary
 
 import torch
 
-from attnc.api.fastest import FEW, HOPPER, count_sharing, exceeds, targets_of_call, targets_of_few
+from attnc.api.fastest import HOPPER, are_few, count_sharing, exceeds, targets_of_call, targets_of_few
 from attnc.api.repeats import Arrange, Plan, keep
 from attnc.api.tensors import (
     FLOATS,
@@ -462,7 +462,7 @@ class Call:
         if self._has_one and not has_more:
             self._take_one()
         q = self._tensors["q"]
-        if self._form.get("q", "dense") == "dense" and exceeds(FEW + 1, q.shape[1]) and not has_more:
+        if self._form.get("q", "dense") == "dense" and are_few(q.shape[1]) and not has_more:
             self._form["splits"] = max(0, splits)
         self._choose()
         name, inputs = self._prepare_function()

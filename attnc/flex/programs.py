@@ -15,9 +15,9 @@ import torch
 from attnc.api.compile import SpecError, compile_family, making, need_of, warn_of_dense_mask
 from attnc.api.family import Family
 from attnc.api.fastest import (
-    FEW,
     HOPPER,
     TRITON,
+    are_few,
     count_sharing,
     targets_of_call,
     targets_of_few,
@@ -104,14 +104,14 @@ def targets_of_steps(
     """Returns the targets whose kernels for few queries a call may run on, the fastest first; none where it
     has more of them. Sizes are numbers. target: the caller's choice, None or "" for none.
     """
-    if query.shape[2] > FEW:
+    if not are_few(query.shape[2]):
         return ()
     if target:
         return (target,)
     if key.dtype != query.dtype:
         return (TRITON,)
     sharing = count_sharing(query.shape[2], query.shape[1], key.shape[1])
-    return targets_of_few(_FUNCTION, query, key, value, sharing=sharing)
+    return targets_of_few(_FUNCTION, query, key, value, sharing=sharing, length=key.shape[2])
 
 
 Mods = tuple[Callable[..., Any] | None, ...]

@@ -313,6 +313,14 @@ def test_whose_kernels_read_long_tensors(
     assert targets_of_few("door", q, k, k, sharing=sharing, keys=keys, length=length)[0] == expected
 
 
+@pytest.mark.parametrize(("length", "target"), [(2048, TRITON), (2049, HOPPER)])
+def test_flex_takes_them_too(length: int, target: str, hopper: None) -> None:
+    q, k = (torch.empty(1, heads, length, 128, dtype=torch.bfloat16) for heads in (32, 8))
+    family = family_of(q[:, :, :1], k, k, near, enable_gqa=True)
+    assert family.target == target
+    assert "split.kv = auto" in family.spec or target == HOPPER
+
+
 @pytest.mark.parametrize("target", fastest.NEEDS)
 def test_a_chosen_target_serves_few_queries_too(target: str, hopper: None) -> None:
     q = torch.empty(1, 1, 8, 128, dtype=torch.float16)

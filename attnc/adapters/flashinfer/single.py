@@ -21,10 +21,8 @@ from attnc.adapters.flashinfer.arguments import (
     write_position_terms,
 )
 from attnc.adapters.specs import NARROW, Kernel, Wanted, kernel, number_of
+from attnc.api.fastest import are_few
 from attnc.api.tensors import FLOATS, GivenTensors, refuse_gradients
-
-#: Queries up to which the keys are split among programs.
-_FEW = 16
 
 
 def attend_alone(
@@ -78,7 +76,7 @@ def attend_alone(
         terms,
         bool(mask),
         frozenset(given),
-        choose_tile_rows(len(q), heads) if 0 < len(q) <= _FEW else 0,
+        choose_tile_rows(len(q), heads) if len(q) > 0 and are_few(len(q)) else 0,
     )
     slopes = {"alibi_slopes": compute_alibi_slopes(heads[0], q.device)} if terms else {}
     named = {"q": q, "k": k, "v": v}

@@ -19,14 +19,12 @@ from attnc.adapters.flashinfer.arguments import (
 )
 from attnc.adapters.flashinfer.masks import flatten_mask
 from attnc.adapters.specs import Changes, Wanted, find_function, kernel_name, plan_of
+from attnc.api.fastest import are_few
 from attnc.api.repeats import Plan as CallPlan
 from attnc.api.repeats import are_left_out, keep, repeat
 from attnc.api.tensors import INTEGERS, GivenTensors, refuse_gradients
 
 Result: TypeAlias = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
-
-#: Queries of each request up to which its keys are split among programs.
-_FEW = 16
 
 
 def read_starts(name: str, indptr: torch.Tensor) -> list[int]:
@@ -43,7 +41,7 @@ def read_starts(name: str, indptr: torch.Tensor) -> list[int]:
 def count_uniform(starts: list[int]) -> int:
     """Returns how many queries every request has, where all have as many, and few; else 0."""
     counts = {b - a for a, b in pairwise(starts)}
-    return counts.pop() if len(counts) == 1 and 0 < max(counts) <= _FEW else 0
+    return max(counts) if len(counts) == 1 and are_few(max(counts)) else 0
 
 
 @dataclass(frozen=True, kw_only=True)
