@@ -72,7 +72,7 @@ class Planned:
 
     modules: tuple[ir.Module, ...]
     warnings: tuple[Diagnostic, ...]
-    projections: tuple[ProjectionModule, ...] = ()
+    projections: tuple[ProjectionModule, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -89,7 +89,7 @@ def unpack_cache(cache: torch.Tensor) -> torch.Tensor:
     """Returns the latents bf16[pages, page, 1, columns] that a cache [pages, page, 1, bytes] of u8 or e4m3
     stands for. Raises TypeError or ValueError for other caches.
     """
-    form = _format_of_cache("cache", cache)
+    form = _format_of_cache(cache)
     if not form.scales_pages:
         return unpack_rows(cache)
     data, scales = _regions(cache, form)
@@ -106,7 +106,7 @@ def store_rows(latents: torch.Tensor, cache: torch.Tensor, slots: torch.Tensor) 
     """
     from attnc.runtime.slots import store  # brings Triton, which reading rows needs not
 
-    form = _format_of_cache("cache", cache)
+    form = _format_of_cache(cache)
     narrow, scales, rotary = _pack(latents, form)
     if form.scales_pages:
         scales = torch.nn.functional.pad(scales, (0, form.bytes - form.pitch - form.scales))
@@ -129,12 +129,12 @@ def format_of(name: str, rows: torch.Tensor) -> RowFormat:
     return FORMATS[rows.shape[-1]]
 
 
-def _format_of_cache(name: str, cache: torch.Tensor) -> RowFormat:
-    form = format_of(name, cache)
+def _format_of_cache(cache: torch.Tensor) -> RowFormat:
+    form = format_of("cache", cache)
     if cache.dim() != 4 or cache.shape[2] != 1:
-        raise ValueError(f"{name}: expected shape [pages, page, 1, {form.bytes}], got {list(cache.shape)}")
+        raise ValueError(f"cache: expected shape [pages, page, 1, {form.bytes}], got {list(cache.shape)}")
     if form.scales_pages:
-        check_pages(name, cache, form)
+        check_pages("cache", cache, form)
     return form
 
 

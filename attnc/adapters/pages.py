@@ -206,7 +206,7 @@ def _check_tensors(given: Mapping[str, Any], tokens: int) -> tuple[torch.dtype, 
         raise TypeError(f"k: expected dtype {' or '.join(map(str, known))} beside q, got {k.dtype}: {hint}")
     checked.check("k", k, "P page Hkv D", known, "beside q")
     checked.check_pages("k", q)
-    checked.check_groups("q", "H", "k", "Hkv")
+    checked.check_groups("q", "k")
     if v is not None:
         checked.check("v", v, "P page Hkv Dv", (k.dtype,), "like k")
     checked.check("out", given["out"], "T H Dv", (q.dtype,), "like q")
@@ -339,7 +339,7 @@ def attend_packed(
     checked.check("k", k, "S Hkv D", (q.dtype,), "like q")
     checked.check("v", v, "S Hkv Dv", (q.dtype,), "like q")
     checked.check_columns(q="D", v="Dv")
-    checked.check_groups("q", "H", "k", "Hkv")
+    checked.check_groups("q", "k")
     for name, starts in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)):
         checked.check(name, starts, "B+1", INTEGERS)
     form = (q.dtype, q.shape[-1], v.shape[-1], float(scale), causal, lse, order)

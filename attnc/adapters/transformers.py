@@ -243,7 +243,7 @@ def _check_tensors(
     checked.check("value", value, "B Hkv N Dv", (query.dtype,), "like query")
     checked.check_columns(query="D", value="Dv")
     checked.check_rows(query=query, key=key, value=value)
-    checked.check_groups("query", "H", "key", "Hkv")
+    checked.check_groups("query", "key")
     if s_aux is not None:
         checked.check("s_aux", s_aux, "H", NUMBERS)
     return checked

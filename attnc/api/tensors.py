@@ -74,9 +74,9 @@ class GivenTensors:
         elif x.device != self._device:
             raise ValueError(f"{where} device {self._device}, like {self._first}, got {x.device}")
 
-    def check_groups(self, q: str, heads: str, k: str, shared: str) -> None:
-        """Raises ValueError where the heads of q, a size by its name, are no multiple of those of k."""
-        many, few = self._sizes[heads], self._sizes[shared]
+    def check_groups(self, q: str, k: str) -> None:
+        """Raises ValueError where H, the heads of q, is no multiple of Hkv, those of k."""
+        many, few = self._sizes["H"], self._sizes["Hkv"]
         if few == 0:
             raise ValueError(f"{self._function}{k}: expected at least one head, got none")
         if many % few:

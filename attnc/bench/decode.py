@@ -244,7 +244,7 @@ NARROW_PAGES = f"page_{PAGE}_{NARROW}"
 NAMES = frozenset({"triton", NARROW, NARROW_PAGES, *PAGED.values(), *(peer.name for peer in PEERS)})
 
 
-def decoders(names: Collection[str], target: str = "triton") -> tuple[Decoder, ...]:
+def decoders(names: Collection[str], target: str) -> tuple[Decoder, ...]:
     """Returns attnc's kernels for a target, those for Triton beside them where `triton` is named, and the
     peers of these names. Unknown names are left to the caller.
     """

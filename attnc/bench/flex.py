@@ -11,7 +11,7 @@ import os
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import ClassVar
@@ -52,8 +52,8 @@ class FlexResult:
     target: str
     forward: Mapping[str, Timing]
     both: Mapping[str, Timing]
-    first: Mapping[str, Sequence[float]] = field(default_factory=dict)
-    host: Mapping[str, float] = field(default_factory=dict)
+    first: Mapping[str, Sequence[float]]
+    host: Mapping[str, float]
 
 
 def target_of_call(name: str) -> str:

@@ -240,7 +240,7 @@ class ModelInputs:
     pages: tuple[torch.Tensor, torch.Tensor] | None = None
     table: torch.Tensor | None = None
     lengths: torch.Tensor | None = None
-    sink: torch.Tensor | None = None
+    sink: torch.Tensor | None
 
     @property
     def leaves(self) -> list[torch.Tensor]:

@@ -79,7 +79,7 @@ def check(function: str, axes: tuple[str, str, str], **named: Any) -> GivenTenso
             raise ValueError(f"{function}: {name}: expected {wanted}, got {list(x.shape)}")
         if "page" in shape:
             given.check_pages(name, q)
-    given.check_groups(first, "H", [*named][1], "Hkv")
+    given.check_groups(first, [*named][1])
     return given
 
 
@@ -105,7 +105,7 @@ def unpack_kv(
     given = GivenTensors(function)
     given.check("q", q, axes[0], FLOATS)
     given.check("kv", kv, axes[1], (q.dtype,), "like q")
-    given.check_groups("q", "H", "kv", "Hkv")
+    given.check_groups("q", "kv")
     return kv.unbind(axes[1].split().index("2"))
 
 
@@ -396,7 +396,7 @@ class Call:
         used: torch.Tensor | None,
         *,
         name: str = "cu_seqlens_q",
-        most: int | None = None,
+        most: int | None,
     ) -> None:
         """Lays queries end to end. name: what the caller calls the starts; most: queries of a sequence, None
         if the caller does not say.

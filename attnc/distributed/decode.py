@@ -90,7 +90,7 @@ class SpreadKeys:
                 arguments.append(given[item.tensor])
             else:
                 arguments.append(counts if item == "key_count" else tables[item])
-        message, o, lse = self._message(attention, q, v)
+        message, o, lse = self._message(attention, q)
         tensors = (q, k) if kernels.shares_columns else (q, k, v)
         with torch.no_grad():
             kernels.forward(*tensors, *arguments, out=(o, lse))
@@ -104,7 +104,7 @@ class SpreadKeys:
         return self._kernels[key]
 
     def _message(
-        self, attention: Attention, q: torch.Tensor, v: torch.Tensor
+        self, attention: Attention, q: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         width = int(number(attention.v.shape[-1]) or 0)
         sizes = dict(zip(attention.q.roles, q.shape, strict=True))

@@ -60,8 +60,8 @@ class TimeEstimate:
     """
 
     strategy: Strategy
-    owners: str = ""
-    ways: int = 1
+    owners: str
+    ways: int
     groups: int = 1
     splits: bool = False
     compute: float = 0.0

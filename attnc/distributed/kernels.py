@@ -43,8 +43,8 @@ class RankSpec:
     program: Program
     attention: Attention
     target: str
-    tuned: Source | None = None
-    schedule: str | None = None
+    tuned: Source | None
+    schedule: str | None
 
     @cached_property
     def variants(self) -> tuple[Variant, ...]:

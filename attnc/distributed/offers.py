@@ -187,7 +187,7 @@ class VisibleKeys:
     """
 
     def __init__(
-        self, tiles: TileSpans, size: int, sizes: CallSizes, ranks: int, *, tied: bool, slices: int = 0
+        self, tiles: TileSpans, size: int, sizes: CallSizes, ranks: int, *, tied: bool, slices: int
     ) -> None:
         self.size, self.ranks, self.tied, self._slices = size, ranks, tied, slices // BLOCK
         self._chunks = -(-sizes.queries // size)

@@ -86,7 +86,7 @@ class TileSpans:
     rows: Ints
     lo: Ints
     hi: Ints
-    seen: tuple[Ints, Ints] | None = None
+    seen: tuple[Ints, Ints] | None
 
 
 class Visibility:

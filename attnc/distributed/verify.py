@@ -163,8 +163,8 @@ def verify_on_ranks(
     target: str,
     ranks: int,
     count: int,
-    variant: str | None = None,
-    schedule: str | None = None,
+    variant: str | None,
+    schedule: str | None,
 ) -> RankReport:
     """Runs cases of a variant (the first, if none is named) on as many processes: with NCCL where there are
     as many GPUs, else gloo and kernels on the CPU. schedule: as of `ContextParallel`. Raises what a rank

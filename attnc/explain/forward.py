@@ -63,7 +63,7 @@ class Explanation:
     device: Device
     pictures: tuple[Picture, ...]
     roofline: Roofline
-    usage: KernelUsage | None = None
+    usage: KernelUsage | None
 
     @property
     def kernel(self) -> ir.Forward | ir.Decode:

@@ -193,7 +193,7 @@ def roofline_of(
     dtype: DType,
     columns: int,
     moved: float,
-    exponentials: int = 1,
+    exponentials: int,
     of: str = "heads",
 ) -> Roofline:
     """Returns the roofline of a kernel. dtype: of q, k and v; columns, exponentials: multiply-adds for each

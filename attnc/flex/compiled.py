@@ -75,7 +75,7 @@ def mod_of(
     tensors: Sequence[torch.Tensor],
     floats: Sequence[float],
     integers: Sequence[int],
-    place: Place | None = None,
+    place: Place | None,
 ) -> Callable[..., Any] | None:
     """Returns the mod that does these steps. place: where the user's is defined, for its errors."""
     if steps is None:

@@ -115,7 +115,7 @@ class Capture:
 
     tensor: torch.Tensor
     axes: tuple[str, ...]
-    learned: bool = False
+    learned: bool
     is_sorted: bool = False
 
     @property
@@ -135,7 +135,7 @@ class Tape:
 
     sizes: Sizes
     device: torch.device
-    infers: bool = False
+    infers: bool
     entries: list[Entry] = field(default_factory=list)
     types: list[Type] = field(default_factory=list)
     numbers: list[int | float] = field(default_factory=list)

@@ -165,7 +165,7 @@ OF_FUNCTIONS: Mapping[str, str] = {
 NOT_PARAMS: Mapping[str, str] = {**OF_FUNCTIONS, **RESERVED}
 
 
-def explain_reserved(name: str, reserved: Mapping[str, str], *, is_file: bool = False) -> str:
+def explain_reserved(name: str, reserved: Mapping[str, str], *, is_file: bool) -> str:
     """Returns why a name cannot be declared; "" if it can. is_file: files are called so."""
     if name in reserved:
         return f"always {reserved[name]}"

@@ -59,7 +59,7 @@ def error_bound(
     tail: float = 0.0,
     left_out: float = 0.0,
     *,
-    cuts_summands: bool = False,
+    cuts_summands: bool,
 ) -> ErrorBound:
     """Returns the bound's parameters for the worst config: the longest partial sums, and the most tiles.
     splits: the most results of parts of a row's keys that are joined. columns, columns_factor, tail,

@@ -55,7 +55,7 @@ class Listing:
 
     condition: InList
     rest: Expr
-    is_shortened: bool = False
+    is_shortened: bool
 
     @property
     def sizes(self) -> tuple[Expr, ...]:

@@ -110,7 +110,7 @@ def steps_for(program: Program, name: str, target: str) -> str:
     return "\n".join([of_steps, _schedule_texts(name, target, lines, named)])
 
 
-def schedule_of_steps(program: Program, name: str, target: str, *, splits: int = 0) -> str:
+def schedule_of_steps(program: Program, name: str, target: str, *, splits: int) -> str:
     """Returns the text of the schedule for few queries alone, which the caller checks. splits: how many
     programs share the keys of a head; 0: as many as suit the device and the sizes.
     """

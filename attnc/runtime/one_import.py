@@ -12,6 +12,7 @@ from typing import Any
 from attnc.plan.targets import TARGETS, target_of
 from attnc.support.arguments import DTYPES
 from attnc.support.by_target import ByTarget, Needs, Row, runs
+from attnc.support.sizes import PARSING
 from attnc.target.dispatch import fastest_first, needs_of
 from attnc.tuned.tables import TARGET_SIZES
 
@@ -101,7 +102,9 @@ def read_choice(file: Path) -> tuple[ByTarget, Sequence[str]]:
     """
     written = dict[str, Any]()
     try:
-        for node in ast.parse(file.read_bytes()).body:
+        with PARSING:
+            tree = ast.parse(file.read_bytes())
+        for node in tree.body:
             match node:
                 case ast.Assign(targets=[ast.Name(id=name)], value=value) if name in _TABLES:
                     written[name] = _literal(value)

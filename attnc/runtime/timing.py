@@ -68,7 +68,7 @@ def interleave(
     return {which: summarise(samples) for which, samples in take_turns(samplers, rounds).items()}
 
 
-def interleave_flushed(launches: Mapping[Which, Launch], rounds: int = 15) -> dict[Which, Timing]:
+def interleave_flushed(launches: Mapping[Which, Launch], rounds: int) -> dict[Which, Timing]:
     """Times the candidates, in turns too, by single launches that find nothing in the L2 cache. Needs a CUDA
     device.
     """
@@ -114,9 +114,7 @@ def summarise(samples: list[float]) -> Timing:
     )
 
 
-def in_bursts(
-    launch: Launch, sample_ms: float = _SAMPLE_MS, agreed: Callable[[float], float] = float
-) -> Sampler:
+def in_bursts(launch: Launch, sample_ms: float, agreed: Callable[[float], float] = float) -> Sampler:
     """Takes samples of launches in a row, as many as take `sample_ms` together, after some to warm up.
 
     agreed: of the milliseconds that were measured here, makes those that count where several processes launch

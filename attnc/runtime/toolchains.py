@@ -97,8 +97,8 @@ class TritonKernel:
     capability: int
     warps: int
     stages: int
-    maxnreg: int | None = None
-    aligned: bool = True
+    maxnreg: int | None
+    aligned: bool
 
     @property
     def options(self) -> dict[str, object]:

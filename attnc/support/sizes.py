@@ -8,8 +8,13 @@ import ast
 import functools
 import math
 import operator
+import threading
 from collections.abc import Callable, Mapping
 from typing import Any
+
+#: Held while Python makes a syntax tree: before 3.11.8 and 3.12.2 it may raise SystemError where two threads
+#: do so at once (gh-106905).
+PARSING = threading.RLock()
 
 #: The names that a text may mention, and under `NAME()` functions besides those of every text.
 Names = Mapping[str, Any]
@@ -138,7 +143,8 @@ def list_names(text: str) -> frozenset[str]:
 
 @functools.cache
 def _parse(text: str) -> ast.expr:
-    return ast.parse(text, mode="eval").body
+    with PARSING:
+        return ast.parse(text, mode="eval").body
 
 
 def _value(node: ast.expr, names: Names) -> Any:

@@ -75,13 +75,13 @@ class TargetPoint:
         return next(name for name in fastest_first(self.microseconds) if self.microseconds[name] <= limit)
 
 
-def target_families(path: Path, index: int = 0) -> tuple[tuple[ir.Module, ...], ...]:
+def target_families(path: Path) -> tuple[tuple[ir.Module, ...], ...]:
     """Returns the modules that a table picks among: those of a variant for all targets that run on a device,
     the first schedule of each. Raises DiagnosticError for a wrong spec.
     """
     found: dict[tuple[str, str], dict[str, ir.Module]] = {}
     for module in plan_program(front(path)).modules:
-        if runs(Needs(*needs_of(module.target)), index):
+        if runs(Needs(*needs_of(module.target)), 0):
             key = module.variant.attention.name, plain_name(module)
             found.setdefault(key, {}).setdefault(module.target, module)
     return tuple(tuple(family.values()) for family in found.values() if len(family) > 1)

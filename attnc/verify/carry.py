@@ -58,7 +58,7 @@ class Comparison:
 
     module: str
     pairs: tuple[Pair, ...] = ()
-    because: str = ""
+    because: str
 
 
 def find_arch(device: str) -> str | None:

@@ -376,7 +376,7 @@ class Summary:
 
     points: tuple[int, int]
     pairs: tuple[int, int]
-    boundaries: tuple[Met, ...] = ()
+    boundaries: tuple[Met, ...]
     missed: tuple[str, ...] = ()
 
 

@@ -29,6 +29,7 @@ import torch
 
 from attnc.model.dtypes import DType
 from attnc.reference import bf16_to_f32, f32_to_bf16
+from attnc.support.sizes import PARSING
 from attnc.verify import assembly
 from attnc.verify.interpreted_language import Language
 from attnc.verify.memory import WATCH, MemoryFault
@@ -428,9 +429,11 @@ class _Patch:
         """Returns the functions at the top level of a file, by name and first line, which may be a
         decorator's.
         """
+        with PARSING:
+            tree = ast.parse(text, path)
         return {
             (node.name, min([node.lineno, *(part.lineno for part in node.decorator_list)])): node
-            for node in ast.parse(text, path).body
+            for node in tree.body
             if isinstance(node, ast.FunctionDef)
         }
 

@@ -47,7 +47,7 @@ class ProjectionSubject:
 
     planned: ProjectionModule
     module: ModuleType
-    device: str = "cpu"
+    device: str
 
     def reach(self) -> Reach:
         """Returns the configs to draw from: on a GPU those that fit it, elsewhere those that differ in more

@@ -80,9 +80,7 @@ def version(sanitizer: Path) -> str:
     return f"compute-sanitizer {found[1]}" if found else "compute-sanitizer"
 
 
-def sanitize(
-    sanitizer: Path, jobs: Sequence[Job], *, processes: int, progress: Progress = lambda name: None
-) -> ToolOutcome:
+def sanitize(sanitizer: Path, jobs: Sequence[Job], *, processes: int, progress: Progress) -> ToolOutcome:
     """Runs every module under each of its tools, in `processes` processes at a time.
 
     The first tool goes alone, so that the others find all machine code in the cache."""

@@ -47,7 +47,7 @@ class Lengths:
         return int(self.rows[name].sum()) + self.tail
 
 
-def draw_lengths(attention: Attention, dims: Mapping[str, int], seed: int, style: str = "drawn") -> Lengths:
+def draw_lengths(attention: Attention, dims: Mapping[str, int], seed: int, style: str) -> Lengths:
     """Lengths of packed sequences, in one of the LENGTHS; by default the first has M or N rows, others fewer,
     some none.
     """

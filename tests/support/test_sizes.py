@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import heapq
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -11,7 +13,15 @@ from hypothesis import given as drawn_by
 from hypothesis import strategies as st
 
 from attnc.support.arguments import Sizes, Tensor
-from attnc.support.sizes import cdiv, count_parts, evaluate, list_names, next_power_of_2, whole_tiles
+from attnc.support.sizes import (
+    PARSING,
+    cdiv,
+    count_parts,
+    evaluate,
+    list_names,
+    next_power_of_2,
+    whole_tiles,
+)
 
 
 def test_a_size_is_evaluated() -> None:
@@ -21,6 +31,19 @@ def test_a_size_is_evaluated() -> None:
     assert evaluate("max(whole_tiles(M, 16, 64), twice(B))", names) == 128
     assert evaluate("config.name", names) == "x"
     assert list_names("cdiv(M, config.BLOCK_M) + 3") >= {"M", "config"}
+
+
+def test_no_two_threads_make_syntax_trees_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    parse, free = ast.parse, []
+
+    def look(text: str, mode: str) -> ast.AST:
+        with ThreadPoolExecutor(1) as another:
+            free.append(another.submit(PARSING.acquire, blocking=False).result())
+        return parse(text, mode=mode)
+
+    monkeypatch.setattr(ast, "parse", look)
+    assert evaluate("M + 12345", {"M": 1}) == 12346
+    assert free == [False]
 
 
 def test_a_comparison_is_one_or_zero() -> None:

@@ -53,7 +53,7 @@ def attend_alone(
     checked.check("k", k, f"{rows} D", (dtype,) if dtype is torch.float32 else (dtype, *NARROW), "beside q")
     checked.check("v", v, f"{rows} Dv", (k.dtype,), "like k")
     checked.check_columns(q="D", v="Dv")
-    checked.check_groups("q", "H", "k", "Hkv")
+    checked.check_groups("q", "k")
     checked.check_rows(q=q, k=k, v=v)
     refuse_gradients(function, q=q, k=k, v=v)
     if kv_layout == "HND":

@@ -296,7 +296,7 @@ class Probabilities:
 
     scale: float | None
     dropout: Dropout | None
-    form: Form = "softmax"
+    form: Form
 
     @property
     def normalises(self) -> bool:
@@ -452,7 +452,7 @@ class Grid:
     over: Literal["q", "kv", "head"]
     persistent: bool
     longest_first: bool
-    sequences: Sequences | None = None
+    sequences: Sequences | None
     section: Section | None = None
 
 

@@ -45,8 +45,8 @@ class Sm90DecodeLayout(CudaLayout):
     copies: Copies
     room: int
     narrow: Narrow
-    in_order: bool = False
-    joined: int = 0
+    in_order: bool
+    joined: int
 
     @property
     def by_warps(self) -> bool:

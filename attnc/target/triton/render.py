@@ -316,7 +316,7 @@ def _launches(module: Module, kernel: Forward | Decode, text: KernelText) -> Ite
     others = [name.removesuffix("_ptr") for name in tensors[len(text.matrices) :]]
     yield triton_kernel(
         kernel.name,
-        _grid(module, kernel, text),
+        _grid(module, kernel),
         tiles=text.matrices,
         pointers=others,
         sizes={"SECTION": _section(module, text)} if "SECTION" in text.size_names else {},
@@ -332,7 +332,7 @@ def _launches(module: Module, kernel: Forward | Decode, text: KernelText) -> Ite
         )
 
 
-def _grid(module: Module, kernel: Forward | Decode, text: KernelText) -> str:
+def _grid(module: Module, kernel: Forward | Decode) -> str:
     if isinstance(kernel, Decode):
         return tiles(module, kernel) if kernel.split is None else "tiles, SPLITS"
     if kernel.grid.over == "head":
