@@ -234,7 +234,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(
-    ("name", "change"), each_by_day(CASES, of=4), ids=lambda part: part.replace(" ", "-")
+    ("name", "change"), each_by_day(CASES, of=7), ids=lambda part: part.replace(" ", "-")
 )
 def test_what_differs_is_looked_at(name: str, change: str) -> None:
     (make, door), changed = DOORS[name], CHANGES[change][1]

@@ -74,7 +74,7 @@ def run(arguments: str, name: str, folder: Path, monkeypatch: pytest.MonkeyPatch
     return main(list(words))
 
 
-@pytest.mark.parametrize(("command", "name"), some_by_day(COMMANDS, SPECS, of=28))
+@pytest.mark.parametrize(("command", "name"), some_by_day(COMMANDS, SPECS, of=47))
 def test_every_command_has_a_result_or_names_a_mistake(
     command: str,
     name: str,
@@ -103,7 +103,7 @@ def first_variant(name: str) -> str:
 @pytest.mark.parametrize(
     ("command", "name"),
     [
-        *some_by_day(RUNS, SPECS, of=40),
+        *some_by_day(RUNS, SPECS, of=67),
         *(
             pytest.param(command, name, id=f"{command}-{name}", marks=pytest.mark.nightly)
             for command, name in product(NIGHTLY, SPECS)
@@ -137,7 +137,7 @@ def test_cubins_are_made_ahead_of_time(
     assert (int(wrote[1]) > 0) == has_some
 
 
-@pytest.mark.parametrize("name", some_by_day(SPECS, of=3))
+@pytest.mark.parametrize("name", some_by_day(SPECS, of=6))
 def test_editors_have_something_to_say(name: str) -> None:
     text = spec_of(name).read_text()
     source = Source(f"{name}.attn", text)
@@ -148,7 +148,7 @@ def test_editors_have_something_to_say(name: str) -> None:
     assert editor.hover(source, first) is not None
 
 
-@pytest.mark.parametrize("name", some_by_day(SPECS, of=8))
+@pytest.mark.parametrize("name", some_by_day(SPECS, of=13))
 def test_functions_of_python_show_what_they_are(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -29,7 +29,7 @@ def test_missing_file(run: Run, command: str) -> None:
     assert "did you mean 'specs/tiny.attn'?" in done.err
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(7)
 @pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.parametrize(
     "content", [b"\x00\x01\x02\xff", b"\x7fELF\x02\x01\x01\x00", b"caf\xe9", b"x" * 300_000]

@@ -62,6 +62,7 @@ def of_a_spec(q: torch.Tensor, number: Any) -> Any:
 
 
 @pytest.mark.slow
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     "number", [np.float32(0.5), np.float64(0.5), np.int64(2), torch.tensor(0.5)], ids=repr
 )
@@ -98,6 +99,7 @@ def of_an_array(q: torch.Tensor, number: Any) -> Any:
     return flash_attn_func(q, q, q, window_size=window)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("function", [of_a_softcap, of_a_window, of_a_list, of_an_array])
 @pytest.mark.parametrize("number", [np.int32(2), np.int64(2), torch.tensor(2)], ids=repr)
 def test_numbers_that_choose_kernels_are_traced(function: Callable[..., Any], number: Any) -> None:

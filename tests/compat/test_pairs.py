@@ -98,7 +98,7 @@ SPACES: dict[str, tuple[Axes, Any]] = {
 CASES = [case_of(call, x) for call, (axes, fits) in SPACES.items() for x in covering(axes, fits)]
 
 
-@pytest.mark.parametrize("case", each_by_day(CASES, of=3), ids=str)
+@pytest.mark.parametrize("case", each_by_day(CASES, of=5), ids=str)
 def test_every_pair_of_arguments(case: Case) -> None:
     run(case, torch.device("cpu"))
 
@@ -114,7 +114,7 @@ def active() -> Iterator[None]:
 
 
 @pytest.mark.parametrize(
-    ("call", "x"), each_by_day(TORCH_CASES, of=3), ids=lambda x: x if isinstance(x, str) else ""
+    ("call", "x"), each_by_day(TORCH_CASES, of=5), ids=lambda x: x if isinstance(x, str) else ""
 )
 def test_every_pair_of_arguments_of_torch(call: str, x: Values, active: None) -> None:
     torch_grid.run(call, x)

@@ -126,7 +126,7 @@ FAR = call_of("q_pos > limit[b] or stamp[b, kv_idx] // 8 - q_pos > stamp[b, 15]"
 ENDED = call_of("doc[b, 7] <= q_pos and tag[b, h] < tag[b, q_idx]")
 
 
-@settings(max_examples=30)
+@settings(max_examples=min(settings().max_examples, 90) // 3)
 @example(FAR, Const(1.5), 1)
 @example(ENDED, spell("time[b, h]"), 4)
 @given(calls(), floats(), st.sampled_from((1, 4, 16)))
@@ -179,7 +179,7 @@ def more_queries_than_keys(plan: Plan, rows: npt.NDArray[np.int64]) -> bool:
     return bool((np.diff(ends_q) > np.diff(ends_k))[sequence].any())
 
 
-@settings(max_examples=25)
+@settings(max_examples=min(settings().max_examples, 100) // 4)
 @example(FAR, Const(1.5), None)
 @example(ENDED, spell("time[b, h]"), None)
 @given(calls(), floats(), st.sampled_from((None, *STRATEGIES)))

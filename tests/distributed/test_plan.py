@@ -74,7 +74,7 @@ def check(plan: Plan, visible: npt.NDArray[np.bool_]) -> None:
     assert (count <= 1).all(), "no score is computed twice"
 
 
-@settings(max_examples=30)
+@settings(max_examples=min(settings().max_examples, 90) // 3)
 @given(calls(), st.sampled_from(STRATEGIES))
 def test_every_visible_score_is_computed_once(call: Call, strategy: Strategy) -> None:
     seen = visibility(call.mask, call.lengths)

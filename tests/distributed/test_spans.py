@@ -47,7 +47,7 @@ def searches(expr: Expr) -> list[Expr]:
     return [e for e in (found.may_lo, found.may_hi, found.tile_may) if e is not None]
 
 
-@settings(max_examples=60)
+@settings(max_examples=min(settings().max_examples * 2, 200) // 3)
 @given(st.one_of(masks(), ints(2), floats()), environments())
 def test_functions_give_what_expressions_mean(expr: Expr, env: Env) -> None:
     for each in (expr, *(searches(expr) if expr.type == "bool" else ())):
@@ -62,7 +62,7 @@ def test_what_lies_behind_a_table_is_0(expr: Expr, env: Env, columns: int) -> No
     np.testing.assert_array_equal(function_of(expr)(short), evaluate(expr, short))
 
 
-@settings(max_examples=60)
+@settings(max_examples=min(settings().max_examples * 2, 200) // 3)
 @given(calls(), st.sampled_from((16, 128)))
 def test_tiles_see_what_their_rows_see_head_by_head(call: Call, size: int) -> None:
     """And have no rows that no sequence has."""

@@ -79,13 +79,13 @@ def check(mask: Expr, drawn: Case) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=min(settings().max_examples, 400) * 6 // 10)
+@settings(max_examples=min(settings().max_examples, 600) * 4 // 10)
 @given(mask=masks(), drawn=cases())
 def test_random_masks(mask: Expr, drawn: Case) -> None:
     check(mask, drawn)
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(5)
 @pytest.mark.slow
 @pytest.mark.parametrize("text", some_by_day(CORNERS, of=3))
 def test_corners(text: str) -> None:

@@ -347,6 +347,7 @@ def test_gradients_of_what_mods_read() -> None:
     assert all(torch.equal(x, y) for other in found for x, y in zip(other, found[0], strict=True))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("learns", [False, True])
 @pytest.mark.parametrize("rows", [1, M])
 def test_numbers_that_vary_repeat_too(rows: int, learns: bool) -> None:

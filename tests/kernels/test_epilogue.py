@@ -148,6 +148,7 @@ def assert_decodes(lines: Iterable[str], tiles: str, target: str) -> None:
         assert_within_bound(made, Case(dims=dims, seed=number, config=number))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("form", ["softmax", "softpick", "none", "stick_breaking"])
 @pytest.mark.parametrize("target", EACH)
 def test_rows_of_several_heads_and_joined_splits(target: str, form: str) -> None:
@@ -160,7 +161,8 @@ def test_rows_of_several_heads_and_joined_splits(target: str, form: str) -> None
 
 @needs_gxx
 @pytest.mark.slow
-@pytest.mark.parametrize("form", each_by_day(["softmax", "softpick", "none", "stick_breaking"], of=2))
+@pytest.mark.one_in(4)
+@pytest.mark.parametrize("form", ["softmax", "softpick", "none", "stick_breaking"])
 @pytest.mark.parametrize("width", [40, 128])
 def test_decoding_on_hopper(width: int, form: str) -> None:
     lines = [line.replace("{}", form).replace("16]", f"{width}]") for line in DECODED]

@@ -232,7 +232,7 @@ def test_turns_of_a_decode_kernel_or_a_backward_are_refused_where_they_stand() -
 _BIAS = ("bias: f32[M, N]",)
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize("d", [16, 64, 80, 128, 136, 192, 256])
 @pytest.mark.parametrize(
     ("mask", "options", "is_short"),

@@ -133,14 +133,14 @@ def check_backward(path: Path) -> None:
             assert config.shared == kernel.shared[0]
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(5)
 @pytest.mark.slow
 @pytest.mark.parametrize("path", each_by_day(MODULES, of=BY_DAY), ids=name_of)
 def test_the_default_config_compiles_for_its_architecture(path: Path) -> None:
     check_forward(path)
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(5)
 @pytest.mark.slow
 @pytest.mark.parametrize("path", each_by_day(MODULES, of=BY_DAY), ids=name_of)
 def test_the_backward_compiles_too(path: Path) -> None:

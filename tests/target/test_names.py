@@ -378,7 +378,7 @@ def scopes(target: str, shape: str, names: list[str]) -> dict[str, list[str]]:
     return found
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("target", [*TARGETS, "cuda.sm_90a"])
 @pytest.mark.parametrize("shape", LOADED)
 def test_no_name_makes_two_things_of_a_kernel_one(target: str, shape: str) -> None:
