@@ -17,7 +17,7 @@ from pathlib import Path
 
 from attnc.diagnostics import LIFT, MAX_DIAGNOSTICS, Diagnostic, DiagnosticError, error, warning
 from attnc.diagnostics.attempts import first_made
-from attnc.effort import announce, at_most, finish, limit_steps, renew, spend
+from attnc.effort import announce, at_most, finish, limit_steps, memo, renew, spend
 from attnc.model.attention import Attention, Variant
 from attnc.model.elaborate import report_limit
 from attnc.model.program import Program
@@ -135,6 +135,9 @@ def _plan_schedule(program: Program, schedule: Schedule, most: int, found: _Find
         found.warnings.append(_not_compiled(schedule, schedule.span))
         return modules
     place = schedule.span or program.source.span(0, 0)
+    planned = _planned_modules(
+        program.source.text[: place.end], schedule.name, schedule.target, schedule.label
+    )
     for plain in variants(program, program.attention(schedule.name), most):
         variant = add_label(plain, schedule.label)
         with report_limit(f"variant '{variant.name}' of this schedule", place), found.keep_problems():
@@ -142,7 +145,9 @@ def _plan_schedule(program: Program, schedule: Schedule, most: int, found: _Find
             chosen = complete_schedule(variant, schedule)
             finds_blocks = False
             try:
-                modules.append(plan(variant, chosen))
+                if variant.name not in planned:
+                    planned[variant.name] = plan(variant, chosen)
+                modules.append(planned[variant.name])
                 finds_blocks = modules[-1].finds_blocks
             finally:
                 found.warnings += check_differentiable(variant, chosen)
@@ -152,6 +157,14 @@ def _plan_schedule(program: Program, schedule: Schedule, most: int, found: _Find
                 found.ordered.append(Ordered(modules[-1], chosen))
         finish(f"{schedule.name} {variant.name}")
     return modules
+
+
+@memo
+def _planned_modules(text: str, name: str, target: str, label: str) -> dict[str, ir.Module]:
+    """Returns where the plans of a schedule are kept, by variant, while one file is handled: what is tried
+    before it is added to the file is not planned again. text: of the file up to the schedule's end.
+    """
+    return {}
 
 
 def _check_unscheduled(program: Program, most: int, found: _Findings) -> None:
@@ -419,6 +432,7 @@ def keep(program: Program, name: str, target: str) -> Program:
     )
 
 
+@limit_steps()
 def schedule_all(program: Program, targets: Iterable[str] = USUAL) -> tuple[Program, str]:
     """Returns the program whose attentions all have schedules, and the text that was added. One without any
     gets those that `attnc.compile` takes, for each of the targets that has kernels for it. Raises
@@ -427,17 +441,22 @@ def schedule_all(program: Program, targets: Iterable[str] = USUAL) -> tuple[Prog
     wanted = [target for target in targets if target in TARGETS]
     scheduled = {schedule.name for schedule in program.schedules}
     names = [attention.name for attention in program.attentions if attention.name not in scheduled]
-    found = [_chosen(program, name, wanted) for name in names if wanted]
-    text = "\n".join(found)
+    texts: list[str] = []
+    for name in names if wanted else ():
+        texts += _chosen(program, name, wanted, texts)
+    text = "\n".join(texts)
     return add_schedules(program, text), text
 
 
-def _chosen(program: Program, name: str, targets: Sequence[str]) -> str:
-    texts, failure = [], None
+def _chosen(program: Program, name: str, targets: Sequence[str], before: Sequence[str]) -> list[str]:
+    """before: what is added for other attentions, behind which these stand in the end."""
+    texts: list[str] = []
+    failure = None
     for target in targets:
 
         def planned(text: str, target: str = target) -> str:
-            plan_program(keep(add_schedules(program, text), name, target))
+            whole = "\n".join((*before, *texts, text))
+            plan_program(keep(add_schedules(program, whole), name, target))
             return text
 
         try:
@@ -446,7 +465,7 @@ def _chosen(program: Program, name: str, targets: Sequence[str]) -> str:
             failure = failure or found
     if failure and not texts:
         raise failure
-    return "\n".join(texts)
+    return texts
 
 
 def _declares_nothing(source: Source) -> Diagnostic:

@@ -22,7 +22,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from attnc.bench.host_functions import FUNCTIONS, draw_trained, served_functions, trained_functions
 from attnc.bench.report import Page, document, ran_on, table
 from attnc.bench.run import Benchmark, Job, Report
-from attnc.build import front, plan_program
+from attnc.build import front, plan_program, schedule_all
 from attnc.compat.sdpa import activate
 from attnc.plan import ir
 from attnc.runtime.loader import load_module
@@ -59,10 +59,12 @@ class HostCell:
 
 
 def first_variants(specs: Sequence[Path]) -> list[ir.Module]:
-    """Returns the first variant of every attention of the specs, for each target. Raises DiagnosticError."""
+    """Returns the first variant of every attention of the specs, for each target. One without a schedule has
+    those that `attnc.compile` gives it. Raises DiagnosticError.
+    """
     first: dict[tuple[str, str], ir.Module] = {}
     for spec in specs:
-        for module in plan_program(front(spec)).modules:
+        for module in plan_program(schedule_all(front(spec))[0]).modules:
             first.setdefault((module.variant.attention.name, module.target), module)
     return list(first.values())
 

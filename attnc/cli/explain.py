@@ -70,7 +70,8 @@ def explain(
 
     With --ir it prints the plan of every kernel, as printers receive it: loops, loads, steps, configs.
 
-    Of an attention without a schedule it explains the one that attnc.compile gives it, and prints that, too.
+    Of an attention without a schedule it explains the one that attnc.compile gives it, and prints that, too
+    (with --json: "schedule_added").
 
     Example: attnc explain specs/causal_gqa.attn --arch sm_80
     """
@@ -138,7 +139,9 @@ def explain(
             explanation = explain_plan(module, _schedule(program, module), device, config, usage=usage)
             backward = explain_backward(module, device, backward_usages)
             if as_json:
-                text = json.dumps({**as_dict(explanation), "backward": backward_dict(backward)}, indent=2)
+                own = {"schedule_added": added} if added else {}
+                told = {**as_dict(explanation), **own, "backward": backward_dict(backward)}
+                text = json.dumps(told, indent=2)
             else:
                 text = f"{as_text(explanation)}\n{backward_text(backward)}".rstrip()
     say_lines(text)

@@ -286,14 +286,16 @@ def choose_judges(
     none.
     """
     from attnc.build import front, plan_program, schedule_all
+    from attnc.effort import limit_steps
 
     wanted = wanted_targets(target, every=every_target)
     programs, planned = [], []
     with progress("plan", len(paths)) as bar:
         for path in paths:
             bar.advance(path.name)
-            programs.append(schedule_all(front(path), wanted)[0])
-            planned.append(plan_program(programs[-1]))
+            with limit_steps():
+                programs.append(schedule_all(front(path), wanted)[0])
+                planned.append(plan_program(programs[-1]))
     found: list[Judge] = [
         *(Judge(module, _peers(module, plan.modules)) for plan in planned for module in plan.modules),
         *(Judge(module) for plan in planned for module in plan.projections),

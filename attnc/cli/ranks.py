@@ -101,7 +101,9 @@ def verify_ranks(
     *,
     as_json: bool,
 ) -> None:
-    """Runs the attentions of the specs that ranks can share on so many processes. Exit(1) if one is wrong."""
+    """Runs the attentions of the specs that ranks can share on so many processes. Exit(1) if one is wrong.
+    Raises Mistake where they can share none.
+    """
     from attnc.build import front
     from attnc.cli.judge import only
 
@@ -124,6 +126,11 @@ def verify_ranks(
         say_lines(json.dumps(data, indent=2))
     if not is_right:
         raise typer.Exit(1)
+    if all(row["ok"] is None for row in data):
+        raise Mistake(
+            "nothing was verified: ranks share out none of these attentions",
+            data[0]["reason"] if len(data) == 1 else "the reason is said beside each",
+        )
 
 
 def _verify_one(

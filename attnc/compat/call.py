@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
 from operator import index
+from threading import Lock
 from types import MappingProxyType, ModuleType
 from typing import Any, TypeAlias
 from weakref import WeakValueDictionary
@@ -162,15 +163,37 @@ def number(value: Any, dtype: torch.dtype, device: torch.device) -> Any:
 
 #: Those that no graph owns, which plans may hold.
 _KEPT_NUMBERS: WeakValueDictionary[int, torch.Tensor] = WeakValueDictionary()
+#: Bytes of a number's place, whose address kernels take for one of a whole vector; places of a page.
+_PLACE, _PLACES = 16, 1024
+#: By device: pages of numbers, the last of which has places left, and how many of its places are taken.
+_PAGES: dict[torch.device, tuple[list[torch.Tensor], int]] = {}
 
 
 @lru_cache(maxsize=1024)
 def _scalar_tensor(value: float, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    make = partial(torch.full, (), value, dtype=dtype, device=device)
+    """Returns a number in memory that is never freed and never written again: a graph that was captured
+    reads it for as long as there is the graph, whoever forgets it here.
+    """
+    make = partial(_place_number, value, dtype, device)
     if device.type == "cuda":
         return made_apart(make)
     with torch.inference_mode(False):
         return make()
+
+
+def _place_number(value: float, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    with _PLACING:
+        pages, taken = _PAGES.get(device, ([], _PLACES))
+        if taken == _PLACES:
+            pages, taken = [*pages, torch.empty(_PLACE * _PLACES, dtype=torch.uint8, device=device)], 0
+        _PAGES[device] = pages, taken + 1
+    # No view of the page: it counts its own changes, as gradients ask for.
+    number = torch.empty((), dtype=dtype, device=device)
+    number.set_(pages[-1].untyped_storage(), taken * _PLACE // dtype.itemsize, (), ())
+    return number.fill_(value)
+
+
+_PLACING = Lock()
 
 
 #: Functions of this process, by names that `prepare_form` returns: attributes, which torch.compile follows.

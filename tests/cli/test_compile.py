@@ -11,9 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from attnc import output
+from attnc import build, output
 from attnc.cli import compile as watch
 from attnc.cli.compile import changes, watch_specs
+from attnc.model.attention import Variant
+from attnc.model.schedule import Schedule
+from attnc.plan.ir import Module
+from attnc.plan.lower import plan
 from attnc.syntax.ast import File
 from attnc.syntax.format import format_file
 from tests.cli.conftest import TINY, Run
@@ -90,6 +94,35 @@ def test_the_schedule_of_a_spec_without_one_is_explained_and_can_be_kept(run: Ru
     again = run("explain", "specs/tiny.attn", "--target", "cuda.sm_80", "--no-compile")
     assert again.out == done.out, "line numbers, too"
     assert again.err == ""
+
+
+def test_json_has_the_schedule_that_was_added(run: Run, folder: Path) -> None:
+    spec = folder / "specs" / "tiny.attn"
+    written = json.loads(run("explain", "specs/tiny.attn", "--no-compile", "--json").out)
+    assert "schedule_added" not in written
+    spec.write_text(TINY.partition("schedule ")[0])
+    done = run("explain", "specs/tiny.attn", "--no-compile", "--json")
+    added = json.loads(done.out)["schedule_added"]
+    assert (done.err, added[:24]) == ("", "schedule tiny for triton")
+    spec.write_text(f"{spec.read_text()}\n{added}")
+    kept = json.loads(run("explain", "specs/tiny.attn", "--no-compile", "--json").out)
+    assert kept == {name: value for name, value in json.loads(done.out).items() if name != "schedule_added"}
+
+
+@pytest.mark.parametrize("arguments", ["compile", "explain specs/tiny.attn --no-compile", "verify --count 1"])
+def test_a_spec_without_a_schedule_is_planned_once(
+    run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch, arguments: str
+) -> None:
+    planned: list[tuple[str, str]] = []
+
+    def counted(variant: Variant, schedule: Schedule) -> Module:
+        planned.append((variant.name, schedule.target))
+        return plan(variant, schedule)
+
+    (folder / "specs" / "tiny.attn").write_text(TINY.partition("schedule ")[0])
+    monkeypatch.setattr(build, "plan", counted)
+    assert run(*arguments.split()).code == 0
+    assert len(planned) == len(set(planned)) >= 4
 
 
 @pytest.mark.parametrize("command", ["explain", "verify"])

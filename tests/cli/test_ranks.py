@@ -54,8 +54,17 @@ def test_variants_are_listed_under_each_label(run: Run) -> None:
 def test_a_target_without_a_schedule_is_said_before_ranks_start(run: Run, spec: str) -> None:
     """Whatever the compiler says of a rank's kernels is said here, not from within a process."""
     done = run("verify", str(ROOT / f"specs/{spec}.attn"), "--ranks", "2", "--count", "1")
-    assert (done.code, done.err) == (0, "")
+    assert done.code == 2, "nothing was verified, which no script takes for a success"
+    assert "nothing was verified: ranks share out none of these attentions" in done.err
     assert "has no schedule for triton, which ranks would run" in done.out
+
+
+def test_json_of_what_ranks_cannot_share_is_written_too(run: Run) -> None:
+    done = run("verify", str(ROOT / "specs/warp_split.attn"), "--ranks", "2", "--count", "1", "--json")
+    rows = json.loads(done.out)
+    assert (done.code, {row["ok"] for row in rows}) == (2, {None})
+    assert all("has no schedule for triton" in row["reason"] for row in rows)
+    assert "nothing was verified" in done.err
 
 
 @pytest.mark.parametrize("option", [("--size", "M=64"), ("--strategy", "need")])

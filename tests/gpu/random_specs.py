@@ -11,7 +11,8 @@ spec that did it.
 
 The file is written as the run goes on: how many specs there were by target, how often each feature of the
 language was drawn, and which were wrong, with text, seed and case. A later run with the same file adds to
-it, from the next seed on; `--again` runs those that were wrong, and keeps those that still are. Without a GPU
+it, from the next seed on; `--again` runs those that were wrong, and keeps those that still are. A spec that
+found no room in memory, which workers share, is kept as unjudged, and `--again` runs it too. Without a GPU
 kernels are interpreted. With `--compile` nothing runs: the front ends of the compilers read every kernel, for
 which no GPU is needed, and a spec is wrong if one of them refuses; `--compile whole` goes on to machine code.
 
@@ -75,13 +76,15 @@ COUNTS = (
     "with gradients by wgmma",
     "wrong",
     "refused",
+    "without memory",
 )
 
 
 @dataclass(slots=True)
 class Result:
     """One drawn spec. wrong: what is, by target; refused: the compiler's message for a spec that it does not
-    take; targets: those that ran; gradients: whether theirs ran; wgmma: whether Hopper's did so by wgmma.
+    take; lacked: what had no room in memory, which others share, so that the spec was not judged; targets:
+    those that ran; gradients: whether theirs ran; wgmma: whether Hopper's did so by wgmma.
     """
 
     chunk: int
@@ -90,6 +93,7 @@ class Result:
     case: str = ""
     wrong: dict[str, str] = field(default_factory=dict)
     refused: str = ""
+    lacked: str = ""
     features: tuple[str, ...] = ()
     targets: tuple[str, ...] = ()
     gradients: bool = False
@@ -98,8 +102,9 @@ class Result:
     @property
     def counts(self) -> dict[str, int]:
         """What it adds to each of `COUNTS`."""
-        ran, three = not self.refused, len(self.targets) == 3
-        found = (ran, three, self.gradients, self.gradients and three, self.wgmma, self.wrong, self.refused)
+        ran, three = not (self.refused or self.lacked), len(self.targets) == 3
+        counted = ran, three, self.gradients, self.gradients and three, self.wgmma
+        found = (*(ran and each for each in counted), self.wrong, self.refused, self.lacked)
         return {name: int(bool(value)) for name, value in zip(COUNTS, found, strict=True)}
 
 
@@ -177,6 +182,7 @@ def judged(chunk: int, number: int, text: str, data: Any, mode: Mode) -> Result:
     from hypothesis import strategies as st
 
     from attnc.diagnostics import DiagnosticError
+    from attnc.runtime.memory import ran_out_of_memory
     from attnc.verify.strategies import cases
     from attnc.verify.subject import subject_of
     from tests.verify.judging import modules_of
@@ -206,7 +212,12 @@ def judged(chunk: int, number: int, text: str, data: Any, mode: Mode) -> Result:
         case = replace(case, dims={name: max(size, 1) for name, size in case.dims.items()})
     _describe(result, [module for module in modules if module.target in made])
     result.case, result.features = case.to_json(), features_of(text, case)
-    result.wrong = wrong_on(made, case, mode)
+    try:
+        result.wrong = wrong_on(made, case, mode)
+    except Exception as error:
+        if not ran_out_of_memory(error):
+            raise
+        result.lacked = str(error)
     return result
 
 
@@ -277,9 +288,11 @@ def draw(chunk: int, skip: int, mode: Mode) -> Iterator[Result]:
             else:
                 made = compiled(chunk, count - 2, text, whole=mode.compiling == "whole")
         except Exception as error:
-            if ran_out_of_memory(error):  # of which others have what there is: it is not judged
-                return
-            made = Result(chunk=chunk, number=count - 2, text=text, wrong={"": traceback.format_exc()})
+            made = Result(chunk=chunk, number=count - 2, text=text)
+            if ran_out_of_memory(error):
+                made.lacked = str(error)
+            else:
+                made.wrong = {"": traceback.format_exc()}
         results.append(made)
         announce({"result": as_data(made)})
         is_broken = any("CUDA" in said or "illegal" in said for said in made.wrong.values())
@@ -292,8 +305,9 @@ def draw(chunk: int, skip: int, mode: Mode) -> Iterator[Result]:
 
 def as_data(result: Result) -> dict[str, Any]:
     """A result for JSON; the text of a right one says nothing that its seed does not."""
-    names = ("chunk", "number", "text", "case", "wrong", "refused", "features")
-    kept = {name: getattr(result, name) for name in names if result.wrong or result.refused or name != "text"}
+    names = ("chunk", "number", "text", "case", "wrong", "refused", "lacked", "features")
+    is_kept = result.wrong or result.refused or result.lacked
+    kept = {name: getattr(result, name) for name in names if is_kept or name != "text"}
     return {**kept, "counts": result.counts}
 
 
@@ -391,6 +405,7 @@ class Record:
     counts: Counter[str] = field(default_factory=Counter)
     features: Counter[str] = field(default_factory=Counter)
     failures: list[dict[str, Any]] = field(default_factory=list)
+    unjudged: list[dict[str, Any]] = field(default_factory=list)
     seconds: float = 0.0
     devices: int = 0
     seed: int = 0
@@ -402,9 +417,10 @@ class Record:
             return Record()
         known = json.loads(path.read_text(encoding="utf-8"))
         return Record(
-            counts=Counter({name: known[name] for name in COUNTS}),
+            counts=Counter({name: known.get(name, 0) for name in COUNTS}),
             features=Counter(known["features"]),
             failures=known["failures"],
+            unjudged=known.get("unjudged", []),
             seconds=known["seconds"],
             devices=known["devices"],
             seed=known["next seed"],
@@ -416,6 +432,8 @@ class Record:
         self.seed = max(self.seed, result["chunk"] + 1)
         if result["wrong"] or result["refused"]:
             self.failures.append(result)
+        elif result.get("lacked"):
+            self.unjudged.append(result)
 
     def write(self, path: Path) -> None:
         known = {
@@ -425,6 +443,7 @@ class Record:
             "next seed": self.seed,
             "features": dict(self.features.most_common()),
             "failures": self.failures,
+            "unjudged": self.unjudged,
         }
         path.write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
 
@@ -476,7 +495,8 @@ def again(record: Record, workers: int, out: Path | None, mode: Mode) -> None:
     import torch
 
     devices = torch.cuda.device_count()
-    ran = [f for f in record.failures if f["wrong"] and f["text"] and (f["case"] or mode.compiling)]
+    known = [f for f in (*record.failures, *record.unjudged) if f["wrong"] or f.get("lacked")]
+    ran = [f for f in known if f["text"] and (f["case"] or mode.compiling)]
 
     def rerun(number: int) -> None:
         """Every so manyth of them, in a process that is started again behind one that it died of."""
@@ -500,10 +520,23 @@ def again(record: Record, workers: int, out: Path | None, mode: Mode) -> None:
             if left:
                 told(left.pop(0), {"": f"died: {process.returncode}"})
 
-    def told(failure: dict[str, Any], wrong: dict[str, str]) -> None:
-        print(f"seed {failure['chunk']}, spec {failure['number']}: {wrong or 'right'}", flush=True)
-        failure["wrong"] = wrong
-        if not wrong and not failure["refused"]:
+    def told(failure: dict[str, Any], wrong: dict[str, str] | None) -> None:
+        """wrong: None where there was no room in memory again."""
+        if wrong is None:
+            said = "not enough memory"
+        else:
+            said = str(wrong) if wrong else "right"
+        print(f"seed {failure['chunk']}, spec {failure['number']}: {said}", flush=True)
+        if wrong is None:
+            return
+        was_judged = not failure.get("lacked")
+        failure |= {"wrong": wrong, "lacked": ""}
+        if not was_judged:
+            record.unjudged.remove(failure)
+            record.counts["specs"] += 1
+            record.counts["without memory"] -= 1
+            record.failures += [failure] if wrong else []
+        elif not wrong and not failure["refused"]:
             record.failures.remove(failure)
         record.counts["wrong"] = sum(bool(failure["wrong"]) for failure in record.failures)
         if out is not None:
@@ -511,6 +544,18 @@ def again(record: Record, workers: int, out: Path | None, mode: Mode) -> None:
 
     with ThreadPoolExecutor(workers) as crew:
         list(crew.map(rerun, range(workers)))
+
+
+def _wrong_or_unjudged(made: Mapping[str, Subject], case: Case, mode: Mode) -> dict[str, str] | None:
+    """What is wrong, None where there is no room in memory."""
+    from attnc.runtime.memory import ran_out_of_memory
+
+    try:
+        return wrong_on(made, case, mode)
+    except Exception as error:
+        if ran_out_of_memory(error):
+            return None
+        raise
 
 
 def rerun_here(mode: Mode) -> None:
@@ -523,7 +568,7 @@ def rerun_here(mode: Mode) -> None:
         modules = modules_of(failure["text"])
         if mode.compiling is None:
             made = {module.target: subject_of(module) for module in modules}
-            wrong = wrong_on(made, Case.from_json(failure["case"]), mode)
+            wrong = _wrong_or_unjudged(made, Case.from_json(failure["case"]), mode)
         else:
             wrong = wrong_to_compilers(modules, whole=mode.compiling == "whole")
         print("wrong: " + json.dumps(wrong), flush=True)
