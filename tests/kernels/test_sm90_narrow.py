@@ -288,6 +288,7 @@ PROMPTS: Mapping[str, Mapping[str, Any]] = {
 }
 
 
+WIDE = "loops = [kv], pack = gqa, convert = before"
 #: Where K and V are converted before the kernel; scales of columns are of the sequence, head, key and block.
 BEFORE: Mapping[str, Mapping[str, Any]] = {
     "before": {"knobs": f"tile.kv = 64, {LAZY}"},
@@ -331,6 +332,24 @@ BEFORE: Mapping[str, Mapping[str, Any]] = {
         "v": "bf16",
         "scale": "exp2(ws[d] - 127)",
         "more": ("input ws: u8[64]",),
+    },
+    "before, wide heads": {"d": 264, "dv": 264, "knobs": f"{WIDE}, split.kv = 2"},
+    "before, wide heads in small pages": {
+        "d": 272,
+        "dv": 320,
+        "page": 4,
+        "q": "f16",
+        "v": "i8",
+        "knobs": WIDE,
+    },
+    "before, wide heads, packed, with blocks": {
+        "d": 264,
+        "dv": 288,
+        "packed": True,
+        "v": "bf16",
+        "score": "dot(q, k * ks[b, kv_idx, h, d // 88]) / 8",
+        "more": ("input ks: f32[B, X, H, 3]",),
+        "knobs": WIDE,
     },
 }
 

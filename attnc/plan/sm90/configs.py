@@ -22,6 +22,7 @@ from attnc.plan.lists import divide_blocks, listing_of
 from attnc.plan.loads import axes_of
 from attnc.plan.signature import feature, normalise
 from attnc.plan.sm80.layout import GRANULE, MMA, UNALIGNED_ROWS
+from attnc.plan.sm90.conversion import check_conversion
 from attnc.plan.sm90.decode import check_sm90_decode, copies_of, page_of
 from attnc.plan.sm90.latent import refuse_wide_gradients
 from attnc.plan.sm90.layout import (
@@ -43,7 +44,6 @@ from attnc.plan.sm90.layout import (
 from attnc.plan.sm90.narrow import (
     CONVERTING_REGISTERS,
     PIECE_OF_BYTES,
-    check_conversion,
     narrow_misfit,
     narrow_of,
 )
@@ -103,7 +103,7 @@ _REMEDIES: Mapping[str, Sequence[Value]] = {
 def check_sm90(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
     """Yields every reason why the Hopper target cannot compile this variant under this schedule."""
     attention, knobs = variant.attention, schedule.forward
-    yield from check_conversion(schedule)
+    yield from check_conversion(attention, schedule)
     portable = "a schedule for 'cuda.sm_80' runs on this architecture too"
     if attention.q.dtype is DType.F32:
         label = "wgmma multiplies f16 and bf16"

@@ -102,6 +102,7 @@ def check_sm90_decode(variant: Variant, schedule: Schedule) -> Iterator[Diagnost
             f"{dv} columns of o beside {what} of {narrow.dtype} are not lowered to {schedule.target}",
             narrow.span,
             "two warpgroups share them where both have 16 bits, or values are in the keys",
+            *(() if lists_blocks(attention) else ("write 'convert = before' for prompts",)),
             "write a schedule for the target 'triton'",
         )
     for size, tensor in {dv: attention.v, d: attention.q}.items():

@@ -9,18 +9,16 @@ that they may be overwritten.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from attnc.diagnostics import Diagnostic
 from attnc.expr.nodes import Binary, Const
 from attnc.model.attention import Attention
 from attnc.model.dtypes import DType
 from attnc.model.schedule import Schedule
 from attnc.model.tensors import Tensor
 from attnc.plan.columns import plan_column_scales
-from attnc.plan.conversion import count_alike, count_alike_in, list_convertible
-from attnc.plan.fitting import several_values, unsupported
+from attnc.plan.conversion import count_alike, count_alike_in
 from attnc.plan.ir import Fetch
 from attnc.plan.ir.kernel import TILE_COLUMN
 from attnc.plan.loads import LoadNames
@@ -141,21 +139,6 @@ class Narrow:
 NOTHING_NARROW = Narrow()
 
 
-def converts_before(attention: Attention, schedule: Schedule) -> bool:
-    """Returns whether K and V are converted before the kernel of a prompt. Those of a cache, of which a call
-    uses a part, are only if a schedule says so, or columns have scales and no kernel multiplies them
-    otherwise.
-    """
-    knob = schedule.forward.get("convert")
-    said = "auto" if knob is None else knob.choices[0]
-    if schedule.is_decode or said == "tiles":
-        return False
-    is_cache = attention.k.storage.is_paged or "N" in attention.lengths
-    if said == "auto" and is_cache and not attention.column_scales:
-        return False
-    return bool(list_convertible(attention))
-
-
 def refuse_column_scale(attention: Attention, schedule: Schedule, name: str) -> tuple[str, ...]:
     """Returns why tiles of k or v cannot be multiplied by a scale of their columns as they are converted, and
     what to write instead; nothing if they can.
@@ -186,18 +169,6 @@ def refuse_joined_keys(attention: Attention, schedule: Schedule) -> tuple[str, .
         label = "keys of 8 bits are joined whose first columns are the values"
         return label, "write 'via prefix(k)' for v, or join the columns before the call"
     return ()
-
-
-def check_conversion(schedule: Schedule) -> Iterator[Diagnostic]:
-    """Yields why K and V cannot be converted when a schedule says."""
-    knob = schedule.forward.get("convert")
-    if knob is None:
-        return
-    if len(knob.choices) > 1:
-        yield several_values(knob)
-    elif schedule.is_decode:
-        label = "it reads each key once"
-        yield unsupported("a decode kernel converts tiles as they come", knob.span, label, "remove it")
 
 
 def narrow_of(attention: Attention, *, apart: bool = False) -> Narrow:

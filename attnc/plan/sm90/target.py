@@ -45,6 +45,7 @@ from attnc.plan.sm90.configs import (
     sm90_estimate,
     sm90_layout,
 )
+from attnc.plan.sm90.conversion import converts_before
 from attnc.plan.sm90.decode import (
     FEW_TILES,
     LATENT_IDLE_GAIN,
@@ -67,7 +68,6 @@ from attnc.plan.sm90.latent import (
 from attnc.plan.sm90.layout import PIECE, TURN_THREADS, WGMMA_ROWS, WIDEST, Sm90Layout, hopper
 from attnc.plan.sm90.narrow import (
     CONVERTING_WARPS,
-    converts_before,
     refuse_column_scale,
     refuse_joined_keys,
 )

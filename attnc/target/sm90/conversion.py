@@ -92,13 +92,16 @@ class ConvertedText:
 class ConversionText:
     """Text of the kernel. groups: tensors by how their rows lie; length: of the keys of a sequence that are
     converted, "": all; length_sizes, length_values: sizes that it mentions, and statements that load it.
+
+    warps: of all configs, where those of the kernel that follows decide how its text is compiled; 0: others.
     """
 
-    def __init__(self, module: Module, dtypes: dict[str, DType]) -> None:
+    def __init__(self, module: Module, dtypes: dict[str, DType], *, warps: int = 0) -> None:
         planned = module.conversion
         assert planned is not None
         self.name = f"{module.variant.attention.name}_convert"
-        self.threads = CONVERT_THREADS
+        self.threads = 32 * warps or CONVERT_THREADS
+        self._own = {} if warps else {"WARPS": str(CONVERT_THREADS // 32)}
         self.groups = [
             (rows, [ConvertedText(module, made, dtypes) for made in rows.tensors])
             for rows in group_rows(planned)
@@ -122,6 +125,5 @@ class ConversionText:
         counts = (f"{' * '.join(parts[0].sizes)} * {rows.pieces}" for rows, parts in self.groups)
         chunks = list(dict.fromkeys(counts))
         most = f"max({', '.join(chunks)})" if len(chunks) > 1 else chunks[0]
-        blocks = f"min(cdiv({most}, {CONVERT_THREADS}), {CONVERT_BLOCKS} * multiprocessors())"
-        own = {"WARPS": str(CONVERT_THREADS // 32), "shared": "0"}
-        return cuda_kernel(self.name, blocks, changes=own)
+        blocks = f"min(cdiv({most}, {self.threads}), {CONVERT_BLOCKS} * multiprocessors())"
+        return cuda_kernel(self.name, blocks, changes={**self._own, "shared": "0"})

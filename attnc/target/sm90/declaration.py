@@ -73,13 +73,13 @@ def hopper_declaration(
         boxes = {name: sizes.get(name, rows) for name in passed.maps}
         kernels, strides = [cuda_kernel(kernel.name, _blocks(text))], list(passed.strides)
         more = {"CLUSTER": "config.CLUSTER"} if text.layout.clusters else {}
-        if (converts := text.conversion) is not None:
-            fields["made"] = Items([part.declared for part in converts.parts])
-            kernels = [converts.launch, *kernels]
-            names += (name for part in converts.parts for name in (part.name, part.made))
-            strides += (part.declared_strides for part in converts.parts)
-            seen = {part.name: part.made for part in converts.parts}
-            boxes = {seen.get(name, name): rows for name, rows in boxes.items()}
+    if (converts := text.conversion) is not None:
+        fields["made"] = Items([part.declared for part in converts.parts])
+        kernels = [converts.launch, *kernels]
+        names += (name for part in converts.parts for name in (part.name, part.made))
+        strides += (part.declared_strides for part in converts.parts)
+        seen = {part.name: part.made for part in converts.parts}
+        boxes = {seen.get(name, name): rows for name, rows in boxes.items()}
     if text.sums_in_memory:
         blocks = _blocks(text) if isinstance(text, Sm90Text) else PLACES
         add_scratch(fields, "_sums", size_of_sums(module, blocks, text.layout.dv_multiplied))

@@ -13,6 +13,7 @@ from attnc.plan.sm90.layout import list_key_tiles
 from attnc.target.sm80.kernel import CudaDecodeText
 from attnc.target.sm80.output_arguments import OutputArguments
 from attnc.target.sm80.row_lists import in_sequence_of, lists_text
+from attnc.target.sm90.conversion import ConversionText
 from attnc.target.sm90.finish import Sm90Finish
 from attnc.target.sm90.narrow import NarrowTiles
 from attnc.target.sm90.tiles import FRAGMENT, Boxes, WgmmaTiles
@@ -24,7 +25,7 @@ class Sm90DecodeText(CudaDecodeText):
 
     starts_early: whether the first tile is known before any length is; splits_in_turn: whether splits take
     tiles in turn; unseen_values: whether rows of v in a partial tile have to be made zero; clears_values:
-    whether consumers do so for all.
+    whether consumers do so for all; conversion: of keys and values of 8 bits, before the kernel.
     """
 
     kernel: Decode
@@ -35,7 +36,10 @@ class Sm90DecodeText(CudaDecodeText):
     _fragment = FRAGMENT
 
     def __init__(self, module: Module, kernel: Decode, layout: Sm90DecodeLayout) -> None:
-        super().__init__(module, kernel, layout)
+        super().__init__(module.converted, kernel, layout)
+        warps = kernel.configs[0].warps  # of all, since they say how many consumers there are
+        made = module.conversion
+        self.conversion = None if made is None else ConversionText(module, self.dtypes, warps=warps)
         self.body = "decode_warps" if layout.by_warps else "decode"
         self.frame = "warps_module" if layout.by_warps else "decode_module"
         self.pack = replace(self.pack, last_first=layout.splits_keys)
@@ -82,10 +86,12 @@ class Sm90DecodeText(CudaDecodeText):
 
     @cached_property
     def arguments(self) -> OutputArguments:
-        sizes, lists = self._size_names, () if self.lists is None else self.lists.sizes
+        made, lists = self.conversion, () if self.lists is None else self.lists.sizes
+        listed = ["int* _lists_ptr;"] if self.lists else []
         return self._pass_arguments(
-            sizes=[*sizes, *(name for name in lists if name not in sizes)],
-            workspaces=[*self._split_results, *self._sums, *(["int* _lists_ptr;"] if self.lists else [])],
+            sizes=list(dict.fromkeys((*self._size_names, *lists, *(made.dims if made else ())))),
+            workspaces=[*self._split_results, *(made.pointers if made else ()), *self._sums, *listed],
             maps=self.layout.mapped,
             boxes=self.layout.mapped,
+            more_strides=[part.strides for part in made.parts] if made else (),
         )
