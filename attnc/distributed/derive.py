@@ -109,6 +109,37 @@ def derive(
     return maker.make(point, schedule, target)
 
 
+def keeps_order(attention: Attention) -> bool:
+    """Returns whether a rank's rows may be computed against some keys of a window: whether their positions
+    and its own are only compared with each other, so that it matters alone which comes first.
+    """
+    if attention.lengths or attention.softmax.dropout is not None:
+        return False
+    maker = _Maker(attention.sized, "rows")
+    softmax = attention.softmax
+    given = (x for x in (softmax.sink, softmax.v_scale) if x is not None)
+    exprs = (_normal(maker.expr(attention.sized.score)), maker.mask(), *map(maker.expr, given))
+    return all(map(_is_by_order, exprs))
+
+
+def _is_by_order(expr: Expr) -> bool:
+    """Returns whether keys are compared with places alone. Ends of sequences may be places of no key that is
+    left, so that only what lies before and behind them is told apart.
+    """
+    key = Index("kv_idx")
+    match expr:
+        case Compare(left=left, right=Load(tensor="row_at")) if left == key:
+            return True
+        case Compare(op="<" | ">=", left=left, right=Load(tensor="seq_start" | "seq_stop")) if left == key:
+            return True
+        case Load(tensor="row_at" | "seq_start" | "seq_stop" | "key_first"):
+            return False
+        case Load(indices=indices):
+            return all(index == key or _is_by_order(index) for index in indices)
+        case _:
+            return expr != key and all(map(_is_by_order, children(expr)))
+
+
 @dataclass(slots=True)
 class _Maker:
     attention: Attention
@@ -186,9 +217,8 @@ class _Maker:
                 return _move_key_left(made) if isinstance(made, Compare) else made
 
     def _load(self, load: Load) -> Expr:
-        tensor = self.attention.tensor(load.tensor)
         kinds = tuple(map(self._kind, load.indices, load.extents))
-        view = self._view(tensor.name, kinds)
+        view = self._view(load.tensor, kinds)
         indices = tuple(
             self._within(self.expr(index), extent)
             if kind == "whole"

@@ -59,6 +59,8 @@ class ContextParallel:
     sums: whether gradients of inputs that every rank has whole are summed over the ranks; False if DDP or
         FSDP does so
     symmetric: whether keys move through symmetric memory, by copy engines instead of NCCL
+    keep_keys: whether the keys that came in a forward are kept for its gradients, which fetch them again
+        otherwise; None: where they take at most a third of the bytes of the rank's q, k, v and o
     params: values of the spec's params that do not follow from types and sizes, such as `cap = 30.0`
 
     All ranks construct it with the same arguments, and make the same calls in the same order.
@@ -78,6 +80,7 @@ class ContextParallel:
         rates: Rates | None = None,
         sums: bool = True,
         symmetric: bool = False,
+        keep_keys: bool | None = None,
         **params: object,
     ) -> None:
         self.spec: RankSpec = spec_of(source, attention, target, schedule)
@@ -92,6 +95,7 @@ class ContextParallel:
         if rows not in ("planned", "slices"):
             raise ValueError(f"rows: expected 'planned' or 'slices', got {rows!r}")
         self.in_slices, self.sums, self.params = rows == "slices", sums, params
+        self.keep_keys = keep_keys
         self._kernels: dict[tuple[torch.dtype, int], tuple[RankKernels, Planner]] = {}
         self._stages: dict[tuple[Plan, RankKernels, torch.device], Stages] = {}
         self._plan: Plan | None = None
@@ -261,7 +265,7 @@ class ContextParallel:
                 while len(self._stages) >= _KEPT:
                     del self._stages[next(iter(self._stages))]
                     self._known_calls.clear()
-                stages = Stages(plan, kernels, self.group, q.device)
+                stages = Stages(plan, kernels, self.group, q.device, self.keep_keys)
                 self._stages[plan, kernels, q.device] = stages
         except Exception as failure:  # whatever it is, the others must not wait for this rank
             problem = failure
@@ -501,9 +505,10 @@ class _ContextAttention(torch.autograd.Function):
         v: torch.Tensor,
         *extras: torch.Tensor,
     ) -> Any:
-        results, rectangles = stages.forward(q, k, v, dict(zip(names, extras, strict=True)))
+        results, rectangles, windows = stages.forward(q, k, v, dict(zip(names, extras, strict=True)))
         ctx.cp, ctx.stages, ctx.names, ctx.parts = cp, stages, names, len(rectangles)
-        ctx.save_for_backward(q, k, v, *extras, *results, *(x for pair in rectangles for x in pair))
+        kept = (x for pair in (*rectangles, *windows) for x in pair)
+        ctx.save_for_backward(q, k, v, *extras, *results, *kept)
         ctx.set_materialize_grads(False)
         return results
 
@@ -514,10 +519,11 @@ class _ContextAttention(torch.autograd.Function):
         q, k, v, *rest = ctx.saved_tensors
         count = len(ctx.names)
         extras, (o, lse), pairs = rest[:count], rest[count : count + 2], rest[count + 2 :]
-        rectangles = [(pairs[2 * i], pairs[2 * i + 1]) for i in range(ctx.parts)]
+        kept = list(zip(pairs[::2], pairs[1::2], strict=True))
         do = torch.zeros_like(o) if do is None else do
         given = dict(zip(ctx.names, extras, strict=True))
-        made = ctx.stages.backward((do, dlse), q, k, v, given, (o, lse), rectangles)
+        results, windows = (o, lse), kept[ctx.parts :]
+        made = ctx.stages.backward((do, dlse), q, k, v, given, results, kept[: ctx.parts], windows)
         totals = {}
         for name, partial in made.extras.items():
             total = partial

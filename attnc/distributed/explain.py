@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from attnc.distributed.estimate import TimeEstimate
-from attnc.distributed.plan import Plan
+from attnc.distributed.plan import Plan, RowGroup
 from attnc.distributed.spans import BLOCK, CallSizes, Ints, Visibility
 from attnc.expr.nodes import Dim, walk
 from attnc.model.attention import Attention
@@ -250,10 +250,16 @@ def _stages(plan: Plan) -> Iterator[str]:
     )
     for rank in range(plan.ranks):
         parts = [
-            f"{len(part.rows)} queries against keys {part.lo}-{part.hi - 1}{', at once' * part.ready}"
+            f"{len(part.rows)} queries against keys {part.lo}-{part.hi - 1}{_left_out(part)}"
+            f"{', at once' * part.ready}"
             for part in plan.parts(rank)
         ]
         yield f"  rank {rank}: {'; '.join(parts) or 'nothing'}"
+
+
+def _left_out(part: RowGroup) -> str:
+    missing = part.hi - part.lo - len(part.keys)
+    return f" without {missing} that none of them sees" if missing else ""
 
 
 def _picture(plan: Plan) -> Iterator[str]:

@@ -96,10 +96,11 @@ class KeyRoute:
 
 def key_route(plan: Plan, rank: int) -> KeyRoute:
     mine, keys, ranks = plan.owned_keys(rank), plan.keys(rank), range(plan.ranks)
-    first, _ = plan.window(rank)
+    first, kept = plan.window(rank)[0], plan.kept(rank)
+    theirs = (np.intersect1d(plan.owned_keys(r), keys, assume_unique=True) for r in ranks)
     return KeyRoute(
         tuple(np.flatnonzero(np.isin(mine, plan.keys(r), assume_unique=True)) for r in ranks),
-        tuple(np.intersect1d(plan.owned_keys(r), keys, assume_unique=True) - first for r in ranks),
+        tuple(x - first if kept is None else kept.searchsorted(x) for x in theirs),
     )
 
 
@@ -316,10 +317,11 @@ class Moves:
         windows: list[tuple[Ints, Ints]] = []
         shapes: list[torch.Size] = []
         begins, own = self._begins(pieces, self.keys.kept), self.keys.kept[self.rank]
-        first, stop = self.plan.window(self.rank)
+        (first, stop), kept = self.plan.window(self.rank), self.plan.kept(self.rank)
+        count = stop - first if kept is None else len(kept)
         for which, piece in enumerate(pieces):
-            shapes.append(piece.shape(stop - first))
-            offsets = np.full(piece.units(stop - first, unit), -1)
+            shapes.append(piece.shape(count))
+            offsets = np.full(piece.units(count, unit), -1)
             source = np.full(offsets.shape, 2)
             offsets[:, own], source[:, own] = owned(which, self.rank), which
             for r in self.others:

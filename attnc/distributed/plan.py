@@ -46,13 +46,19 @@ class RowGroup:
     """Rows of a rank's rectangle that are computed together, against the keys lo .. hi - 1.
 
     rows: which of `Plan.rows`, ascending; ready: these keys are one run of the rank's own, so that nothing
-    has to arrive, and no buffer is filled.
+    has to arrive, and no buffer is filled; kept: the keys, ascending, where some of lo .. hi - 1 are left
+    out, else None.
     """
 
     rows: Ints
     lo: int
     hi: int
     ready: bool
+    kept: Ints | None = None
+
+    @property
+    def keys(self) -> Ints:
+        return np.arange(self.lo, self.hi) if self.kept is None else self.kept
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -63,7 +69,8 @@ class Plan:
     keys; work: scores that each chunk computes; needed: for each rank, which blocks of keys its own rows see;
     ready: the chunks that see one run of their owner's keys alone, the run of rank r being runs[r]; awaited:
     `needed` by the other chunks; chosen: the strategy; estimates: of all strategies; tied: whether row i of q
-    and row i of k are one token.
+    and row i of k are one token; by_order: whether keys that no row of a rank sees may be left out between
+    others (`derive.keeps_order`).
     """
 
     ranks: int
@@ -80,6 +87,7 @@ class Plan:
     chosen: TimeEstimate
     estimates: tuple[TimeEstimate, ...]
     tied: bool
+    by_order: bool
     _rows: dict[object, Ints] = field(default_factory=dict, repr=False)
 
     @property
@@ -139,20 +147,50 @@ class Plan:
         first = 0 if self.chosen.strategy == "heads" else int(keys[0]) // TILE * TILE
         return first, int(keys[-1]) + 1
 
+    def kept(self, rank: int) -> Ints | None:
+        """Returns the keys of the window, ascending, without the tiles of which waiting rows see none; None
+        for all of them. A row's own place is among them, for what lies before and behind it to be so there.
+        """
+        if not self.by_order or self.chosen.strategy == "heads":
+            return None
+
+        def made() -> Ints:
+            lo, hi = self.window(rank)
+            seen = np.zeros(-(-hi // TILE), np.bool_)
+            at = self.places(self.rows(rank)[self._ready_rows(rank)[1]])
+            seen[self.keys(rank) // TILE] = seen[at[(lo <= at) & (at < hi)] // TILE] = True
+            return _rows_of(seen, TILE, hi)
+
+        kept, (lo, hi) = self._remember(("kept", self.mates(rank).start), made), self.window(rank)
+        return None if len(kept) == hi - lo else kept
+
+    def places(self, rows: Ints) -> Ints:
+        """Returns the positions of rows among the keys."""
+        ends_q, ends_k = self.sizes.ends_q, self.sizes.ends_k
+        if ends_q is None or ends_k is None:
+            return rows + (self.sizes.keys - self.sizes.queries)
+        b = np.searchsorted(ends_q, rows, "right")
+        return np.asarray(rows - ends_q[b] + ends_k[b])
+
     def parts(self, rank: int) -> tuple[RowGroup, ...]:
         """Returns what the rank computes, rows that wait for nothing first. Rows past the last packed
         sequence are in none.
         """
+        ready, waits = self._ready_rows(rank)
+        found = []
+        if len(ready):
+            lo, hi = self.runs[rank].tolist()
+            found.append(RowGroup(ready, lo, min(hi, self.last_key), True))
+        if len(waits):
+            found.append(RowGroup(waits, *self.window(rank), False, self.kept(rank)))
+        return tuple(found)
+
+    def _ready_rows(self, rank: int) -> tuple[Ints, Ints]:
+        """Returns which of `rows` wait for nothing, and which do."""
         rows = self.rows(rank)
         rows = rows[: np.searchsorted(rows, self.last_row)]
         ready = self.ready[rows // self.chunk] if len(rows) else np.zeros(0, np.bool_)
-        found = []
-        if ready.any():
-            lo, hi = self.runs[rank].tolist()
-            found.append(RowGroup(np.flatnonzero(ready), lo, min(hi, self.last_key), True))
-        if not ready.all():
-            found.append(RowGroup(np.flatnonzero(~ready), *self.window(rank), False))
-        return tuple(found)
+        return np.flatnonzero(ready), np.flatnonzero(~ready)
 
     @property
     def last_row(self) -> int:
@@ -170,6 +208,17 @@ class Plan:
         return self._rows[key]
 
     # What it amounts to
+
+    @cached_property
+    def kept_share(self) -> float:
+        """Counts the bytes of the largest window in those of q, k, v and o of the same rank."""
+        sizes, found = self.sizes, 0.0
+        for rank in range(self.ranks):
+            (lo, hi), kept = self.window(rank), self.kept(rank)
+            count = (hi - lo if kept is None else len(kept)) * sizes.kv_heads / self.chosen.ways
+            own = len(self.owned_rows(rank)) * sizes.heads + len(self.owned_keys(rank)) * sizes.kv_heads
+            found = max(found, count / max(own, 1))
+        return found
 
     @property
     def owner_rows(self) -> Ints:
@@ -211,7 +260,7 @@ class Plan:
             state.update(f"{part};".encode())
         chosen = self.chosen
         state.update(f"{self.sizes.heads};{self.sizes.kv_heads};{chosen.strategy};".encode())
-        state.update(f"{chosen.ways};{chosen.groups};{self.widths};".encode())
+        state.update(f"{chosen.ways};{chosen.groups};{self.widths};{self.by_order};".encode())
         ends = (x for x in (self.sizes.ends_q, self.sizes.ends_k) if x is not None)
         for array in (self.owner, self.key_owner, self.ready, self.runs, self.awaited, *ends):
             state.update(np.ascontiguousarray(array).tobytes())
@@ -338,6 +387,7 @@ def make_plan(
         chosen=chosen,
         estimates=every,
         tied=tied,
+        by_order=visibility.by_order,
     )
 
 

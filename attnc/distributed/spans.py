@@ -10,11 +10,13 @@ import operator
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from attnc.distributed.derive import keeps_order
 from attnc.expr.evaluate import Env, evaluate
 from attnc.expr.nodes import (
     Binary,
@@ -114,6 +116,10 @@ class Visibility:
         )
         self._by_sequence = bool(lengths) or Index("b") in nodes
         self._by_head = Index("h") in nodes
+
+    @cached_property
+    def by_order(self) -> bool:
+        return keeps_order(self.attention)
 
     def tiles(self, sizes: CallSizes, tile: int = TILE) -> TileSpans:
         b, row, q_lo, rows, lengths = self._cut(sizes, tile)

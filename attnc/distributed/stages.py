@@ -13,11 +13,11 @@ them, by tables of positions that derived specs read (`derive.TABLES`); their gr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cache
-from typing import TypeAlias, TypeVar
+from functools import cache, partial
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -25,7 +25,7 @@ import torch
 from attnc.distributed.derive import View
 from attnc.distributed.group import Ranks
 from attnc.distributed.kernels import RankKernels
-from attnc.distributed.moves import Early, Moves, Pair, Parcel, RowPlaces, axis_of, heads_of, places
+from attnc.distributed.moves import Early, Moves, Pair, RowPlaces, axis_of, heads_of, places
 from attnc.distributed.plan import Plan, RowGroup
 from attnc.distributed.spans import Ints
 from attnc.model.attention import Attention
@@ -116,9 +116,9 @@ def view_of(
         match kind:
             case "heads":
                 x = _slice_padded(x, axis, first, heads)
-            case "keys":
+            case "keys" if part.kept is None:
                 x = _slice_padded(x, axis, part.lo, part.hi - part.lo)
-            case "rows" | "places":
+            case "rows" | "places" | "keys":
                 rows = tables[f"_{kind}"]
                 inside = stops.get(kind, x.shape[axis] + 1) <= x.shape[axis]
                 x = x.index_select(axis, rows) if inside else _take_padded(x, axis, rows)
@@ -138,6 +138,10 @@ def add_view(
     """Adds the gradient of a view to that of the whole input, in f32."""
     gradient = gradient.float()
     for axis, kind in enumerate(view.kinds):
+        if kind == "keys" and part.kept is not None:
+            shape = [*gradient.shape[:axis], part.hi - part.lo, *gradient.shape[axis + 1 :]]
+            at = tables["_keys"].long() - part.lo
+            gradient = gradient.new_zeros(shape).index_copy_(axis, at, gradient)
         size = gradient.shape[axis]
         start = {"heads": first, "keys": part.lo}.get(kind, 0)
         if kind in ("rows", "places"):
@@ -177,10 +181,15 @@ def _take_padded(x: torch.Tensor, axis: int, rows: torch.Tensor) -> torch.Tensor
 
 
 def tables_of(
-    plan: Plan, attention: Attention, rows: Ints, first_key: int, device: torch.device
+    plan: Plan,
+    attention: Attention,
+    rows: Ints,
+    first_key: int,
+    device: torch.device,
+    kept: Ints | None = None,
 ) -> Mapping[str, torch.Tensor]:
-    """Returns every table for these query rows, against keys from `first_key` on; `_rows` and `_places` are
-    where views take their rows from.
+    """Returns every table for these query rows, against keys from `first_key` on, or those that are `kept`;
+    `_rows`, `_places` and `_keys` are where views take what they have from.
 
     Raises ValueError for packed sequences with more queries than keys, whose rows are in no order.
     """
@@ -193,21 +202,29 @@ def tables_of(
         "kv_heads_all": sizes.kv_heads,
     }
     found: dict[str, Ints | int] = dict(numbers)
+    if kept is not None:
+        found["_keys"] = kept
+
+    def in_window(place: Ints) -> Ints:
+        """Counts positions from the first key, and where some are left out, those that are not."""
+        if kept is None or not len(kept):
+            return place - first_key
+        return np.where(place < kept[0], place - kept[0], kept.searchsorted(place))
+
     if sizes.ends_q is None:
-        places = rows if attention.lengths else rows + (sizes.keys - sizes.queries)
-        found |= {"row_at": places - first_key, "_rows": rows, "_places": places}
+        places = rows if attention.lengths else plan.places(rows)
+        found |= {"row_at": in_window(places), "_rows": rows, "_places": places}
     else:
         assert sizes.ends_k is not None, "keys are packed where queries are"
         b = np.searchsorted(sizes.ends_q, rows, "right") - 1
         queries, keys = np.diff(sizes.ends_q)[b], np.diff(sizes.ends_k)[b]
         if (queries > keys).any():
             raise ValueError("a packed sequence has more queries than keys, which ranks cannot share out")
-        start = sizes.ends_k[b] - first_key
-        place = start + (rows - sizes.ends_q[b]) + keys - queries
+        start = sizes.ends_k[b]
         found |= {
-            "row_at": place,
-            "seq_start": start,
-            "seq_stop": start + keys,
+            "row_at": in_window(plan.places(rows)),
+            "seq_start": in_window(start),
+            "seq_stop": in_window(start + keys),
             "seq_id": b,
             "seq_rows": queries,
         }
@@ -221,7 +238,6 @@ def tables_of(
 
 Tensors: TypeAlias = tuple[torch.Tensor, ...]
 Extras: TypeAlias = Mapping[str, torch.Tensor]
-_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,13 +260,44 @@ class Gradients:
     extras: dict[str, torch.Tensor]
 
 
-class Stages:
-    """What a rank does under a plan."""
+@dataclass(frozen=True, slots=True)
+class Coming:
+    """What a part of the heads is computed with: rows of q and others, the event behind which all of it is
+    there, the memory that keys come in, and how to open it as a window.
+    """
 
-    def __init__(self, plan: Plan, kernels: RankKernels, group: Ranks, device: torch.device) -> None:
+    fetched: Tensors
+    event: torch.cuda.Event | None
+    memory: Tensors
+    open_keys: Callable[[], Pair]
+
+
+def _opened(window: Pair) -> Pair:
+    return window
+
+
+#: Bytes of a rank's window that are kept for its gradients unless told otherwise, in those of its q, k, v and
+#: o.
+KEPT = 1 / 3
+
+
+class Stages:
+    """What a rank does under a plan. keeps: whether the windows of a forward are kept for its gradients;
+    None: where they are small beside q, k, v and o, which are.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        kernels: RankKernels,
+        group: Ranks,
+        device: torch.device,
+        keeps: bool | None = None,
+    ) -> None:
         self.plan, self.kernels, self.device = plan, kernels, device
         self.rank = group.rank
         self.attention = attention = kernels.attention
+        self.keeps = plan.kept_share <= KEPT if keeps is None else keeps
         self.moves = Moves(plan, attention, group, device)
         tasks = [self._task(part) for part in plan.parts(self.rank)]
         self.ready = next((task for task in tasks if task.part.ready), None)
@@ -278,40 +325,43 @@ class Stages:
 
     def _task(self, part: RowGroup) -> Task:
         rows = self.plan.rows(self.rank)[part.rows]
-        tables = tables_of(self.plan, self.attention, rows, part.lo, self.device)
+        tables = tables_of(self.plan, self.attention, rows, part.lo, self.device, part.kept)
         stops = {
-            kind: int(tables[f"_{kind}"].max()) + 1
-            for kind in ("rows", "places")
-            if f"_{kind}" in tables and len(rows) and int(tables[f"_{kind}"].min()) >= 0
+            kind: int(table.max()) + 1
+            for kind in ("rows", "places", "keys")
+            if (table := tables.get(f"_{kind}")) is not None and len(table) and int(table.min()) >= 0
         }
         return Task(part, places(part.rows, self.device), tables, stops)
 
     def forward(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, extras: Extras
-    ) -> tuple[Pair, list[Pair]]:
-        """Returns (o, lse) of the rank's rows; and where ranks share heads, of each part of its rectangle,
-        which its gradients start from.
+    ) -> tuple[Pair, list[Pair], list[Pair]]:
+        """Returns (o, lse) of the rank's rows; where ranks share heads, of each part of its rectangle, which
+        its gradients start from; and the windows of k and v of each part, where they are kept for them.
         """
         plan, attention, shares = self.plan, self.attention, self.plan.chosen.ways > 1
         results = self._results(len(plan.owned_rows(self.rank)), plan.sizes.heads)
         rectangles: list[Pair] = []
+        windows: list[Pair] = []
         lanes = Lanes(self.device, overlap=self._overlaps)
         coming = self._coming(lanes, k, v, lambda n: (self.moves.fetch_queries(attention.q, q, n),))
         if self.ready is not None:
             keys = self._run(k), self._run_of_v(v)
             self._compute(self.ready, q, keys, extras, 0, results)
-        for number, (parcel, (q_part,), event) in enumerate(coming):
-            first, heads = self.moves.heads(self.rank, number)
+        for number, part in enumerate(coming):
+            (q_part,), (first, heads) = part.fetched, self.moves.heads(self.rank, number)
             if shares:
                 into = self._results(len(plan.rows(self.rank)), heads)
                 rectangles.append(into)
             else:
                 into = self._heads(results, first, heads)
-            with lanes.kernel(number + self._shift, q_part, parcel.came, *into):
-                lanes.after(event)
-                if self.waiting is not None:
-                    keys = self.moves.open_keys(parcel, k, v, number)
-                    self._compute(self.waiting, q_part, keys, extras, first, into)
+            with lanes.kernel(number + self._shift, q_part, *part.memory, *into):
+                lanes.after(part.event)
+                if self.waiting is not None or self.keeps:
+                    keys = part.open_keys()
+                    windows += [keys] * self.keeps
+                    if self.waiting is not None:
+                        self._compute(self.waiting, q_part, keys, extras, first, into)
                 done = lanes.mark()
             if shares:
                 with lanes.exchanging(*into):
@@ -319,7 +369,7 @@ class Stages:
                     self.moves.return_queries(attention.o, into[0], results[0], number)
                     self.moves.return_queries(self.lse, into[1], results[1], number)
         lanes.join()
-        return results, rectangles
+        return results, rectangles, windows
 
     def backward(
         self,
@@ -330,6 +380,7 @@ class Stages:
         extras: Extras,
         results: Pair,
         rectangles: list[Pair],
+        windows: list[Pair],
     ) -> Gradients:
         """Returns the gradients, from those of o and lse (None: 0) and what the forward took and gave."""
         shares = self.plan.chosen.ways > 1
@@ -350,20 +401,20 @@ class Stages:
             dlse_part = [] if dlse is None else [self.moves.fetch_queries(self.lse, dlse, number)]
             return (q_part, do_part, *dlse_part)
 
-        coming = self._coming(lanes, k, v, fetch)
+        coming = self._coming(lanes, k, v, fetch, windows)
         early, added = None, None
         if self.ready is not None:
             keys = self._run(k), self._run_of_v(v)
             dq, *sums = self._differentiate(self.ready, (do, dlse), q, keys, extras, 0, results, made)
             self.ready.queries.put(made.dq, axis_of(self.attention.q, Role.QUERY), dq)
             early, added = Early(sums[0].contiguous(), sums[1].contiguous(), self._run_at), lanes.mark()
-        for number, (parcel, (q_part, do_part, *rest), event) in enumerate(coming):
-            first, heads = self.moves.heads(self.rank, number)
+        for number, part in enumerate(coming):
+            (q_part, do_part, *rest), (first, heads) = part.fetched, self.moves.heads(self.rank, number)
             into = rectangles[number] if shares else self._heads(results, first, heads)
             lane = 0 if made.extras else number + self._shift
-            with lanes.kernel(lane, q_part, parcel.came, do_part, *rest):
-                lanes.after(event)
-                keys = self.moves.open_keys(parcel, k, v, number)
+            with lanes.kernel(lane, q_part, *part.memory, do_part, *rest):
+                lanes.after(part.event)
+                keys = part.open_keys()
                 dq = torch.zeros_like(q_part) if shares else heads_of(self.attention.q, made.dq, first, heads)
                 if self.waiting is not None:
                     given = do_part, (rest[0] if rest else None)
@@ -449,21 +500,36 @@ class Stages:
     # --- pieces -------------------------------------------------------------------------------------------
 
     def _coming(
-        self, lanes: Lanes, k: torch.Tensor, v: torch.Tensor, fetch: Callable[[int], _Result]
-    ) -> list[tuple[Parcel, _Result, torch.cuda.Event | None]]:
-        """Returns what each part of the heads needs, on its way: keys that are opened where they are computed
-        with, and what else is fetched.
+        self,
+        lanes: Lanes,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        fetch: Callable[[int], Tensors],
+        windows: Sequence[Pair] = (),
+    ) -> list[Coming]:
+        """Returns what each part of the heads needs, on its way: keys, unless their windows are there, and
+        what else is fetched.
 
         All exchanges are asked for before the first kernel, and nothing that they wait for comes behind one:
         a kernel that fills the GPU lets nobody in before its last blocks.
         """
         moves, count = self.moves, self.plan.chosen.groups
+        if windows:
+            with lanes.exchanging():
+                fetched = [(fetch(number), lanes.mark()) for number in range(count)]
+            return [Coming(*of, x, partial(_opened, x)) for of, x in zip(fetched, windows, strict=True)]
+
+        def coming(number: int) -> Coming:
+            moves.exchange(parcels[number], k, v, number)
+            came = parcels[number].came
+            keys = partial(moves.open_keys, parcels[number], k, v, number)
+            return Coming(fetch(number), lanes.mark(), (came,), keys)
+
         with lanes.exchanging():
             parcels = [moves.pack_keys(k, v, 0)]
             packed = lanes.mark()
             moves.meet()
-            moves.exchange(parcels[0], k, v, 0)
-            found = [(parcels[0], fetch(0), lanes.mark())]
+            found = [coming(0)]
         if count > 1:
             with lanes.kernel(1):
                 parcels += [moves.pack_keys(k, v, number) for number in range(1, count)]
@@ -471,9 +537,7 @@ class Stages:
             with lanes.exchanging(*(x for parcel in parcels[1:] for x in (parcel.sent, parcel.came))):
                 lanes.after(others_packed)
                 moves.meet()
-                for number in range(1, count):
-                    moves.exchange(parcels[number], k, v, number)
-                    found.append((parcels[number], fetch(number), lanes.mark()))
+                found += map(coming, range(1, count))
         with lanes.exchanging():
             moves.meet()
         if self.ready is not None:

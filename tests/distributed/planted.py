@@ -37,8 +37,8 @@ BUGS = (
     Bug(
         name="an origin is off by one",
         place="stages.tables_of",
-        old='"row_at": places - first_key',
-        new='"row_at": places - first_key + 1',
+        old='"row_at": in_window(places), "_rows"',
+        new='"row_at": in_window(places) + 1, "_rows"',
         in_systems="windows in zigzag order",
     ),
     Bug(
@@ -63,8 +63,8 @@ BUGS = (
     Bug(
         name="keys of the backward are stale",
         place="stages.Stages.backward",
-        old="self.moves.open_keys(parcel, k,",
-        new="self.moves.open_keys(coming[0][0], k,",
+        old="keys = part.open_keys()",
+        new="keys = coming[0].open_keys()",
         shown_by="parts",
         in_systems="diffusers #14265",
     ),

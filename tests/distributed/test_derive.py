@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from attnc.diagnostics import DiagnosticError
 from attnc.distributed.derive import Derived, Form, View, derive
 from attnc.distributed.estimate import STRATEGIES, Strategy
+from attnc.distributed.offers import Chunks
 from attnc.distributed.plan import Plan, Planner, RowGroup
 from attnc.distributed.spans import CallSizes, Visibility, Widths
 from attnc.distributed.stages import tables_of, view_of
@@ -185,6 +186,40 @@ def more_queries_than_keys(plan: Plan, rows: npt.NDArray[np.int64]) -> bool:
 @given(calls(), floats(), st.sampled_from((None, *STRATEGIES)))
 def test_a_rank_sees_what_its_rows_see(call: Call, bias: Expr, strategy: Strategy | None) -> None:
     """Mask and scores, of every rank, part and head."""
+    check_ranks(call, bias, strategy)
+
+
+APART = (
+    spell("kv_idx <= q_pos and doc[b, q_pos] == doc[b, kv_idx]"),
+    spell("kv_idx > q_pos and stamp[b, kv_idx] == stamp[b, q_pos]"),
+    spell("kv_idx <= q_pos"),
+    spell("kv_idx <= 0 or kv_idx == q_pos"),
+    spell("q_pos - 20 <= kv_idx and kv_idx <= q_pos"),
+)
+
+
+@settings(max_examples=30)
+@given(
+    calls(queries=(97, 130, 200)),
+    st.sampled_from(APART),
+    st.sampled_from(("time[b, h]", "time[b, kv_idx]", "bias[h, q_idx, kv_idx]")),
+    st.integers(0, 2**16),
+)
+def test_a_rank_sees_the_same_without_tiles_that_none_of_its_rows_sees(
+    call: Call, mask: Expr, bias: str, seed: int
+) -> None:
+    """Chunks given to ranks at random, tiles of 16 keys."""
+
+    def owners(chunks: Chunks, ranks: int, *_: object) -> dict[str, npt.NDArray[np.int64]]:
+        return {"any": np.random.default_rng(seed).integers(0, ranks, len(chunks.work))}
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("attnc.distributed.plan.TILE", 16)
+        patch.setattr("attnc.distributed.plan.assignments", owners)
+        check_ranks(replace(call, mask=mask), spell(bias), "need")
+
+
+def check_ranks(call: Call, bias: Expr, strategy: Strategy | None) -> None:
     try:
         program = program_of(spec_of(call, Binary("+", Dot(), bias)))
         attention = program.attentions[0]
@@ -195,12 +230,12 @@ def test_a_rank_sees_what_its_rows_see(call: Call, bias: Expr, strategy: Strateg
     seen, scores = whole(call, attention.mask), whole(call, attention.score)
     for number in range(call.ranks):
         for part in plan.parts(number):
-            rows, keys = plan.rows(number)[part.rows], np.arange(part.lo, part.hi)
+            rows, keys = plan.rows(number)[part.rows], part.keys
             if more_queries_than_keys(plan, rows):
                 with pytest.raises(ValueError, match="more queries than keys"):
                     tables_of(plan, attention, rows, part.lo, CPU)
                 continue
-            tables = tables_of(plan, attention, rows, part.lo, CPU)
+            tables = tables_of(plan, attention, rows, part.lo, CPU, part.kept)
             for group in range(plan.chosen.groups):
                 first, heads = (n * GROUP for n in plan.heads(number, group))
                 shape = len(seen), heads, len(rows), len(keys)

@@ -61,8 +61,9 @@ def check(plan: Plan, visible: npt.NDArray[np.bool_]) -> None:
         assert waiting or not len(plan.keys(rank)), "who waits for nothing is sent nothing"
         for part in plan.parts(rank):
             rows, keys = plan.rows(rank)[part.rows], plan.keys(rank)
+            assert part.ready or np.isin(keys, part.keys).all(), "all keys have a place"
             if part.ready:
-                keys = np.arange(part.lo, part.hi)
+                keys = part.keys
                 assert np.isin(keys, plan.owned_keys(rank)).all(), "what is ready is its own"
             assert len(np.unique(keys)) == len(keys)
             assert not len(keys) or (keys[0] >= part.lo and keys[-1] < part.hi <= sizes.keys)

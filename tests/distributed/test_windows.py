@@ -1,0 +1,87 @@
+"""Windows of keys that rows of a rank are computed against: what they leave out, and when they are kept."""
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+
+from attnc.distributed import ContextParallel
+from attnc.distributed.offers import Chunks
+from attnc.distributed.verify import RanksCase, run_case
+from attnc.verify.case import Case
+from attnc.verify.interpreter import ensure_interpreter
+from attnc.verify.verdict import Verdict
+from tests.distributed.specs import SPECS, text
+from tests.distributed.test_engine import whole
+from tests.distributed.threads import Thread, on_ranks
+
+ensure_interpreter()
+
+FAR = text(
+    "causal and doc[b, q_pos] == doc[b, kv_idx]",
+    score="dot(q, k) / sqrt(D) + pair[h, q_idx, kv_idx] + own[b, kv_idx]",
+    inputs=("doc: i32[B, N] is sorted", "pair: f32[H, M, N]", "own: f32[B, N]"),
+    grads=", pair, own",
+    heads="H",
+)
+
+
+@pytest.mark.parametrize(
+    ("spec", "dims", "seed"),
+    [
+        (FAR, {"B": 1, "M": 190, "N": 190, "H": 2}, 14),
+        (text("causal", packed=True), {"B": 4, "M": 190, "N": 190, "Hkv": 1, "G": 1}, 13),
+    ],
+    ids=["documents", "packed"],
+)
+def test_tiles_of_keys_between_those_that_rows_see_are_left_out(
+    spec: str, dims: Mapping[str, int], seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Chunks of two ranks lie far apart."""
+    monkeypatch.setattr("attnc.distributed.plan.TILE", 16)
+
+    def owners(chunks: Chunks, *_: object) -> dict[str, npt.NDArray[np.int64]]:
+        return {"far": np.arange(len(chunks.work)) * 6 // len(chunks.work) % 2}
+
+    monkeypatch.setattr("attnc.distributed.plan.assignments", owners)
+
+    def work(group: Thread) -> tuple[Verdict, int]:
+        cp = ContextParallel(spec, group, keep_keys=spec is FAR)
+        made = RanksCase(case=Case(dims=dims, seed=seed), strategy="need")
+        verdict = run_case(cp, cp.spec.variants[0], made)
+        assert cp._plan is not None
+        return verdict, sum(part.hi - part.lo - len(part.keys) for part in cp._plan.parts(group.rank))
+
+    found = on_ranks(2, work)
+    assert found[0][0].ok, found[0][0].message
+    assert any(left_out >= 32 for _, left_out in found)
+
+
+@pytest.mark.parametrize(
+    ("name", "groups", "least"), [("causal", 2, 0.1), ("window", 1, 2.0), ("sink", 1, 2.0)]
+)
+def test_keys_may_be_kept_for_the_gradients(
+    name: str, groups: int, least: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Then they are sent once, and the bits are the same; by default up to a share of what is kept anyway."""
+    monkeypatch.setattr("attnc.distributed.stages.KEPT", least)
+
+    def work(group: Thread, *, keeps: bool | None) -> tuple[int, float, tuple[torch.Tensor, ...]]:
+        cp = ContextParallel(SPECS[name], group, groups=groups, strategy="need", keep_keys=keeps)
+        extras: dict[str, Any] = {"sink": torch.ones(4)} if name == "sink" else {}
+        leaves = [x.requires_grad_() for x in cp.shard(*whole(), **extras)[:3]]
+        o, lse = cp(*leaves, **extras)
+        made = (o, lse, *torch.autograd.grad(o.sum(), leaves))
+        return group.bytes_sent, cp._current().kept_share, made
+
+    kept, fetched, usual = (on_ranks(2, partial(work, keeps=keeps)) for keeps in (True, False, None))
+    for (*_, mine), (*_, other) in zip(kept, fetched, strict=True):
+        assert all(torch.equal(x, y) for x, y in zip(mine, other, strict=True))
+    fewer, more, sent = (sum(count for count, *_ in found) for found in (kept, fetched, usual))
+    assert fewer < more
+    assert sent == (fewer if usual[0][1] <= least else more)
+    assert 0.1 < usual[0][1] < 2.0
