@@ -5,8 +5,9 @@
 The files are those of test/inductor/ in PyTorch's repository, at the tag of the torch that is installed; they
 are no part of its wheel, nor of this repository. Those of torch 2.6 run under later ones too. A copy of each,
 with `flex_attention` imported from attnc behind torch's own import, runs under pytest: on the GPU, or without
-one on the CPU. Tests that `tools/torch_flex.toml` excludes, each for a reason, run as well. The exit status
-is 1 if a test fails that is not excluded, or if all those of a method pass that is.
+one on the CPU. Tests that `tools/torch_flex.toml` excludes, each for a reason, run as well. In a few that it
+names, calls outside of torch.compile run torch's own function, as their reference. The exit status is 1 if a
+test fails that is not excluded, or if all those of a method pass that is.
 
 outcomes.json: torch's version and the device; of each file its name, SHA-256 and tests by outcome: names of
 those that passed, and by reason those that failed, were skipped or are excluded. What ran on a GPU is kept in
@@ -32,7 +33,7 @@ import sys
 import tempfile
 import tomllib
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import wraps
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,12 @@ def read_exclusions(text: str) -> dict[str, str]:
     """Returns the reason for each method that is excluded. KeyError for a group without a reason."""
     groups = tomllib.loads(text)["excluded"]
     return {name: group["reason"] for group in groups for name in group["tests"]}
+
+
+def read_references(text: str) -> tuple[str, ...]:
+    """Returns the methods whose reference is torch's own function. KeyError for a group without a reason."""
+    groups = tomllib.loads(text).get("reference", ())
+    return tuple(name for group in groups if group["reason"] for name in group["tests"])
 
 
 def use_attnc(text: str) -> str:
@@ -167,6 +174,35 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     accept_common_positions()
     done = set(json.loads(Path(os.environ[_FOLDER], "done.json").read_text(encoding="utf-8")))
     items[:] = [item for item in items if _name(item.nodeid) not in done]
+
+
+def compiled_alone(ours: Callable[..., Any], theirs: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns what runs the first function in a graph of torch.compile, and the second elsewhere."""
+    import torch
+
+    def flex_attention(*given: Any, **named: Any) -> Any:
+        return (ours if torch.compiler.is_compiling() else theirs)(*given, **named)
+
+    return flex_attention
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Function) -> Iterator[None]:
+    """Gives a test torch's function as its reference, where it is to have that."""
+    methods = read_references(EXCLUDED.read_text(encoding="utf-8"))
+    if not any(_is_of(_name(item.nodeid), method) for method in methods):
+        return (yield)
+    import torch
+    from torch.nn.attention import flex_attention as torchs
+
+    module: Any = item.module
+    ours = module.flex_attention
+    module.flex_attention = compiled_alone(ours, torchs.flex_attention)
+    try:
+        with torch._dynamo.config.patch(fail_on_recompile_limit_hit=True):  # or torch's would be judged
+            return (yield)
+    finally:
+        module.flex_attention = ours
 
 
 def pytest_runtest_teardown() -> None:

@@ -214,7 +214,7 @@ class BatchDecodeWithSharedPrefixPagedKVCacheWrapper:
             num_kv_heads,
             head_dim,
             page_size,
-            data_type=data_type,
+            q_data_type=data_type,
         )
 
     def forward(

@@ -99,7 +99,9 @@ class BatchDecodeWithPagedKVCacheWrapper(PagedWrapper):
         heads = check_heads(num_qo_heads, num_kv_heads)
         tokens = check_integer("plan: q_len_per_req", q_len_per_req, 1)
         page = check_integer("plan: page_size", page_size, 1)
-        dtype, cache = choose_dtypes(data_type or q_data_type or "float16", kv_data_type, o_data_type)
+        dtype, cache = choose_dtypes(
+            q_data_type or data_type or "float16", kv_data_type or data_type, o_data_type
+        )
         softcap = number_of("plan: logits_soft_cap", logits_soft_cap, 0.0)
         terms = write_position_terms(
             "plan", pos_encoding_mode, softcap, rope_scale=rope_scale, rope_theta=rope_theta
@@ -124,7 +126,7 @@ class BatchDecodeWithPagedKVCacheWrapper(PagedWrapper):
             cache=cache,
         )
         names = ("indptr", "indices", "last_page_len")
-        tables, requests, _ = self._page_tables(names, page, indptr, indices, last_page_len)
+        tables, requests, keys = self._page_tables(names, page, indptr, indices, last_page_len)
         self._keep(
             wanted,
             (is_causal is not False, False),
@@ -134,6 +136,7 @@ class BatchDecodeWithPagedKVCacheWrapper(PagedWrapper):
             tables,
             tokens=tokens,
             rows=requests * tokens,
+            keys=None if keys is None else sum(keys),
         )
 
     begin_forward = plan

@@ -167,18 +167,21 @@ class BatchMLAPagedAttentionWrapper(Wrapper):
             cache=cache,
         )
         mask = (bool(causal), False)
-        self._keep(wanted, mask, -1, heads, requests, tables, tokens=tokens, rows=starts[-1])
+        keys = int(tables["kv_len"].sum()) if self._capacity is None else None
+        self._keep(wanted, mask, -1, heads, requests, tables, tokens=tokens, rows=starts[-1], keys=keys)
 
     def _tables_given(self, given: Any, page_size: Any) -> tuple[torch.Tensor, dict[str, torch.Tensor], int]:
         page = check_integer("plan: page_size", page_size, 1)
         if given.kv_indptr is not None:
             _require(given, "qo_indptr", "kv_indptr", "kv_indices", "kv_len_arr")
             checked = GivenTensors("plan")
-            axes = {"kv_len_arr": "B", "kv_indptr": "B+1", "qo_indptr": "B+1", "kv_indices": "pages"}
-            for name, shape in axes.items():
-                checked.check(name, getattr(given, name), shape, INTEGERS, anywhere=True)
+            checked.check("kv_len_arr", given.kv_len_arr, "B", INTEGERS, anywhere=True)
             requests = len(given.kv_len_arr)
-            tables = self._tables(page, given.kv_indptr, given.kv_indices, given.kv_len_arr)
+            ends = given.kv_indptr[: requests + 1]  # behind which FlashInfer reads nothing
+            axes = {"kv_indptr": (ends, "B+1"), "qo_indptr": (given.qo_indptr, "B+1")}
+            for name, (x, shape) in (axes | {"kv_indices": (given.kv_indices, "pages")}).items():
+                checked.check(name, x, shape, INTEGERS, anywhere=True)
+            tables = self._tables(page, ends, given.kv_indices, given.kv_len_arr)
             return given.qo_indptr, tables, requests
         _require(given, "cum_seq_lens_q", "block_tables", "seq_lens")
         checked = GivenTensors("plan")
@@ -246,9 +249,10 @@ class BatchMLAPagedAttentionWrapper(Wrapper):
 
         query: [T, H, ckv + kpe], or (q_nope, q_pe); kv_cache: [pages, page, ckv + kpe], or (ckv_cache,
         kpe_cache), the same. Where both caches are columns of one tensor, next to each other, they are read
-        as they are; else the pages in use are copied in every call. Of 8 bits, ckv_scale and kpe_scale,
-        which are then the same number, are what they are to be multiplied by. sinks: f32[H]. ValueError or
-        TypeError names an argument that differs from the plan or is not supported.
+        as they are; else the pages in use are copied in every call. Of 8 bits, ckv_scale and kpe_scale are
+        what they are to be multiplied by; where these differ, queries are multiplied by the smaller to the
+        larger and rounded. sinks: f32[H]. ValueError or TypeError names an argument that differs from the
+        plan or is not supported.
         """
         plan = self._plan_of_run()
         refuse("run", profiler_buffer=profiler_buffer, kv_len=kv_len, page_table=page_table)
@@ -257,9 +261,17 @@ class BatchMLAPagedAttentionWrapper(Wrapper):
         refuse("run", skip_softmax_threshold_scale_factor=skip_softmax_threshold_scale_factor)
         width = plan.wanted.value_dim
         q_nope, q_pe = _parts(("query", query), ("q_nope", q_nope), ("q_pe", q_pe), width)
-        caches = _parts(("kv_cache", kv_cache), ("ckv_cache", ckv_cache), ("kpe_cache", kpe_cache), width)
-        scale = self._scale(ckv_scale, kpe_scale)
+        given = _parts(("kv_cache", kv_cache), ("ckv_cache", ckv_cache), ("kpe_cache", kpe_cache), width)
+        caches = tuple(map(self._with_a_page, given))
+        scales = self._scales(ckv_scale, kpe_scale)
         _check(plan.wanted, plan.heads[0], plan.rows, q_nope, q_pe, *caches)
+        common = None
+        if scales is not None:
+            common = max(scales, key=abs)
+            q_nope, q_pe = (
+                x if scale == common else (x * (scale / common)).to(x.dtype)
+                for x, scale in zip((q_nope, q_pe), scales, strict=True)
+            )
         tables: Mapping[str, torch.Tensor] = plan.tables
         packed = _side_by_side(q_nope, q_pe)
         named = {"q": torch.cat((q_nope, q_pe), -1) if packed is None else packed}
@@ -272,8 +284,8 @@ class BatchMLAPagedAttentionWrapper(Wrapper):
         found = launch(
             plan,
             {**named, "k": keys[:, :, None]},
-            k_scale=scale,
-            v_scale=scale,
+            k_scale=common,
+            v_scale=None if scales is None else scales[0],
             sinks=sinks,
             out=out,
             lse=lse,
@@ -283,17 +295,12 @@ class BatchMLAPagedAttentionWrapper(Wrapper):
             return found[0], found[1].mul_(LN2)
         return found
 
-    def _scale(self, ckv_scale: float | None, kpe_scale: float | None) -> float | None:
+    def _scales(self, ckv_scale: float | None, kpe_scale: float | None) -> tuple[float, float] | None:
         plan = self._plan_of_run()
         if plan.wanted.cache is None:
             refuse("run with a cache of 16 bits", ckv_scale=ckv_scale, kpe_scale=kpe_scale)
             return None
-        made = [
-            number_of(f"run: {name}", x) for name, x in (("ckv_scale", ckv_scale), ("kpe_scale", kpe_scale))
-        ]
-        if made[0] != made[1]:
-            raise ValueError(f"run: kpe_scale: expected {made[0]}, like ckv_scale, got {made[1]}")
-        return made[0]
+        return number_of("run: ckv_scale", ckv_scale), number_of("run: kpe_scale", kpe_scale)
 
 
 def _require(given: Any, *names: str) -> None:

@@ -78,7 +78,7 @@ class PagedWrapper(Wrapper):
         """
         plan = self._plan_of_run()
         refuse("run", **unsupported)
-        k, v = self._pools(paged_kv_cache)
+        k, v = map(self._with_a_page, self._pools(paged_kv_cache))
         heads_at = 2 if self._layout == "NHD" else 1
         return launch(
             plan,

@@ -191,6 +191,7 @@ class BatchPrefillWithPagedKVCacheWrapper(PagedWrapper):
             tables,
             tokens=tokens,
             rows=starts[-1],
+            keys=None if keys is None else sum(keys),
         )
 
     begin_forward = plan

@@ -49,7 +49,7 @@ class Plan:
     """What `run` calls. wanted: what its kernel computes, without scales and sinks; made: the name of that
     kernel; mask: (causal, custom), beside which a window may be another one; tokens: queries of every
     request, 0 where `qo_indptr` says them; rows: queries in all, None where a graph's later plans may have
-    others; heads: of q, and of K and V.
+    others; keys: of all requests, None where the device alone knows; heads: of q, and of K and V.
     tables: by name, those that the kernel reads among them; one: the scale that is none.
     """
 
@@ -61,6 +61,7 @@ class Plan:
     sequences: int
     tokens: int = 0
     rows: int | None = None
+    keys: int | None = None
     tables: Mapping[str, torch.Tensor]
     read: frozenset[str]
     one: torch.Tensor
@@ -117,6 +118,7 @@ class Wrapper:
         *,
         tokens: int = 0,
         rows: int | None = None,
+        keys: int | None = None,
     ) -> None:
         """Plans the calls that follow; what a captured graph reads changes only if nothing is refused."""
         wanted = replace(wanted, mask=write_mask(*mask, window_left))
@@ -135,6 +137,7 @@ class Wrapper:
             sequences=sequences,
             tokens=tokens,
             rows=None if self._capacity is not None else rows,
+            keys=keys,
             tables=tables,
             read=frozenset(line.partition(":")[0] for line in wanted.inputs),
             one=torch.ones((), device=self.device) if known is None else known.one,
@@ -160,6 +163,12 @@ class Wrapper:
         if self._planned is None:
             raise RuntimeError("run: expected a call of plan() before")
         return self._planned
+
+    def _with_a_page(self, pool: torch.Tensor) -> torch.Tensor:
+        """Returns a pool of pages; one of none, where no request may have a key, with a page that none has."""
+        if not isinstance(pool, torch.Tensor) or pool.shape[:1] != (0,) or self._plan_of_run().keys:
+            return pool
+        return pool.new_zeros(1, *pool.shape[1:])
 
 
 def check_call(
@@ -196,7 +205,8 @@ def launch(
 ) -> Result:
     """Runs the kernel of a call and returns o: [T, Hq, Dv], and with return_lse lse: f32[T, Hq] in base 2.
 
-    tensors: q: [T, Hq, D], k and v as the kernel takes them, by name; check: holds them to the plan
+    tensors: q: [T, Hq, D], k and v as the kernel takes them, by name; lse: where it is written in any case;
+    check: holds them to the plan
     """
     named = plan.inputs | tensors
     key = None
@@ -266,10 +276,11 @@ def _plan_call(
 
     def finish(found: Any, given: Sequence[Any]) -> Result:
         o: torch.Tensor = given[count] if has_out else found[0].view(shape)
-        if not return_lse:
+        kept = given[-1] if len(given) > count + has_out else None
+        if not return_lse and kept is None:
             return o
-        lse = found[1].view(shape[:-1])
-        return o, torch.mul(lse, LOG2E, out=given[-1] if len(given) > count + has_out else None)
+        lse = torch.mul(found[1].view(shape[:-1]), LOG2E, out=kept)
+        return (o, lse) if return_lse else o
 
     return CallPlan(call.function, call.call, arrange, finish)
 

@@ -52,6 +52,10 @@ def unified_attention(
     alibi_slopes: torch.Tensor | None = None,
     qq_bias: torch.Tensor | None = None,
     sinks: torch.Tensor | None = None,
+    kv_quant_mode: int = 0,
+    chunk_lookback: int = -1,
+    use_td: bool = False,
+    mm_prefix_clamp_sliding_window: bool = False,
     order: int = 0,
     **unsupported: object,
 ) -> None:
@@ -71,8 +75,9 @@ def unified_attention(
     trees of drafts, or None; minus infinity hides, and the mask is causal beside it.
     order: keys of a segment, in which sums are formed, so that a token has the same bits in every call; 0:
     sums come in any order.
-    max_seqlen_k, seq_threshold_3D and what follows it steer vLLM's own kernels. unsupported: taken as long as
-    it asks for nothing.
+    kv_quant_mode: vLLM's number of 8 bits by a scale of a tensor, or of none; chunk_lookback: -1.
+    max_seqlen_k, use_td, seq_threshold_3D and what follows it steer vLLM's own kernels, and
+    mm_prefix_clamp_sliding_window ranges that are refused. unsupported: taken as long as it asks for nothing.
 
     With max_seqlen_q tokens of every sequence, at most 16, tokens of a sequence follow each other (those
     without any, as graphs are padded with, come last), and the keys of a sequence are split among programs.
@@ -81,6 +86,12 @@ def unified_attention(
     the device.
     """
     refuse("unified_attention", q_descale=q_descale, **unsupported)
+    if chunk_lookback != -1:
+        raise ValueError(f"unified_attention: chunk_lookback: expected -1, got {chunk_lookback!r}")
+    if kv_quant_mode not in (0, _BY_TENSOR):
+        raise ValueError(
+            f"unified_attention: kv_quant_mode: expected 0 or {_BY_TENSOR}, got {kv_quant_mode!r}"
+        )
     for name, x in (("v", v), ("cu_seqlens_q", cu_seqlens_q)):
         if not isinstance(x, torch.Tensor):  # `attend` takes calls without them too
             raise TypeError(f"{name}: expected a tensor, got {type(x).__name__}")
@@ -103,6 +114,45 @@ def unified_attention(
         v_descale=v_descale,
         order=order,
     )
+
+
+#: vLLM's KVQuantMode.FP8_PER_TENSOR.
+_BY_TENSOR = 1
+
+
+def unified_attention_diffkv(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    seqused_k: torch.Tensor,
+    softmax_scale: float,
+    causal: bool,
+    window_size: tuple[int, int],
+    block_table: torch.Tensor,
+    softcap: float,
+    max_seqlen_q: int = 1,
+    alibi_slopes: torch.Tensor | None = None,
+    sinks: torch.Tensor | None = None,
+    use_alibi_sqrt: bool = False,
+    seq_threshold_3D: int | None = None,
+    num_par_softmax_segments: int | None = None,
+    softmax_segm_output: torch.Tensor | None = None,
+    softmax_segm_max: torch.Tensor | None = None,
+    softmax_segm_expsum: torch.Tensor | None = None,
+    k_descale: torch.Tensor | float | None = None,
+    v_descale: torch.Tensor | float | None = None,
+    q_descale: torch.Tensor | None = None,
+) -> None:
+    """`unified_attention` with the argument list of vllm/v1/attention/ops/triton_unified_attention_diffkv.py,
+    whose values have another width than keys.
+    """
+    unified_attention(
+        q, k, v, out, cu_seqlens_q, max_seqlen_q, seqused_k, 0, softmax_scale, causal, window_size,
+        block_table, softcap, q_descale, k_descale, v_descale, alibi_slopes=alibi_slopes, sinks=sinks,
+        use_alibi_sqrt=use_alibi_sqrt,
+    )  # fmt: skip
 
 
 def _count_tokens(q: torch.Tensor, most: int, lengths: torch.Tensor) -> int:

@@ -224,7 +224,10 @@ def test_dense_tables() -> None:
         ({"kv_data_type": "float8_e4m3fn"}, "kv_data_type: expected torch.float32, like q_data_type, got"),
         ({"q_data_type": "float17"}, "q_data_type: expected a dtype, got 'float17'"),
         ({"q_data_type": "float8_e4m3fn"}, "q_data_type: expected dtype .*float32, got torch.float8_e4m3fn"),
-        ({"data_type": torch.float64}, "q_data_type: expected dtype torch.float16, .*, got torch.float64"),
+        (
+            {"data_type": torch.float64},
+            "kv_data_type: expected torch.float32, like q_data_type, got torch.float64",
+        ),
         ({"page_size": 0}, "page_size: expected at least 1, got 0"),
         ({"sm_scale": "small"}, "sm_scale: expected a number, got 'small'"),
         ({"logits_soft_cap": math.inf}, "logits_soft_cap: expected a finite number of float32, got inf"),
