@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attnc.adapters.specs import readable
-from attnc.adapters.vllm import unified_attention
+from attnc.adapters.vllm import unified_attention, unified_attention_diffkv
 from tests.adapters.engines import LARGEST, coded, meant
 from tests.adapters.oracle import attend, pages
 
@@ -132,6 +132,33 @@ def test_any_batch(sequences: list[tuple[int, int]], page: int, left: int) -> No
     )
 
 
+def test_what_vllms_backend_passes_in_every_call_asks_for_nothing() -> None:
+    off: dict[str, Any] = {
+        "output_scale": None,
+        "rswa_prefix_lens": None,
+        "rswa_window": None,
+        "kv_quant_mode": 0,
+    }
+    off |= {"k_scale_cache": None, "v_scale_cache": None, "chunk_lookback": -1, "use_alibi_sqrt": False}
+    check([3, 1], [20, 9], **off, use_td=True, mm_prefix_clamp_sliding_window=True)
+
+
+def test_values_of_another_width() -> None:
+    """By the argument list of vLLM's function for them, of one cache for both."""
+    arguments, sequences = problem([3, 1], [20, 9])
+    cache = torch.cat([arguments.pop("k"), arguments.pop("v")[..., :8]], -1)
+    arguments |= {
+        "k": cache[..., :SIZE],
+        "v": cache[..., SIZE:],
+        "out": arguments["out"][..., :8].contiguous(),
+    }
+    del arguments["max_seqlen_k"]
+    unified_attention_diffkv(**arguments)
+    for o, (q, k, v) in zip(torch.split(arguments["out"], [3, 1]), sequences, strict=True):
+        expected, _ = attend(q, k, v[..., :8], scale=SIZE**-0.5)
+        torch.testing.assert_close(o.double(), expected, rtol=1e-5, atol=1e-5)
+
+
 def test_rows_that_pad_a_graph() -> None:
     """Sequences without a token come last; their rows of `out` are of no interest and hurt nobody."""
     arguments, sequences = problem([1, 1], [9, 20])
@@ -179,7 +206,8 @@ def test_an_unquantised_cache_ignores_descales() -> None:
         ({"qq_bias": torch.zeros(3)}, r"qq_bias: expected .*, got \[3\]"),
         ({"mm_prefix_range": torch.zeros(1, 1, 2)}, "mm_prefix_range: expected None"),
         ({"use_alibi_sqrt": True}, "use_alibi_sqrt: expected None, as it is not supported, got True"),
-        ({"kv_quant_mode": 2}, "kv_quant_mode: expected None, as it is not supported, got 2"),
+        ({"kv_quant_mode": 2}, "kv_quant_mode: expected 0 or 1, got 2"),
+        ({"chunk_lookback": 1}, "chunk_lookback: expected -1, got 1"),
         ({"of_a_later_version": 1}, "of_a_later_version: expected None"),
         ({"window_size": (4, 4)}, "window_size: expected at most 0 keys on the right, got 4"),
         (

@@ -164,8 +164,8 @@ class Wrapper:
             raise RuntimeError("run: expected a call of plan() before")
         return self._planned
 
-    def _with_a_page(self, pool: torch.Tensor) -> torch.Tensor:
-        """Returns a pool of pages; one of none, where no request may have a key, with a page that none has."""
+    def _with_a_page(self, pool: Any) -> Any:
+        """Returns a pool of pages; where it has none, and no request may have a key, one of a page."""
         if not isinstance(pool, torch.Tensor) or pool.shape[:1] != (0,) or self._plan_of_run().keys:
             return pool
         return pool.new_zeros(1, *pool.shape[1:])

@@ -138,6 +138,23 @@ def test_results_go_where_they_are_asked() -> None:
     alone = wrapper.run(q, (k, v))
     assert isinstance(alone, torch.Tensor)
     assert torch.equal(alone, out)
+    for _ in range(3):  # and where it is repeated
+        kept = torch.empty_like(lse)
+        assert isinstance(wrapper.run(q, (k, v), lse=kept), torch.Tensor)
+        assert torch.equal(kept, lse)
+
+
+def test_a_cache_without_pages_serves_requests_without_keys() -> None:
+    wrapper = BatchDecodeWithPagedKVCacheWrapper(workspace())
+    none = torch.zeros(0, PAGE, HEADS, SIZE)
+    q = torch.ones(2, HEADS * GROUP, SIZE)
+    wrapper.plan(torch.zeros(3).int(), torch.zeros(0).int(), torch.zeros(2).int(), head_dim=SIZE, **SIZES)
+    o, lse = wrapper.run(q, (none, none), return_lse=True)
+    assert not o.any()
+    assert lse.isneginf().all()
+    wrapper.plan(torch.tensor([0, 1, 1]), torch.tensor([0]), torch.tensor([2, 0]), head_dim=SIZE, **SIZES)
+    with pytest.raises(ValueError, match="paged_kv_cache: expected P to be at least 1, got 0"):
+        wrapper.run(q, (none, none))
 
 
 def test_a_plan_of_the_same_sizes_needs_no_other_function(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,7 +243,7 @@ def test_dense_tables() -> None:
         ({"q_data_type": "float8_e4m3fn"}, "q_data_type: expected dtype .*float32, got torch.float8_e4m3fn"),
         (
             {"data_type": torch.float64},
-            "kv_data_type: expected torch.float32, like q_data_type, got torch.float64",
+            "kv_data_type: expected torch.float32, .*, got torch.float64",
         ),
         ({"page_size": 0}, "page_size: expected at least 1, got 0"),
         ({"sm_scale": "small"}, "sm_scale: expected a number, got 'small'"),

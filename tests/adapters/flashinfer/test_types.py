@@ -99,11 +99,30 @@ def test_latents_and_rotated_keys_have_scales_of_their_own(scales: tuple[float, 
     ckv_scale, kpe_scale = scales
     given = (q[..., :width], q[..., width:], pool[..., :width], pool[..., width:])
     o = wrapper.run(*given, ckv_scale=ckv_scale, kpe_scale=kpe_scale)
-    for b, (part, found) in enumerate(zip(q.float().split(1), o.split(1), strict=True)):
+    for b, (part, found) in enumerate(zip(torch.split(q.float(), 1), torch.split(o, 1), strict=True)):
         raw = stored_as(keys[b], torch.float8_e4m3fn).float()
         own = torch.cat((raw[..., :width] * ckv_scale, raw[..., width:] * kpe_scale), -1)
         expected = attend(part, own, own[..., :width], scale=0.2)[0]
         torch.testing.assert_close(found.float(), expected.float(), atol=0.02, rtol=0.02)
+
+
+def test_latents_of_requests_without_keys_and_tables_that_are_longer() -> None:
+    """FlashInfer reads B + 1 numbers of kv_indptr, whatever follows."""
+    wrapper = fi.BatchMLAPagedAttentionWrapper(workspace())
+    sizes = (4, 32, 16, PAGE, False, 0.2, torch.float32, torch.float32)
+    q_nope, q_pe = torch.randn(2, 4, 32), torch.randn(2, 4, 16)
+    cache, more = torch.randn(3, PAGE, 48), torch.tensor([0, 2, 3, 7, 9])
+    found = []
+    for indptr in (more[:3], more):
+        wrapper.plan(torch.tensor([0, 1, 2]), indptr, torch.arange(3), torch.tensor([7, 3]), *sizes)
+        found.append(wrapper.run(q_nope, q_pe, cache[..., :32], cache[..., 32:]))
+    assert torch.equal(*found)
+    none = torch.zeros(3).int()
+    wrapper.plan(torch.tensor([0, 1, 2]), none, none[:0], none[:2], *sizes)
+    empty = cache[:0]
+    o, lse = wrapper.run(q_nope, q_pe, empty[..., :32], empty[..., 32:], return_lse=True)
+    assert not o.any()
+    assert lse.isneginf().all()
 
 
 def test_a_data_type_is_of_what_no_other_says() -> None:
