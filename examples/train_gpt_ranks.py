@@ -2,6 +2,7 @@
 batches over `dp`, weights and gradients over all (FSDP2). The losses are those of one GPU, within its noise.
 
     python examples/train_gpt_ranks.py                       # cp = 2, dp = 2: 4 GPUs
+    python examples/train_gpt_ranks.py --cp 4 --dp 1 --context 65536 --batch 1 --steps 12    # one long text
     python examples/train_gpt_ranks.py --cp 2 --dp 1 --steps 8 --tiny    # two processes, interpreted
     python examples/train_gpt_ranks.py --checkpoints runs/gpt            # goes on from the newest one there
 """
@@ -10,9 +11,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import sys
 import tempfile
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -49,8 +52,10 @@ class RowsOfGPT(GPT):
         return logits
 
 
-def settings_of(steps: int, *, tiny: bool) -> Settings:
-    return replace(TINY if tiny else Settings(), steps=steps)
+def settings_of(steps: int, *, tiny: bool, context: int | None = None, batch: int | None = None) -> Settings:
+    """Returns those of the example, where no others are given."""
+    usual = replace(TINY if tiny else Settings(), steps=steps)
+    return replace(usual, context=context or usual.context, batch=batch or usual.batch)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,10 +91,38 @@ def _state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]
     return {"model": weights, "optimizer": moments}
 
 
+@dataclass(frozen=True, slots=True)
+class Training:
+    """Of each step the loss, in nats per byte, and the seconds that it took."""
+
+    losses: list[float]
+    seconds: list[float]
+
+    def timed(self, steps: Iterator[Tensor]) -> Iterator[Tensor]:
+        """Yields what the steps yield; those who take it wait for the GPU."""
+        begin = time.perf_counter()
+        for loss in steps:
+            yield loss
+            self.seconds.append(time.perf_counter() - begin)
+            begin = time.perf_counter()
+
+    @property
+    def step_ms(self) -> float:
+        """Milliseconds of a step, the first ones left out: they compile."""
+        return 1e3 * statistics.median(self.seconds[3:] or self.seconds)
+
+    def write(self, path: str) -> None:
+        Path(path).write_text(json.dumps([self.losses, self.seconds]), encoding="utf-8")
+
+    @staticmethod
+    def read(path: Path) -> Training:
+        return Training(*json.loads(path.read_text(encoding="utf-8")))
+
+
 def train_on_rank(
     rank: int, cp: int, dp: int, settings: Settings, path: str, kept: Checkpoints | None = None
 ) -> None:
-    """One rank of cp x dp; rank 0 writes the losses of the steps that are not behind a checkpoint."""
+    """One rank of cp x dp; rank 0 writes the `Training` of the steps that are not behind a checkpoint."""
     from torch.distributed.fsdp import fully_shard
 
     mesh = init_device_mesh(settings.device, (dp, cp), mesh_dim_names=("dp", "cp"))
@@ -106,21 +139,25 @@ def train_on_rank(
     fully_shard(model, mesh=mesh["dp", "cp"]._flatten("all"))
     optimizer = _optimizer(model, settings)
     done = kept.load(model, optimizer) if kept is not None else 0
-    share, losses = (mesh["dp"].get_local_rank(), dp), []
-    for loss in _steps(model, optimizer, settings, done, share=share, rows=rows, ranks=cp * dp):
+    share, training = (mesh["dp"].get_local_rank(), dp), Training([], [])
+    for loss in training.timed(
+        _steps(model, optimizer, settings, done, share=share, rows=rows, ranks=cp * dp)
+    ):
         dist.all_reduce(loss)
-        losses.append(float(loss) / (cp * dp))
+        training.losses.append(float(loss) / (cp * dp))
         if kept is not None:
-            kept.save(model, optimizer, done + len(losses))
+            kept.save(model, optimizer, done + len(training.losses))
     if rank == 0:
-        Path(path).write_text(json.dumps(losses), encoding="utf-8")
+        training.write(path)
 
 
-def train_alone(settings: Settings) -> list[float]:
+def train_alone(settings: Settings) -> Training:
     """The same training in this process."""
     torch.manual_seed(0)
-    model = RowsOfGPT(settings, generated(settings)).to(settings.device)
-    return [float(loss) for loss in _steps(model, _optimizer(model, settings), settings)]
+    model, training = RowsOfGPT(settings, generated(settings)).to(settings.device), Training([], [])
+    for loss in training.timed(_steps(model, _optimizer(model, settings), settings)):
+        training.losses.append(float(loss))
+    return training
 
 
 def _optimizer(model: nn.Module, settings: Settings) -> torch.optim.Optimizer:
@@ -135,7 +172,7 @@ def _steps(
     share: tuple[int, int] = (0, 1),
     rows: Tensor | None = None,
     ranks: int = 1,
-) -> Any:
+) -> Iterator[Tensor]:
     """Losses of this rank's rows, scaled so that the mean over ranks is the loss of the batch. done: how many
     steps are behind the model already.
     """
@@ -165,21 +202,24 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, list[float]]:
     parser.add_argument("--cp", type=int, default=2, help="ranks that share the rows of a text")
     parser.add_argument("--dp", type=int, default=2, help="ranks that share the texts of a batch")
     parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--context", type=int, metavar="BYTES", help="of a text")
+    parser.add_argument("--batch", type=int, metavar="TEXTS", help="of a step, over all ranks")
     parser.add_argument("--tiny", action="store_true", help="a model for interpreted kernels")
     parser.add_argument("--checkpoints", type=Path, metavar="FOLDER", help="goes on from the newest there")
     parser.add_argument("--every", type=int, default=50, metavar="STEPS", help="between two checkpoints")
     options = parser.parse_args(arguments)
     ranks = options.cp * options.dp
     tiny = options.tiny or not uses_gpus(ranks)
-    settings = settings_of(options.steps, tiny=tiny)
+    settings = settings_of(options.steps, tiny=tiny, context=options.context, batch=options.batch)
     kept = Checkpoints(options.checkpoints, options.every) if options.checkpoints else None
     done = kept.newest if kept is not None else 0
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "losses.json"
+        path = Path(folder) / "training.json"
         on_processes(ranks, train_on_rank, options.cp, options.dp, settings, str(path), kept)
-        shared = json.loads(path.read_text(encoding="utf-8"))
+        on_ranks = Training.read(path)
         on_processes(1, _alone, settings, str(path))
-        alone = json.loads(path.read_text(encoding="utf-8"))
+        on_one = Training.read(path)
+    shared, alone = on_ranks.losses, on_one.losses
     if not shared:
         print(f"all {len(alone)} steps are behind the checkpoint in {options.checkpoints}")
         return {"alone": alone, "shared": shared}
@@ -188,11 +228,13 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, list[float]]:
     for step in sorted({0, len(shared) // 2, len(shared) - 1}):
         print(f"{done + step + 1:5d} {alone[done + step]:9.4f} {shared[step]:12.4f}")
     print(f"largest distance of any step: {apart:.2e} nats per byte")
+    many, one = on_ranks.step_ms, on_one.step_ms
+    print(f"a step: {many:.1f} ms, one GPU {one:.1f} ms, efficiency {100 * one / (ranks * many):.1f} %")
     return {"alone": alone, "shared": shared}
 
 
 def _alone(rank: int, settings: Settings, path: str) -> None:
-    Path(path).write_text(json.dumps(train_alone(settings)), encoding="utf-8")
+    train_alone(settings).write(path)
 
 
 if __name__ == "__main__":

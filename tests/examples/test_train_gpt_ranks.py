@@ -12,9 +12,10 @@ from examples.train_gpt_ranks import Checkpoints, main
 pytestmark = pytest.mark.nightly
 
 
-def test_losses_are_those_of_one_gpu() -> None:
-    losses = main(["--cp", "2", "--dp", "2", "--steps", "4", "--tiny"])
+def test_losses_are_those_of_one_gpu(capsys: pytest.CaptureFixture[str]) -> None:
+    losses = main(["--cp", "2", "--dp", "2", "--steps", "4", "--tiny", "--context", "48", "--batch", "4"])
     assert losses["shared"] == pytest.approx(losses["alone"], abs=1e-5)
+    assert "efficiency" in capsys.readouterr().out
 
 
 def test_a_checkpoint_resumes_with_the_same_losses(
