@@ -122,8 +122,8 @@ def query_route(plan: Plan, rank: int, device: torch.device) -> Route:
 
 
 class Piece:
-    """A tensor whose rows along one axis move, in units that lie side by side. unit: elements of the longest;
-    of_row: of a row.
+    """A tensor whose rows along one axis move, in units that lie side by side. rows: how many; unit: elements
+    of the longest; of_row: of a row.
     """
 
     def __init__(self, x: torch.Tensor, axis: int) -> None:
@@ -135,6 +135,7 @@ class Piece:
             if stride != self.unit and size > 1:
                 break
             self.unit *= size
+        self.rows = self._shape[axis]
         self._lead, self._inner = self._shape[:axis].numel(), self._shape[axis + 1 :].numel()
         self.of_row = self._lead * self._inner
 
@@ -364,37 +365,52 @@ class Moves:
 
     # --- gradients of keys
 
-    def return_keys(self, sums: Pair, totals: Pair, number: int, early: Early | None) -> None:
+    def return_keys(self, sums: Sequence[Pair], totals: Pair, number: int, early: Early | None) -> None:
         """Sends this rank's summands of dk and dv, which are f32, to the owners of the keys. They write the
         sums into `totals`, for the heads of one part: of `early`, of what is their own, then rank by rank.
+        sums: of the keys of a window, one piece of it after the other.
         """
-        sums = sums[0].contiguous(), sums[1].contiguous()
-        layout = self._sums_layout(sums, totals, early)
-        like = sums[0]
-        sent = collect(like.new_empty(sum(layout.counts_out)), layout.packed, *sums)
+        layout, like = self._sums_layout(sums, totals, early), sums[0][0]
+        both = (x for pair in sums for x in pair)
+        sent = collect(like.new_empty(sum(layout.counts_out)), layout.packed, *both)
         came = like.new_empty(sum(layout.counts_in))
         if self.group.size > 1:
             self.group.exchange(came, layout.counts_in, sent, layout.counts_out)
         totals = self._from_part(*totals, number)
-        begun = self._from_part(early.dk, early.dv, number) if early is not None else sums
-        for total, mine, first, recipe in zip(totals, sums, begun, layout.added, strict=True):
-            collect(total, recipe, mine, came, first)
+        begun = [] if early is None else [self._from_part(early.dk, early.dv, number)]
+        for which, (total, recipe) in enumerate(zip(totals, layout.added, strict=True)):
+            mine, first = ([pair[which] for pair in pairs] for pairs in (sums, begun))
+            collect(total, recipe, came, *mine, *first)
 
-    def _sums_layout(self, sums: Pair, totals: Pair, early: Early | None) -> SumsLayout:
+    def _sums_layout(self, sums: Sequence[Pair], totals: Pair, early: Early | None) -> SumsLayout:
         key = tuple(x.stride() for x in totals)
         if key not in self._sums:
             self._sums[key] = self._make_sums_layout(sums, totals, early)
         return self._sums[key]
 
-    def _make_sums_layout(self, sums: Pair, totals: Pair, early: Early | None) -> SumsLayout:
-        windows, owned = self._pieces(*sums), self._pieces(*totals)
+    def _make_sums_layout(self, sums: Sequence[Pair], totals: Pair, early: Early | None) -> SumsLayout:
+        owned, windows = self._pieces(*totals), [self._pieces(*pair) for pair in sums]
         begun = self._pieces(early.dk, early.dv) if early is not None else []
-        unit, wide = gcd(*(piece.unit for piece in (*windows, *owned, *begun))), sums[0].element_size()
-        leaving = [(w, windows[w].offsets(self.keys.kept[r], unit)) for r in self.others for w in (0, 1)]
-        begins, added = self._begins(windows, self.keys.sent), list[Recipe]()
+        every = (*owned, *begun, *(piece for pieces in windows for piece in pieces))
+        unit, wide = gcd(*(piece.unit for piece in every)), sums[0][0].element_size()
+        k_and_v = tuple(zip(*windows, strict=True))  # the pieces of dk, and of dv
+
+        def in_window(which: int, rows: Ints) -> tuple[Ints, Ints]:
+            """Says in which piece of the window rows lie, and where their units begin there."""
+            piece, offsets = np.zeros((2, *k_and_v[which][0].units(len(rows), unit)), np.int64)
+            first = 0
+            for number, of in enumerate(k_and_v[which]):
+                here = (rows >= first) & (rows < first + of.rows)
+                piece[:, here], offsets[:, here] = number, of.offsets(rows[here] - first, unit)
+                first += of.rows
+            return piece, offsets
+
+        found = [(which, *in_window(which, self.keys.kept[r])) for r in self.others for which in (0, 1)]
+        leaving = [(2 * piece + which, offsets) for which, piece, offsets in found]
+        begins, added = self._begins(windows[0], self.keys.sent), list[Recipe]()
         keys, ways = np.arange(len(self.plan.owned_keys(self.rank))), self.plan.chosen.ways
         for which, ((tensor, _), total) in enumerate(zip(self._keyed, totals, strict=True)):
-            window = windows[which]
+            window = windows[0][which]
             behind = [self._heads_behind(tensor, total, share) for share in range(ways)]
             into = np.stack([owned[which].offsets(keys, unit) + x for x in behind])
             terms: list[list[tuple[int, Ints]]] = []
@@ -402,19 +418,21 @@ class Moves:
                 rows = np.arange((early.dk, early.dv)[which].shape[begun[which].axis])
                 offsets = np.full(into.shape, -1)
                 offsets[0][:, early.at + rows] = begun[which].offsets(rows, unit)
-                terms.append([(2, offsets)])
+                terms.append([(1 + len(sums), offsets)])
             for r in (self.rank, *self.others):
                 # Nothing comes of heads that rank r does not compute, and of keys that it does not see.
                 offsets, rows = np.full(into.shape, -1), self.keys.sent[r]
+                source = np.zeros(into.shape, np.int64)  # what came
                 if r == self.rank:
-                    offsets[r % ways][:, rows] = window.offsets(self.keys.kept[r], unit)
+                    piece, at = in_window(which, self.keys.kept[r])
+                    source[r % ways][:, rows], offsets[r % ways][:, rows] = 1 + piece, at
                 else:
                     offsets[r % ways][:, rows] = window.message(begins[r][which], len(rows), unit)
-                terms.append([(int(r != self.rank), offsets)])
+                terms.append([(source, offsets)])
             added.append(Recipe.of(unit, terms, wide, self.device, into))
         return SumsLayout(
-            self._counts(windows, self.keys.kept),
-            self._counts(windows, self.keys.sent),
+            self._counts(windows[0], self.keys.kept),
+            self._counts(windows[0], self.keys.sent),
             Recipe.of(unit, [leaving], wide, self.device),
             (added[0], added[1]),
         )

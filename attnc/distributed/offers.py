@@ -106,6 +106,8 @@ def assignments(
     found = {"contiguous": together}
     if _excess(chunks, together, ranks) > EVEN:
         found["longest first"] = longest_first(chunks, ranks)
+        if (even := evened(chunks, ranks)) is not None:
+            found["evened"] = even
         if chunks.density < SPARSE:  # else most keys move whoever owns what
             if seen is None:
                 found["exchanged"] = exchange_chunks(chunks, together, ranks)
@@ -118,6 +120,35 @@ def assignments(
 def contiguous(count: int, ranks: int) -> Ints:
     """Runs of as many chunks each, or one more."""
     return np.arange(count, dtype=np.int64) * ranks // max(count, 1)
+
+
+def evened(chunks: Chunks, ranks: int) -> Ints | None:
+    """Returns runs of as many chunks each, but for chunks at one end that compute less than all others, as
+    the first of a window do: the emptiest of them are dealt out, so that all ranks have as much less. None
+    where no chunks are so.
+    """
+    count, work = len(chunks.work), chunks.work
+    if ranks == 1 or count < 4 * ranks or chunks.density >= SPARSE or np.ptp(chunks.rows):
+        return None
+    less, little = np.sort(work)[count // 2] - work, EVEN * work.max()
+    light = np.flatnonzero(less > little)
+    if not 0 < len(light) * ranks <= count or less.min() < -little or np.ptp(light) >= len(light):
+        return None
+    if light[0] == 0:
+        emptiest, takers = light, range(ranks - 1, 0, -1)
+    elif light[-1] == count - 1:
+        emptiest, takers = light[::-1], range(ranks - 1)
+    else:
+        return None
+    owner, given, share = np.full(count, -1), 0, less[light].sum() / ranks
+    for rank in takers:
+        taken = 0.0
+        while taken < 0.75 * share and given < len(light):
+            chunk = emptiest[given]
+            owner[chunk], taken, given = rank, taken + less[chunk], given + 1
+    room = np.bincount(contiguous(count, ranks)) - np.bincount(owner[owner >= 0], minlength=ranks)
+    owner[owner < 0] = np.repeat(np.arange(ranks), room)
+    return owner
 
 
 def longest_first(chunks: Chunks, ranks: int) -> Ints:
@@ -255,6 +286,16 @@ class VisibleKeys:
         lo, hi = number.searchsorted(offer.stretch), number.searchsorted(offer.stretch, "right")
         ends = np.minimum(self.edges * BLOCK, self._keys)
         return np.where(offer.stretch[:, None] < 0, 0, ends[np.array((lo, hi)).T])
+
+    @cached_property
+    def spans(self) -> Ints:
+        """Returns the first key that each chunk sees, and the one behind the last, [chunks, 2]; 0, 0 for
+        none.
+        """
+        lo, hi = self.ends
+        ends = np.minimum(self.edges * BLOCK, self._keys)
+        some = lo <= hi
+        return np.stack((ends[np.where(some, lo, 0)] * some, ends[np.where(some, hi + 1, 0)] * some), axis=1)
 
     @cached_property
     def ends(self) -> tuple[Ints, Ints]:

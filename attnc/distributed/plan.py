@@ -27,6 +27,7 @@ from attnc.distributed.offers import (
     chunk_of_slices,
     chunk_rows,
     estimate,
+    evened,
     group_into_chunks,
     keys_read,
     offers,
@@ -39,6 +40,8 @@ from attnc.model.dtypes import DType
 
 #: Estimates as close as this are the same.
 _TIE = 0.005
+#: Keys that no row sees, between those of some rows and others, for which these are computed apart.
+_APART = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +50,7 @@ class RowGroup:
 
     rows: which of `Plan.rows`, ascending; ready: these keys are one run of the rank's own, so that nothing
     has to arrive, and no buffer is filled; kept: the keys, ascending, where some of lo .. hi - 1 are left
-    out, else None.
+    out, else None; at: where they begin in the window of all rows that wait.
     """
 
     rows: Ints
@@ -55,6 +58,7 @@ class RowGroup:
     hi: int
     ready: bool
     kept: Ints | None = None
+    at: int = 0
 
     @property
     def keys(self) -> Ints:
@@ -69,8 +73,9 @@ class Plan:
     keys; work: scores that each chunk computes; needed: for each rank, which blocks of keys its own rows see;
     ready: the chunks that see one run of their owner's keys alone, the run of rank r being runs[r]; awaited:
     `needed` by the other chunks; chosen: the strategy; estimates: of all strategies; tied: whether row i of q
-    and row i of k are one token; by_order: whether keys that no row of a rank sees may be left out between
-    others (`derive.keeps_order`).
+    and row i of k are one token; spans: the first key that each chunk sees, and the one behind the last,
+    [chunks, 2]; by_order: whether keys that no row of a rank sees may be left out between others
+    (`derive.keeps_order`).
     """
 
     ranks: int
@@ -87,6 +92,7 @@ class Plan:
     chosen: TimeEstimate
     estimates: tuple[TimeEstimate, ...]
     tied: bool
+    spans: Ints
     by_order: bool
     _rows: dict[object, Ints] = field(default_factory=dict, repr=False)
 
@@ -148,9 +154,14 @@ class Plan:
         return first, int(keys[-1]) + 1
 
     def kept(self, rank: int) -> Ints | None:
-        """Returns the keys of the window, ascending, without the tiles of which waiting rows see none; None
-        for all of them. A row's own place is among them, for what lies before and behind it to be so there.
+        """Returns the keys of the window, ascending, without those that waiting rows do without; None for all
+        of them. Where positions are compared with each other alone, tiles are left out that no row sees, but
+        for the row's own place, for what lies before and behind it to be so there; else what lies between
+        the keys of some rows and those of the others (`_cut`).
         """
+        if (cut := self._cut(rank)) is not None:
+            (lo, hi), (_, first_hi, second_lo) = self.window(rank), cut
+            return np.concatenate((np.arange(lo, first_hi), np.arange(second_lo, hi)))
         if not self.by_order or self.chosen.strategy == "heads":
             return None
 
@@ -181,9 +192,30 @@ class Plan:
         if len(ready):
             lo, hi = self.runs[rank].tolist()
             found.append(RowGroup(ready, lo, min(hi, self.last_key), True))
-        if len(waits):
+        if len(waits) and (cut := self._cut(rank)) is not None:
+            (lo, hi), (is_first, first_hi, second_lo) = self.window(rank), cut
+            found.append(RowGroup(waits[is_first], lo, first_hi, False))
+            found.append(RowGroup(waits[~is_first], second_lo, hi, False, at=first_hi - lo))
+        elif len(waits):
             found.append(RowGroup(waits, *self.window(rank), False, self.kept(rank)))
         return tuple(found)
+
+    def _cut(self, rank: int) -> tuple[Bools, int, int] | None:
+        """Returns which waiting rows see keys before the longest run that none sees, where these end, and
+        where the others begin; None where it is too short for two launches, or keys are left out by tiles.
+        """
+        if self.by_order or self.chosen.strategy != "need" or not len(self.keys(rank)):
+            return None
+        chunk = self.rows(rank)[self._ready_rows(rank)[1]] // self.chunk
+        first, stop = self.spans[chunk].T
+        order = first.argsort(kind="stable")
+        reached = np.maximum.accumulate(stop[order])
+        gaps = first[order][1:] - reached[:-1]
+        if not len(gaps) or gaps.max() < _APART:
+            return None
+        at = int(gaps.argmax())
+        second = int(first[order][at + 1])
+        return first < second, int(reached[at]), second // TILE * TILE
 
     def _ready_rows(self, rank: int) -> tuple[Ints, Ints]:
         """Returns which of `rows` wait for nothing, and which do."""
@@ -330,6 +362,9 @@ def make_plan(
     size = (chunk_of_slices if in_slices else chunk_rows)(sizes.queries, ranks)
     tiles = visibility.tiles(sizes, tile_rows(size))
     chunks = group_into_chunks(tiles, sizes.queries, sizes.keys, size)
+    if not in_slices and size % (2 * TILE) == 0 and evened(chunks, ranks) is not None:
+        size //= 2  # the fewer rows are dealt out, the closer to even
+        chunks = group_into_chunks(tiles, sizes.queries, sizes.keys, size)
     tied = is_tied(sizes)
     of_keys = 0
     if in_slices and not tied:
@@ -387,6 +422,7 @@ def make_plan(
         chosen=chosen,
         estimates=every,
         tied=tied,
+        spans=needs.spans,
         by_order=visibility.by_order,
     )
 

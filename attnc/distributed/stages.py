@@ -19,7 +19,6 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import TypeAlias
 
-import numpy as np
 import torch
 
 from attnc.distributed.derive import View
@@ -27,8 +26,7 @@ from attnc.distributed.group import Ranks
 from attnc.distributed.kernels import RankKernels
 from attnc.distributed.moves import Early, Moves, Pair, RowPlaces, axis_of, heads_of, places
 from attnc.distributed.plan import Plan, RowGroup
-from attnc.distributed.spans import Ints
-from attnc.model.attention import Attention
+from attnc.distributed.views import add_view, tables_of, view_of
 from attnc.model.tensors import Role, Tensor
 from attnc.support.arguments import DTYPES
 
@@ -93,144 +91,6 @@ def _streams(device: torch.device) -> tuple[torch.cuda.Stream, torch.cuda.Stream
 
 def _stream(device: torch.device, priority: int) -> torch.cuda.Stream:
     return torch.cuda.Stream(device, priority=priority)  # type: ignore[no-untyped-call]  # torch is not typed
-
-
-# --- inputs as a rank sees them -----------------------------------------------------------------------------
-
-
-def view_of(
-    view: View,
-    part: RowGroup,
-    tables: Mapping[str, torch.Tensor],
-    x: torch.Tensor,
-    first: int,
-    heads: int,
-    stops: Mapping[str, int] | None = None,
-) -> torch.Tensor:
-    """Returns the input as the derived spec reads it, with query heads first .. first + heads - 1. What lies
-    outside of x is 0, as everywhere in the language. stops: where no row, or no place, is negative, the one
-    behind the last.
-    """
-    stops = stops or {}
-    for axis, kind in enumerate(view.kinds):
-        match kind:
-            case "heads":
-                x = _slice_padded(x, axis, first, heads)
-            case "keys" if part.kept is None:
-                x = _slice_padded(x, axis, part.lo, part.hi - part.lo)
-            case "rows" | "places" | "keys":
-                rows = tables[f"_{kind}"]
-                inside = stops.get(kind, x.shape[axis] + 1) <= x.shape[axis]
-                x = x.index_select(axis, rows) if inside else _take_padded(x, axis, rows)
-            case _:
-                continue
-    return x
-
-
-def add_view(
-    view: View,
-    part: RowGroup,
-    tables: Mapping[str, torch.Tensor],
-    total: torch.Tensor,
-    gradient: torch.Tensor,
-    first: int,
-) -> None:
-    """Adds the gradient of a view to that of the whole input, in f32."""
-    gradient = gradient.float()
-    for axis, kind in enumerate(view.kinds):
-        if kind == "keys" and part.kept is not None:
-            shape = [*gradient.shape[:axis], part.hi - part.lo, *gradient.shape[axis + 1 :]]
-            at = tables["_keys"].long() - part.lo
-            gradient = gradient.new_zeros(shape).index_copy_(axis, at, gradient)
-        size = gradient.shape[axis]
-        start = {"heads": first, "keys": part.lo}.get(kind, 0)
-        if kind in ("rows", "places"):
-            continue
-        inside = max(min(size, total.shape[axis] - start), 0)
-        total = total.narrow(axis, min(start, total.shape[axis]), inside)
-        gradient = gradient.narrow(axis, 0, inside)
-    chosen = [axis for axis, kind in enumerate(view.kinds) if kind in ("rows", "places")]
-    if not chosen:
-        total.add_(gradient)
-        return
-    (axis,) = chosen  # a query has one position
-    at = tables[f"_{view.kinds[axis]}"].long()
-    kept = ((at >= 0) & (at < total.shape[axis])).nonzero().flatten()
-    total.index_add_(axis, at[kept], gradient.index_select(axis, kept))
-
-
-def _slice_padded(x: torch.Tensor, axis: int, first: int, count: int) -> torch.Tensor:
-    size = x.shape[axis]
-    inside = x.narrow(axis, min(first, size), max(min(count, size - first), 0))
-    missing = count - inside.shape[axis]
-    if not missing:
-        return inside
-    shape = [*x.shape[:axis], missing, *x.shape[axis + 1 :]]
-    return torch.cat((inside, x.new_zeros(shape)), axis)
-
-
-def _take_padded(x: torch.Tensor, axis: int, rows: torch.Tensor) -> torch.Tensor:
-    size = x.shape[axis]
-    if not size:
-        return x.new_zeros([*x.shape[:axis], len(rows), *x.shape[axis + 1 :]])
-    inside = (rows >= 0) & (rows < size)
-    found = x.index_select(axis, rows.clamp(0, size - 1))
-    shape = [1] * x.dim()
-    shape[axis] = len(rows)
-    return torch.where(inside.view(shape), found, torch.zeros((), dtype=x.dtype, device=x.device))
-
-
-def tables_of(
-    plan: Plan,
-    attention: Attention,
-    rows: Ints,
-    first_key: int,
-    device: torch.device,
-    kept: Ints | None = None,
-) -> Mapping[str, torch.Tensor]:
-    """Returns every table for these query rows, against keys from `first_key` on, or those that are `kept`;
-    `_rows`, `_places` and `_keys` are where views take what they have from.
-
-    Raises ValueError for packed sequences with more queries than keys, whose rows are in no order.
-    """
-    sizes = plan.sizes
-    numbers: dict[str, int] = {
-        "key_first": first_key,
-        "queries_all": sizes.queries,
-        "keys_all": sizes.keys,
-        "heads_all": sizes.heads,
-        "kv_heads_all": sizes.kv_heads,
-    }
-    found: dict[str, Ints | int] = dict(numbers)
-    if kept is not None:
-        found["_keys"] = kept
-
-    def in_window(place: Ints) -> Ints:
-        """Counts positions from the first key, and where some are left out, those that are not."""
-        if kept is None or not len(kept):
-            return place - first_key
-        return np.where(place < kept[0], place - kept[0], kept.searchsorted(place))
-
-    if sizes.ends_q is None:
-        places = rows if attention.lengths else plan.places(rows)
-        found |= {"row_at": in_window(places), "_rows": rows, "_places": places}
-    else:
-        assert sizes.ends_k is not None, "keys are packed where queries are"
-        b = np.searchsorted(sizes.ends_q, rows, "right") - 1
-        queries, keys = np.diff(sizes.ends_q)[b], np.diff(sizes.ends_k)[b]
-        if (queries > keys).any():
-            raise ValueError("a packed sequence has more queries than keys, which ranks cannot share out")
-        start = sizes.ends_k[b]
-        found |= {
-            "row_at": in_window(plan.places(rows)),
-            "seq_start": in_window(start),
-            "seq_stop": in_window(start + keys),
-            "seq_id": b,
-            "seq_rows": queries,
-        }
-    return {
-        name: torch.as_tensor(np.asarray(x), dtype=torch.int32, device=device) for name, x in found.items()
-    }
 
 
 # --- the stages ---------------------------------------------------------------------------------------------
@@ -301,7 +161,7 @@ class Stages:
         self.moves = Moves(plan, attention, group, device)
         tasks = [self._task(part) for part in plan.parts(self.rank)]
         self.ready = next((task for task in tasks if task.part.ready), None)
-        self.waiting = next((task for task in tasks if not task.part.ready), None)
+        self.waiting = [task for task in tasks if not task.part.ready]
         own = plan.owned_keys(self.rank)
         run = self.ready.part if self.ready is not None else None
         #: Where the run of keys begins that ready rows see, among the rank's own.
@@ -311,11 +171,9 @@ class Stages:
         )
         self._packed = plan.sizes.ends_q is not None
         #: Whether what waits is all that this rank computes, in one part: its dq is the rank's.
-        self._is_all = (
-            plan.chosen.ways == plan.chosen.groups == 1
-            and self.waiting is not None
-            and self.waiting.queries.count == len(plan.rows(self.rank))
-        )
+        self._is_all = plan.chosen.ways == plan.chosen.groups == 1 and [
+            task.queries.count for task in self.waiting
+        ] == [len(plan.rows(self.rank))]
         #: Whether anything is done while something else is.
         self._overlaps = self.ready is not None or plan.chosen.groups > 1 or group.symmetric
         #: What waits begins while the last blocks of what does not still run.
@@ -357,11 +215,11 @@ class Stages:
                 into = self._heads(results, first, heads)
             with lanes.kernel(number + self._shift, q_part, *part.memory, *into):
                 lanes.after(part.event)
-                if self.waiting is not None or self.keeps:
-                    keys = part.open_keys()
-                    windows += [keys] * self.keeps
-                    if self.waiting is not None:
-                        self._compute(self.waiting, q_part, keys, extras, first, into)
+                if self.waiting or self.keeps:
+                    window = part.open_keys()
+                    windows += [window] * self.keeps
+                    for task in self.waiting:
+                        self._compute(task, q_part, self._keys_of(task, window), extras, first, into)
                 done = lanes.mark()
             if shares:
                 with lanes.exchanging(*into):
@@ -405,34 +263,33 @@ class Stages:
         early, added = None, None
         if self.ready is not None:
             keys = self._run(k), self._run_of_v(v)
-            dq, *sums = self._differentiate(self.ready, (do, dlse), q, keys, extras, 0, results, made)
+            dq, sums = self._differentiate(self.ready, (do, dlse), q, keys, extras, 0, results, made)
             self.ready.queries.put(made.dq, axis_of(self.attention.q, Role.QUERY), dq)
-            early, added = Early(sums[0].contiguous(), sums[1].contiguous(), self._run_at), lanes.mark()
+            early, added = Early(*sums, self._run_at), lanes.mark()
         for number, part in enumerate(coming):
             (q_part, do_part, *rest), (first, heads) = part.fetched, self.moves.heads(self.rank, number)
             into = rectangles[number] if shares else self._heads(results, first, heads)
             lane = 0 if made.extras else number + self._shift
             with lanes.kernel(lane, q_part, *part.memory, do_part, *rest):
                 lanes.after(part.event)
-                keys = part.open_keys()
+                window = part.open_keys()
                 dq = torch.zeros_like(q_part) if shares else heads_of(self.attention.q, made.dq, first, heads)
-                if self.waiting is not None:
-                    given = do_part, (rest[0] if rest else None)
-                    own, *sums = self._differentiate(
-                        self.waiting, given, q_part, keys, extras, first, into, made
-                    )
+                given, found = (do_part, (rest[0] if rest else None)), list[Pair]()
+                for task in self.waiting:
+                    keys = self._keys_of(task, window)
+                    own, sums = self._differentiate(task, given, q_part, keys, extras, first, into, made)
+                    found.append(sums)
                     if self._is_all:
                         made.dq = own
                     else:
-                        self.waiting.queries.put(dq, axis_of(self.attention.q, Role.QUERY), own)
-                else:
-                    sums = [nothing_for(keys[0]), nothing_for(keys[1])]
+                        task.queries.put(dq, axis_of(self.attention.q, Role.QUERY), own)
+                found = found or [(nothing_for(window[0]), nothing_for(window[1]))]
                 done = lanes.mark()
-            before = () if early is None else (early.dk, early.dv)
-            with lanes.exchanging(dq, *sums, made.dk, made.dv, *before):
+            before = [] if early is None else [(early.dk, early.dv)]
+            with lanes.exchanging(dq, made.dk, made.dv, *(x for sums in (*found, *before) for x in sums)):
                 lanes.after(done)
                 lanes.after(added)
-                self.moves.return_keys((sums[0], sums[1]), (made.dk, made.dv), number, early)
+                self.moves.return_keys(found, (made.dk, made.dv), number, early)
                 if shares:
                     self.moves.return_queries(self.attention.q, dq, made.dq, number)
         lanes.join()
@@ -464,8 +321,8 @@ class Stages:
         first: int,
         results: Pair,
         made: Gradients,
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Returns dq of the task's rows, and what they add to dk and dv of its window; what belongs to other
+    ) -> tuple[torch.Tensor, Pair]:
+        """Returns dq of the task's rows, and what they add to dk and dv of its keys; what belongs to other
         inputs is added to `made`.
         """
         own = task.queries
@@ -481,7 +338,8 @@ class Stages:
         dq, dk, dv, *others = self.kernels.gradients(do, dlse, arguments, o, lse)
         for view, gradient in zip(self.kernels.derived.grads, others, strict=True):
             add_view(view, task.part, task.tables, made.extras[view.tensor], gradient, first)
-        return self._drop_batch_axis(dq), self._drop_batch_axis(dk), self._drop_batch_axis(dv)
+        sums = self._drop_batch_axis(dk).contiguous(), self._drop_batch_axis(dv).contiguous()
+        return self._drop_batch_axis(dq), sums
 
     def _arguments(self, task: Task, q: torch.Tensor, keys: Pair, extras: Extras, first: int) -> Tensors:
         axis = axis_of(self.attention.q, Role.QUERY)
@@ -498,6 +356,14 @@ class Stages:
         return (self._add_batch_axis(task.queries.take(q, axis)), *map(self._add_batch_axis, keys), *inputs)
 
     # --- pieces -------------------------------------------------------------------------------------------
+
+    def _keys_of(self, task: Task, window: Pair) -> Pair:
+        """Returns the keys of a window that a task's rows are computed against."""
+        first, count, (k, v) = task.part.at, len(task.part.keys), window
+        return (
+            k.narrow(axis_of(self.attention.k, Role.KEY), first, count),
+            v.narrow(axis_of(self.attention.v, Role.KEY), first, count),
+        )
 
     def _coming(
         self,

@@ -18,7 +18,7 @@ import torch
 Ints = npt.NDArray[np.int64]
 
 #: Tensors that a recipe may take units of.
-SOURCES = 3
+SOURCES = 4
 #: Bytes that a thread copies at once, and elements that a program of the kernel does.
 _VECTOR, _TILE = 16, 4096
 

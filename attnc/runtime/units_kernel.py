@@ -11,7 +11,7 @@ import triton.language as tl
 
 @triton.jit  # type: ignore[untyped-decorator]  # Triton has no types
 def _collect(  # type: ignore[no-untyped-def]  # Triton reads annotations its own way
-    out_ptr, into_ptr, at_ptr, a_ptr, b_ptr, c_ptr, units,
+    out_ptr, into_ptr, at_ptr, a_ptr, b_ptr, c_ptr, d_ptr, units,
     UNIT: tl.constexpr, STEP: tl.constexpr, TERMS: tl.constexpr, SCATTERS: tl.constexpr,
     ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -21,9 +21,9 @@ def _collect(  # type: ignore[no-untyped-def]  # Triton reads annotations its ow
     total = tl.zeros([ROWS, BLOCK], tl.float32)
     for term in tl.static_range(TERMS):
         at = tl.load(at_ptr + term * units + row, mask=exists, other=-1)
-        source, kept = at % 3, (at >= 0)[:, None] & (d < UNIT)[None, :]
-        x_ptr = tl.where(source == 0, a_ptr, tl.where(source == 1, b_ptr, c_ptr))
-        x = tl.load(x_ptr[:, None] + ((at // 3) * STEP)[:, None] + d[None, :], mask=kept, other=0.0)
+        source, kept = at % 4, (at >= 0)[:, None] & (d < UNIT)[None, :]
+        x_ptr = tl.where(source < 2, tl.where(source == 0, a_ptr, b_ptr), tl.where(source == 2, c_ptr, d_ptr))
+        x = tl.load(x_ptr[:, None] + ((at // 4) * STEP)[:, None] + d[None, :], mask=kept, other=0.0)
         total = total + x.to(tl.float32) if TERMS > 1 else x
     if SCATTERS:
         first = tl.load(into_ptr + row, mask=exists, other=0) * STEP

@@ -19,7 +19,7 @@ from attnc.distributed.estimate import STRATEGIES, Strategy
 from attnc.distributed.offers import Chunks
 from attnc.distributed.plan import Plan, Planner, RowGroup
 from attnc.distributed.spans import CallSizes, Visibility, Widths
-from attnc.distributed.stages import tables_of, view_of
+from attnc.distributed.views import tables_of, view_of
 from attnc.expr.evaluate import Env, evaluate
 from attnc.expr.nodes import Binary, Const, Dim, Dot, Expr, show
 from attnc.model.dtypes import DType
@@ -215,6 +215,7 @@ def test_a_rank_sees_the_same_without_tiles_that_none_of_its_rows_sees(
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("attnc.distributed.plan.TILE", 16)
+        patch.setattr("attnc.distributed.plan._APART", 32)
         patch.setattr("attnc.distributed.plan.assignments", owners)
         check_ranks(replace(call, mask=mask), spell(bias), "need")
 

@@ -26,6 +26,7 @@ from attnc.distributed.offers import (
     chunk_of_slices,
     chunk_rows,
     contiguous,
+    evened,
     group_into_chunks,
     longest_first,
     slices,
@@ -59,9 +60,11 @@ def check(plan: Plan, visible: npt.NDArray[np.bool_]) -> None:
     for rank in ranks:
         waiting = [part for part in plan.parts(rank) if not part.ready]
         assert waiting or not len(plan.keys(rank)), "who waits for nothing is sent nothing"
+        places = np.concatenate([part.keys for part in waiting]) if waiting else plan.keys(rank)
+        assert np.isin(plan.keys(rank), places).all(), "all keys have a place"
         for part in plan.parts(rank):
             rows, keys = plan.rows(rank)[part.rows], plan.keys(rank)
-            assert part.ready or np.isin(keys, part.keys).all(), "all keys have a place"
+            keys = np.intersect1d(keys, part.keys)
             if part.ready:
                 keys = part.keys
                 assert np.isin(keys, plan.owned_keys(rank)).all(), "what is ready is its own"
@@ -158,14 +161,51 @@ def test_causal_gives_the_zigzag() -> None:
     assert np.array_equal(plan.owner_rows, np.full(4, 16384))
 
 
-def test_a_window_stays_contiguous_and_moves_little() -> None:
-    plan = plan_of("q_pos - 4095 <= kv_idx and kv_idx <= q_pos", causal())
-    assert np.array_equal(plan.owner, contiguous(64, 4))
-    assert plan.chosen.strategy == "need"
-    minimum = least(plan, visibility(spell("q_pos - 4095 <= kv_idx and kv_idx <= q_pos")))
-    assert minimum.sum() == 3 * 4095 * 8 * 256 * 2
+WINDOW = "q_pos - 4095 <= kv_idx and kv_idx <= q_pos"
+
+
+def test_a_window_in_slices_moves_little() -> None:
+    plan = make_plan(visibility(spell(WINDOW)), causal(), WIDTHS, 4, Rates(), "need", in_slices=True)
+    minimum = least(plan, visibility(spell(WINDOW)))
+    assert minimum.sum() == 3 * 4095 * 8 * 32 * 2
     assert minimum.sum() <= plan.bytes_moved.sum() <= 1.1 * minimum.sum()
-    assert plan.imbalance < 1.05
+    assert 1.03 < plan.imbalance < 1.035
+
+
+def test_a_window_stays_in_runs_but_for_its_first_rows() -> None:
+    """They see few keys, and near ones: dealt out, they make work even, and hardly more moves."""
+    plan = plan_of(WINDOW, causal())
+    assert (plan.chosen.strategy, plan.chosen.owners, plan.chunk) == ("need", "evened", 512)
+    assert plan.owner[:8].tolist() == [3, 2, 1, 1, 0, 0, 0, 0]
+    assert (np.diff(plan.owner[4:]) >= 0).all()
+    assert plan.imbalance < 1.01
+    minimum = least(plan, visibility(spell(WINDOW)))
+    assert 3 * 4095 * 8 * 256 * 2 < minimum.sum() < 4 * 4096 * 8 * 256 * 2
+    assert minimum.sum() <= plan.bytes_moved.sum() <= 1.01 * minimum.sum()
+
+
+@given(
+    st.integers(1, 6),
+    st.integers(4, 12),
+    st.lists(st.integers(0, 100), max_size=8),
+    st.sampled_from(("first", "last", "within")),
+)
+def test_emptier_chunks_at_one_end_are_dealt_out(ranks: int, own: int, few: list[int], where: str) -> None:
+    """So that all ranks have as many chunks, most in one run, and work is no less even than in runs."""
+    work = [100.0] * (ranks * own)
+    first = {"first": 0, "last": len(work) - len(few), "within": len(work) // 2}[where]
+    light = sorted(few, reverse=where == "last")
+    work[first : first + len(few)] = [float(x) for x in light][: len(work) - first]
+    chunks = Chunks(16, np.full(len(work), 16), np.asarray(work), 0.1)
+    owner = evened(chunks, ranks)
+    if owner is None:
+        return
+    assert where != "within" or max(light) > 98 or len(work) // 2 + len(few) == len(work)
+    assert np.bincount(owner, minlength=ranks).tolist() == [own] * ranks
+    heavy = owner[np.asarray(work) == 100.0]
+    assert (np.diff(heavy) >= 0).all()
+    load, runs = (np.bincount(x, chunks.work, ranks) for x in (owner, contiguous(len(work), ranks)))
+    assert load.max() <= runs.max() + 100.0
 
 
 def test_documents_are_balanced() -> None:
@@ -409,14 +449,14 @@ def test_slices_are_those_of_a_sharded_tensor(blocks: int, fewer: int, ranks: in
 @pytest.mark.parametrize("ranks", [2, 4, 8])
 @pytest.mark.parametrize("cell", [cell for cell in CELLS if not cell.decode], ids=lambda cell: cell.name)
 def test_measured_calls_are_shared_out_evenly(cell: RanksCell, ranks: int) -> None:
-    """What `attnc bench --ranks` measures: equal work to 2 %, but for windows, where an exchange would cost
-    more than the first rows lack; and no key moves to a rank that does without it.
+    """What `attnc bench --ranks` measures: equal work to 2 %, but for windows on eight ranks, whose links it
+    would take longer than what the first rows lack; and no key moves to a rank that does without it.
     """
     spec = spec_of(SPEC, cell.mask, "cuda.sm_90a")
     seen = Visibility(spec.variants[0].attention)
     sizes = sizes_of_cell(cell)
     plan = make_plan(seen, sizes, widths_of(seen), ranks, rates_of(spec.target))
-    assert plan.imbalance <= (1.035 if cell.mask == "window" else 1.02)
+    assert plan.imbalance <= (1.035 if cell.mask == "window" and ranks == 8 else 1.02)
     assert np.ptp(plan.owner_rows) == 0
     if plan.chosen.strategy == "need":
         moved = int(least(plan, seen).sum())

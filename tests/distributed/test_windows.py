@@ -10,13 +10,15 @@ import pytest
 import torch
 
 from attnc.distributed import ContextParallel
-from attnc.distributed.offers import Chunks
+from attnc.distributed.estimate import Rates
+from attnc.distributed.offers import Chunks, evened
+from attnc.distributed.plan import RowGroup
 from attnc.distributed.verify import RanksCase, run_case
 from attnc.verify.case import Case
 from attnc.verify.interpreter import ensure_interpreter
 from attnc.verify.verdict import Verdict
 from tests.distributed.specs import SPECS, text
-from tests.distributed.test_engine import whole
+from tests.distributed.test_engine import SLOW_LINKS, whole
 from tests.distributed.threads import Thread, on_ranks
 
 ensure_interpreter()
@@ -59,6 +61,46 @@ def test_tiles_of_keys_between_those_that_rows_see_are_left_out(
     found = on_ranks(2, work)
     assert found[0][0].ok, found[0][0].message
     assert any(left_out >= 32 for _, left_out in found)
+
+
+@pytest.mark.parametrize(
+    ("mask", "inputs", "groups", "rates"),
+    [
+        ("window(40, 0)", (), 1, SLOW_LINKS),
+        ("0 <= kv_idx - q_pos <= 40", ("own: f32[B, N]",), 2, Rates()),
+    ],
+)
+def test_rows_that_see_keys_far_from_those_of_others_are_computed_apart(
+    mask: str, inputs: tuple[str, ...], groups: int, rates: Rates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first rows of a window, dealt out for even work, or its last ones."""
+    monkeypatch.setattr("attnc.distributed.plan.TILE", 16)
+    monkeypatch.setattr("attnc.distributed.plan._APART", 32)
+
+    def owners(chunks: Chunks, ranks: int, *_: object) -> dict[str, npt.NDArray[np.int64]]:
+        found = evened(chunks, ranks)
+        assert found is not None
+        return {"evened": found}
+
+    monkeypatch.setattr("attnc.distributed.plan.assignments", owners)
+    score = "dot(q, k) / sqrt(D)" + " + own[b, kv_idx]" * bool(inputs)
+    spec = text(mask, score=score, inputs=inputs, grads=", own" * bool(inputs))
+
+    def work(group: Thread) -> tuple[Verdict, float, list[RowGroup]]:
+        cp = ContextParallel(spec, group, rates=rates, groups=groups)
+        dims = {"B": 2, "M": 288, "N": 288, "Hkv": 2, "G": 1}
+        verdict = run_case(cp, cp.spec.variants[0], RanksCase(case=Case(dims=dims, seed=3), strategy="need"))
+        plan = cp._current()
+        return verdict, plan.imbalance, list(plan.parts(group.rank))
+
+    found = on_ranks(3, work)
+    assert found[0][0].ok, found[0][0].message
+    assert found[0][1] < 1.06, "few chunks, of which none is divided"
+    waiting = [[part for part in parts if not part.ready] for *_, parts in found]
+    assert max(map(len, waiting)) == 2
+    first, second = max(waiting, key=len)
+    assert first.hi + 32 <= second.lo + 16
+    assert second.at == len(first.keys)
 
 
 @pytest.mark.parametrize(
