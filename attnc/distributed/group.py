@@ -40,8 +40,10 @@ class Ranks(Protocol):
 
     def exchange(
         self, received: torch.Tensor, counts_in: Sequence[int], sent: torch.Tensor, counts_out: Sequence[int]
-    ) -> None:
-        """Sends elements to every rank and receives some of each: runs of the two flat tensors, by rank."""
+    ) -> Callable[[], None]:
+        """Begins to send elements to every rank and to receive some of each: runs of the two flat tensors, by
+        rank. Returns what makes the current stream wait until they are there; it has to be called.
+        """
 
     def gather(self, x: torch.Tensor) -> torch.Tensor:
         """Returns the tensors of all ranks, stacked by rank; of one shape and type."""
@@ -88,19 +90,29 @@ class Group:
 
     def exchange(
         self, received: torch.Tensor, counts_in: Sequence[int], sent: torch.Tensor, counts_out: Sequence[int]
-    ) -> None:
+    ) -> Callable[[], None]:
         wide = sent.element_size()  # as bytes: gloo does not know every type
         self._calls += 1
+        call = self._calls
         try:
-            dist.all_to_all_single(
+            work = dist.all_to_all_single(
                 received.view(torch.uint8),
                 sent.view(torch.uint8),
                 [wide * count for count in counts_in],
                 [wide * count for count in counts_out],
                 group=self.group,
+                async_op=True,
             )
         except RuntimeError as failure:
-            raise self._explain("all_to_all", failure) from failure
+            raise self._explain("all_to_all", call, failure) from failure
+
+        def wait() -> None:
+            try:
+                work.wait()
+            except RuntimeError as failure:
+                raise self._explain("all_to_all", call, failure) from failure
+
+        return wait
 
     def gather(self, x: torch.Tensor) -> torch.Tensor:
         flat = x.contiguous().view(-1)
@@ -109,24 +121,24 @@ class Group:
         try:
             all_gather(found, flat, group=self.group)
         except RuntimeError as failure:
-            raise self._explain("all_gather", failure) from failure
+            raise self._explain("all_gather", self._calls, failure) from failure
         return found.view(self.size, *x.shape)
 
-    def _explain(self, collective: str, failure: RuntimeError) -> RuntimeError:
+    def _explain(self, collective: str, call: int, failure: RuntimeError) -> RuntimeError:
         """Returns the error of a collective with its name, and with the ranks that have not come to it."""
         if isinstance(failure, torch.OutOfMemoryError):
             return failure
-        silent = self._find_silent_ranks()
-        what = f"{collective}, call {self._calls} of the {self.size} ranks{self.axis and f' of {self.axis}'}"
+        silent = self._find_silent_ranks(call)
+        what = f"{collective}, call {call} of the {self.size} ranks{self.axis and f' of {self.axis}'}"
         who = f"rank{'s' * (len(silent) > 1)} {', '.join(map(str, silent))}"
         why = f"{who} ended, or did not come to it in time" if silent else "it failed on every rank"
         return RuntimeError(f"{what}: {why}: {failure}")
 
-    def _find_silent_ranks(self) -> list[int]:
+    def _find_silent_ranks(self, call: int) -> list[int]:
         """Returns the ranks that do not say, within seconds, that the collective failed there, too."""
         store, name = (
             dist.distributed_c10d._get_default_store(),
-            f"attnc/{self.group.group_name}/{self._calls}",
+            f"attnc/{self.group.group_name}/{call}",
         )
         end = time.monotonic() + _ROLL_CALL
         try:
@@ -174,7 +186,7 @@ class Alone:
         counts_in: Sequence[int],
         sent: torch.Tensor,
         counts_out: Sequence[int],
-    ) -> None:
+    ) -> Callable[[], None]:
         raise AssertionError("one rank has nobody to exchange with")
 
     def gather(self, x: torch.Tensor) -> torch.Tensor:

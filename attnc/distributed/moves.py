@@ -7,7 +7,7 @@ plan's numbers and used by every call.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import gcd
 from typing import TypeAlias
@@ -178,11 +178,12 @@ Pair: TypeAlias = tuple[torch.Tensor, torch.Tensor]
 @dataclass(frozen=True, slots=True)
 class Parcel:
     """Keys on their way, for one part of the heads: the rows of k and v for each other rank, and room for
-    theirs.
+    theirs; a window, where the rank's own are in it already.
     """
 
     sent: torch.Tensor
     came: torch.Tensor
+    window: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,14 +191,16 @@ class ParcelLayout:
     """How keys are packed, and windows made of a rank's own and those that came, whatever part of the heads
     they are of.
 
-    counts_out, counts_in: elements to and from each rank; shapes: of the windows; posts: elements from each
-    rank to each other, where they are copied out of each other's memory.
+    counts_out, counts_in: elements to and from each rank; shapes: of the windows; placed, opened: what of
+    them is the rank's own or nobody's, and what came; posts: elements from each rank to each other, where
+    they are copied out of each other's memory.
     """
 
     counts_out: Sequence[int]
     counts_in: Sequence[int]
     shapes: tuple[torch.Size, torch.Size]
     packed: Recipe
+    placed: Recipe
     opened: Recipe
     posts: Ints | None
 
@@ -215,12 +218,19 @@ class Early:
 
 @dataclass(frozen=True, slots=True)
 class SumsLayout:
-    """How gradients of keys go home: what of the windows' leaves, and what each owner adds up, of k and v."""
+    """How gradients of keys go home: what of the windows' leaves, and what each owner adds up, of k and v:
+    for keys that no other rank sees, and for the rest.
+    """
 
     counts_out: Sequence[int]
     counts_in: Sequence[int]
     packed: Recipe
-    added: tuple[Recipe, Recipe]
+    own: tuple[Recipe, Recipe]
+    shared: tuple[Recipe, Recipe]
+
+
+def _arrived() -> None:
+    """Waits for nothing."""
 
 
 class Moves:
@@ -258,26 +268,34 @@ class Moves:
         if self._box is not None:
             self._box.meet()
 
-    def exchange(self, parcel: Parcel, k: torch.Tensor, v: torch.Tensor, number: int) -> None:
+    def exchange(self, parcel: Parcel, k: torch.Tensor, v: torch.Tensor, number: int) -> Callable[[], None]:
+        """Begins to send and receive; returns what waits for it."""
         layout = self._parcel_layout(k, v)
         if self.group.size == 1:
-            return
+            return _arrived
         if layout.posts is None or self._box is None:
-            self.group.exchange(parcel.came, layout.counts_in, parcel.sent, layout.counts_out)
-            return
+            return self.group.exchange(parcel.came, layout.counts_in, parcel.sent, layout.counts_out)
         for r, into in enumerate(torch.split(parcel.came, list(layout.counts_in))):
             first = number * int(layout.posts[r].sum()) + int(layout.posts[r, : self.rank].sum())
             if len(into):
                 into.copy_(self._box.peers[r].view(into.dtype).narrow(0, first, len(into)))
+        return _arrived
 
-    def open_keys(self, parcel: Parcel, k: torch.Tensor, v: torch.Tensor, number: int) -> Pair:
-        """Returns the window of k and v that the waiting rows see, in the order of the keys. Keys that nobody
-        asked for are 0: they have to be finite.
+    def place_own(self, k: torch.Tensor, v: torch.Tensor, number: int) -> torch.Tensor:
+        """Returns memory of a window with the rank's own rows of k and v. Keys that nobody asked for are 0:
+        they have to be finite.
         """
         layout = self._parcel_layout(k, v)
+        size = sum(shape.numel() for shape in layout.shapes)
+        window = torch.empty(size, dtype=k.dtype, device=self.device)
+        return collect(window, layout.placed, *self._from_part(k, v, number))
+
+    def open_keys(self, parcel: Parcel, k: torch.Tensor, v: torch.Tensor, number: int) -> Pair:
+        """Returns the window of k and v that the waiting rows see, in the order of the keys."""
+        layout = self._parcel_layout(k, v)
         of_k, of_v = layout.shapes
-        keys = torch.empty(of_k.numel() + of_v.numel(), dtype=k.dtype, device=self.device)
-        collect(keys, layout.opened, *self._from_part(k, v, number), parcel.came)
+        keys = self.place_own(k, v, number) if parcel.window is None else parcel.window
+        collect(keys, layout.opened, parcel.came)
         return keys[: of_k.numel()].view(of_k), keys[of_k.numel() :].view(of_v)
 
     def _from_part(self, k: torch.Tensor, v: torch.Tensor, number: int) -> Pair:
@@ -317,24 +335,30 @@ class Moves:
         packed = [(which, owned(which, r)) for r in self.others for which in (0, 1)]
         windows: list[tuple[Ints, Ints]] = []
         shapes: list[torch.Size] = []
+        came = 2
         begins, own = self._begins(pieces, self.keys.kept), self.keys.kept[self.rank]
         (first, stop), kept = self.plan.window(self.rank), self.plan.kept(self.rank)
         count = stop - first if kept is None else len(kept)
         for which, piece in enumerate(pieces):
             shapes.append(piece.shape(count))
             offsets = np.full(piece.units(count, unit), -1)
-            source = np.full(offsets.shape, 2)
+            source = np.zeros(offsets.shape, np.int64)
             offsets[:, own], source[:, own] = owned(which, self.rank), which
             for r in self.others:
                 rows = self.keys.kept[r]
+                source[:, rows] = came
                 offsets[:, rows] = piece.message(begins[r][which], len(rows), unit)
-            windows.append((source, offsets))
+            windows.append((source.ravel(), offsets.ravel()))
+        source, offsets = (np.concatenate(parts) for parts in zip(*windows, strict=True))
+        into, late = np.arange(len(offsets)) * unit, source == came
+        mine = [(source[~late], offsets[~late])]
         return ParcelLayout(
             counts_out,
             counts_in,
             (shapes[0], shapes[1]),
             Recipe.of(unit, [packed], wide, self.device),
-            Recipe.of(unit, [windows], wide, self.device),
+            Recipe.of(unit, [mine], wide, self.device, into[~late]),
+            Recipe.of(unit, [[(0, offsets[late])]], wide, self.device, into[late]),
             self._post(counts_out, wide),
         )
 
@@ -373,14 +397,20 @@ class Moves:
         layout, like = self._sums_layout(sums, totals, early), sums[0][0]
         both = (x for pair in sums for x in pair)
         sent = collect(like.new_empty(sum(layout.counts_out)), layout.packed, *both)
-        came = like.new_empty(sum(layout.counts_in))
+        came, wait = like.new_empty(sum(layout.counts_in)), _arrived
         if self.group.size > 1:
-            self.group.exchange(came, layout.counts_in, sent, layout.counts_out)
+            wait = self.group.exchange(came, layout.counts_in, sent, layout.counts_out)
         totals = self._from_part(*totals, number)
         begun = [] if early is None else [self._from_part(early.dk, early.dv, number)]
-        for which, (total, recipe) in enumerate(zip(totals, layout.added, strict=True)):
-            mine, first = ([pair[which] for pair in pairs] for pairs in (sums, begun))
-            collect(total, recipe, came, *mine, *first)
+
+        def add(recipes: tuple[Recipe, Recipe]) -> None:
+            for which, (total, recipe) in enumerate(zip(totals, recipes, strict=True)):
+                mine, first = ([pair[which] for pair in pairs] for pairs in (sums, begun))
+                collect(total, recipe, came, *mine, *first)
+
+        add(layout.own)
+        wait()
+        add(layout.shared)
 
     def _sums_layout(self, sums: Sequence[Pair], totals: Pair, early: Early | None) -> SumsLayout:
         key = tuple(x.stride() for x in totals)
@@ -405,20 +435,21 @@ class Moves:
                 first += of.rows
             return piece, offsets
 
-        found = [(which, *in_window(which, self.keys.kept[r])) for r in self.others for which in (0, 1)]
-        leaving = [(2 * piece + which, offsets) for which, piece, offsets in found]
-        begins, added = self._begins(windows[0], self.keys.sent), list[Recipe]()
+        gone = [(which, *in_window(which, self.keys.kept[r])) for r in self.others for which in (0, 1)]
+        leaving = [(2 * piece + which, offsets) for which, piece, offsets in gone]
+        begins, own, shared = self._begins(windows[0], self.keys.sent), list[Recipe](), list[Recipe]()
         keys, ways = np.arange(len(self.plan.owned_keys(self.rank))), self.plan.chosen.ways
         for which, ((tensor, _), total) in enumerate(zip(self._keyed, totals, strict=True)):
             window = windows[0][which]
             behind = [self._heads_behind(tensor, total, share) for share in range(ways)]
             into = np.stack([owned[which].offsets(keys, unit) + x for x in behind])
-            terms: list[list[tuple[int, Ints]]] = []
+            terms: list[tuple[Ints, Ints]] = []
             if early is not None:  # then no heads are shared
                 rows = np.arange((early.dk, early.dv)[which].shape[begun[which].axis])
                 offsets = np.full(into.shape, -1)
                 offsets[0][:, early.at + rows] = begun[which].offsets(rows, unit)
-                terms.append([(1 + len(sums), offsets)])
+                terms.append((np.full(into.shape, 1 + len(sums)), offsets))
+            late = np.zeros(into.shape, np.bool_)
             for r in (self.rank, *self.others):
                 # Nothing comes of heads that rank r does not compute, and of keys that it does not see.
                 offsets, rows = np.full(into.shape, -1), self.keys.sent[r]
@@ -428,13 +459,18 @@ class Moves:
                     source[r % ways][:, rows], offsets[r % ways][:, rows] = 1 + piece, at
                 else:
                     offsets[r % ways][:, rows] = window.message(begins[r][which], len(rows), unit)
-                terms.append([(source, offsets)])
-            added.append(Recipe.of(unit, terms, wide, self.device, into))
+                    late |= offsets >= 0
+                terms.append((source, offsets))
+            for found, some in ((own, ~late), (shared, late)):
+                some_terms = [[(source[some], offsets[some])] for source, offsets in terms]
+                some_terms = some_terms[: len(terms) - len(self.others)] if found is own else some_terms
+                found.append(Recipe.of(unit, some_terms, wide, self.device, into[some]))
         return SumsLayout(
             self._counts(windows[0], self.keys.kept),
             self._counts(windows[0], self.keys.sent),
             Recipe.of(unit, [leaving], wide, self.device),
-            (added[0], added[1]),
+            (own[0], own[1]),
+            (shared[0], shared[1]),
         )
 
     # --- queries
@@ -500,7 +536,7 @@ class Moves:
             for (x, axis, at), size in zip(some, sizes, strict=False):
                 at.copy(x, axis, next(pieces).view(size))
         if self.group.size > 1:
-            self.group.exchange(arriving, counts_in, sending, counts_out)
+            self.group.exchange(arriving, counts_in, sending, counts_out)()
         came = iter(torch.split(arriving, [size.numel() for some in sizes_in for size in some]))
         return [[next(came).view(size) for size in some] for some in sizes_in]
 

@@ -161,7 +161,7 @@ class Plan:
         """
         if (cut := self._cut(rank)) is not None:
             (lo, hi), (_, first_hi, second_lo) = self.window(rank), cut
-            return np.concatenate((np.arange(lo, first_hi), np.arange(second_lo, hi)))
+            return np.asarray(np.concatenate((np.arange(lo, first_hi), np.arange(second_lo, hi))))
         if not self.by_order or self.chosen.strategy == "heads":
             return None
 

@@ -386,10 +386,15 @@ class Stages:
             return [Coming(*of, x, partial(_opened, x)) for of, x in zip(fetched, windows, strict=True)]
 
         def coming(number: int) -> Coming:
-            moves.exchange(parcels[number], k, v, number)
-            came = parcels[number].came
-            keys = partial(moves.open_keys, parcels[number], k, v, number)
-            return Coming(fetch(number), lanes.mark(), (came,), keys)
+            parcel = parcels[number]
+            wait = moves.exchange(parcel, k, v, number)
+            if count == 1:  # while the others' are on their way
+                parcel = replace(parcel, window=moves.place_own(k, v, number))
+            fetched = fetch(number)
+            wait()
+            memory = (parcel.came,) if parcel.window is None else (parcel.came, parcel.window)
+            keys = partial(moves.open_keys, parcel, k, v, number)
+            return Coming(fetched, lanes.mark(), memory, keys)
 
         with lanes.exchanging():
             parcels = [moves.pack_keys(k, v, 0)]

@@ -46,9 +46,9 @@ def test_a_rank_that_does_not_come_is_named_on_the_others(tmp_path: Path, fault:
 def test_a_group_moves_elements_of_any_type(alone: Group, dtype: torch.dtype) -> None:
     sent = torch.arange(10).to(dtype)
     received = torch.zeros(10, dtype=dtype)
-    alone.exchange(received, [10], sent, [10])
+    alone.exchange(received, [10], sent, [10])()
     assert torch.equal(received, sent)
-    alone.exchange(received[:0], [0], sent[:0], [0])
+    alone.exchange(received[:0], [0], sent[:0], [0])()
     matrix = sent.view(2, 5).T
     assert torch.equal(alone.gather(matrix), matrix[None])
     assert (alone.rank, alone.size, alone.symmetric) == (0, 1, False)
@@ -56,13 +56,13 @@ def test_a_group_moves_elements_of_any_type(alone: Group, dtype: torch.dtype) ->
 
 def test_a_failure_says_which_call_it_was(alone: Group, monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.zeros(3)
-    alone.exchange(x, [3], x.clone(), [3])
+    alone.exchange(x, [3], x.clone(), [3])()
     alone.gather(x)
     monkeypatch.setattr(group, "all_gather", Mock(side_effect=RuntimeError("broken")))
     with pytest.raises(RuntimeError, match=r"all_gather, call 3 of the 1 ranks.*broken"):
         alone.gather(x)
     with pytest.raises(RuntimeError, match="all_to_all, call 4 of the 1 ranks"):
-        alone.exchange(x, [2], x, [3])
+        alone.exchange(x, [2], x, [3])()
 
 
 def _wait_for_one(rank: int, fault: str, folder: str) -> None:
@@ -97,14 +97,14 @@ def test_a_collective_that_fails_says_which_ranks_are_silent(monkeypatch: pytest
     monkeypatch.setattr(dist, "all_to_all_single", lost)
     x = torch.zeros(4)
     with pytest.raises(RuntimeError, match=r"^all_to_all, call 5 of the 4 ranks of cp: ranks 1, 3 ended, or"):
-        group.exchange(x, [1] * 4, x, [1] * 4)
+        group.exchange(x, [1] * 4, x, [1] * 4)()
     ended = Mock(set=Mock(side_effect=RuntimeError("no host")))
     monkeypatch.setattr(dist.distributed_c10d, "_get_default_store", lambda: ended)
     with pytest.raises(RuntimeError, match=r"call 6 .*: rank 0 ended, or"):
-        group.exchange(x, [1] * 4, x, [1] * 4)
+        group.exchange(x, [1] * 4, x, [1] * 4)()
     lost.side_effect = torch.OutOfMemoryError("CUDA out of memory")
     with pytest.raises(torch.OutOfMemoryError, match=r"^CUDA out of memory"):
-        group.exchange(x, [1] * 4, x, [1] * 4)
+        group.exchange(x, [1] * 4, x, [1] * 4)()
 
 
 def test_ranks_that_say_so_late_are_not_silent(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,7 +127,7 @@ def test_ranks_that_say_so_late_are_not_silent(monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(
         RuntimeError, match=r"^all_to_all, call 1 of the 3 ranks: it failed on every rank: broken"
     ):
-        late.exchange(x, [1] * 3, x, [1] * 3)
+        late.exchange(x, [1] * 3, x, [1] * 3)()
     assert next(looks, None) is None
 
 

@@ -61,7 +61,7 @@ class Thread:
         counts_in: Sequence[int],
         sent: torch.Tensor,
         counts_out: Sequence[int],
-    ) -> None:
+    ) -> Callable[[], None]:
         assert sum(counts_out) == sent.numel()
         assert sum(counts_in) == received.numel()
         assert not counts_out[self.rank], "a rank has nothing to send to itself"
@@ -75,6 +75,7 @@ class Thread:
             )
             received[at : at + count] = x[first : first + count]
             at += count
+        return lambda: None
 
     def gather(self, x: torch.Tensor) -> torch.Tensor:
         return torch.stack(self.meeting.swap(self.rank, x.clone()))
