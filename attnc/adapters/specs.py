@@ -144,7 +144,7 @@ class Wanted:
         if self.unites:
             knobs = "loops = [kv], pack = gqa, split.kv = auto, lists = union"
             return f"{self.attention}\nschedule {self.name} for {HOPPER} {{\n  {knobs}\n}}\n"
-        if not self.decode or self.value:
+        if not self.decode or self.is_latent:
             return self.attention
         split = f"fixed({self.split_size})" if self.split_size else "auto" if self.split else "1"
         warps = ", warp_split = kv" if self.suits_warps else ""
@@ -156,11 +156,15 @@ class Wanted:
         columns, most = self.value_dim or self.head_dim, _MOST_ON_HOPPER
         fits = self.head_dim <= WIDE and not self.head_dim % 8 and not columns % 8
         if columns > WIDE:  # two warpgroups share them
-            is_part = "prefix(" in self.value
-            widest = most[1] if is_part else most[0]
+            widest = most[1] if self.is_latent else most[0]
             fits = columns % 128 == 0 and columns <= most[0] and self.head_dim <= widest
-            fits = fits and not self.head_dim % 8 and (is_part or self.cache is None)
+            fits = fits and not self.head_dim % 8 and (self.is_latent or self.cache is None)
         return fits and self.dtype.itemsize == 2
+
+    @property
+    def is_latent(self) -> bool:
+        """Whether values are columns of keys, which have more to multiply than to read."""
+        return "prefix(" in self.value
 
     @property
     def suits_tiles(self) -> bool:
@@ -168,16 +172,17 @@ class Wanted:
         Triton's tile has, rows of pages so short that Triton's addresses take longer than they do, or so
         wide that its tiles have few keys.
         """
-        is_plain = self.decode and self.cache is None and not self.value and not self.split_size
-        has_narrow_pages = self.head_dim <= NARROW_ROWS and "paged(" in self.kv
-        return is_plain and (self.rows > TILE_ROWS or has_narrow_pages or self.head_dim > SHORT_TILES)
+        is_plain = self.decode and self.cache is None and not self.is_latent and not self.split_size
+        widest = max(self.head_dim, self.value_dim)
+        has_narrow_pages = widest <= NARROW_ROWS and "paged(" in self.kv
+        return is_plain and (self.rows > TILE_ROWS or has_narrow_pages or widest > SHORT_TILES)
 
     @property
     def suits_warps(self) -> bool:
         """Whether it reads 8 bits for as few rows as a warp of Hopper's kernels has (`plan.sm90.warps`)."""
-        is_narrow = self.decode and self.cache is not None and not self.value and self.rows <= 16
-        fits = self.head_dim % 8 == 0 and self.head_dim <= 128 and self.split_size % 128 == 0
-        return is_narrow and fits
+        is_narrow = self.decode and self.cache is not None and not self.is_latent and self.rows <= 16
+        fits = all(x % 8 == 0 and x <= 128 for x in (self.head_dim, self.value_dim))
+        return is_narrow and fits and self.split_size % 128 == 0
 
     @property
     def attention(self) -> str:
@@ -391,10 +396,10 @@ def _facts(name: str) -> tuple[str, bool, bool, bool]:
     than to read. Of these, splits of a size are left to Triton, but for caches of 8 bits.
     """
     wanted = _WANTED[name]
-    has_values = "prefix(" not in wanted.value
+    has_values = not wanted.is_latent
     if wanted.order:
         return wanted.name, wanted.keeps_order_on_hopper, has_values, bool(wanted.grad)
-    is_latent = bool(wanted.value and not wanted.split_size)
+    is_latent = wanted.is_latent and not wanted.split_size
     has_choice = not wanted.decode or is_latent or wanted.suits_warps or wanted.suits_tiles
     return wanted.name, has_choice, has_values, bool(wanted.grad)
 
@@ -448,12 +453,13 @@ def _make_scheduled(wanted: Wanted) -> Kernel:
     from attnc.runtime.loader import load_module
     from attnc.source import Source
     from attnc.syntax.parser import parse, prelude
-    from attnc.verify.runners import runner_of
 
     program = resolve(parse(Source(f"{wanted.name}.attn", wanted.text)), prelude())
     (module,) = plan_program(program).modules
     if not torch.cuda.is_available():
-        runner_of(TRITON).prepare()
+        from attnc.verify.interpreter import ensure_interpreter
+
+        ensure_interpreter()
     loaded = load_module(module)
     made: Kernel = getattr(loaded, wanted.name)
     _CALLS[made] = loaded.CALL

@@ -424,7 +424,8 @@ class PagedCache:
             numbers += part
             numbers += (0,) * gap
             sizes += (len(part), gap)
-        host = torch.tensor(numbers, dtype=torch.int64, pin_memory=self.device.type == "cuda")
+        is_pinned = self.device.type == "cuda"
+        host = torch.tensor(numbers, dtype=torch.int64, device="cpu", pin_memory=is_pinned)
         of_wide, of_narrow = sizes[: 2 * len(wide)], sizes[2 * len(wide) :]
         *parts, rest = host.to(self.device, non_blocking=True).split_with_sizes([*of_wide, sum(of_narrow)])
         return parts[::2], rest.int().split_with_sizes(of_narrow)[::2]

@@ -71,16 +71,17 @@ def collect(out: torch.Tensor, recipe: Recipe, *sources: torch.Tensor) -> torch.
 
 
 def _collect_by_index(out: torch.Tensor, recipe: Recipe, sources: Sequence[torch.Tensor]) -> None:
-    within, total = torch.arange(recipe.unit), None
+    within, total = torch.arange(recipe.unit, device=out.device), None
     flat = [_all_of(x) for x in sources]
     for at in recipe.at:
-        some = torch.zeros(len(at), recipe.unit, dtype=sources[0].dtype)
+        some = torch.zeros(len(at), recipe.unit, dtype=sources[0].dtype, device=out.device)
         for source, x in enumerate(flat):
             mine = ((at >= 0) & (at % SOURCES == source)).nonzero().flatten()
             some[mine] = x[(at[mine] // SOURCES * recipe.step)[:, None] + within]
         total = some if total is None else total.float() + some.float()
     assert total is not None
-    into = torch.arange(len(total)) * recipe.unit if recipe.into is None else recipe.into * recipe.step
+    places = torch.arange(len(total), device=out.device)
+    into = places * recipe.unit if recipe.into is None else recipe.into * recipe.step
     _all_of(out)[into[:, None] + within] = total.to(out.dtype)
 
 

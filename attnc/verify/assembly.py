@@ -18,7 +18,7 @@ from attnc.reference import f32_to_bf16
 Words: TypeAlias = npt.NDArray[np.uint32]
 _Array: TypeAlias = npt.NDArray[Any]
 
-_OF_E4M3 = torch.arange(256, dtype=torch.int16).to(torch.uint8).view(torch.float8_e4m3fn).to(torch.float16)
+_OF_E4M3 = torch.from_numpy(np.arange(256, dtype=np.uint8)).view(torch.float8_e4m3fn).to(torch.float16)
 _F16_OF_E4M3 = _OF_E4M3.view(torch.int16).numpy().view(np.uint16)
 _STATEMENT = re.compile(r"([a-z][\w.]*)\s+(.*)", re.DOTALL)
 _OPERAND = re.compile(r"\{[^}]*\}|[^,\s][^,]*")

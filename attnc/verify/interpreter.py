@@ -139,7 +139,7 @@ class _Patch:
             for dtype in DType
             if dtype.is_narrow and dtype.facts.has_nan
         }
-        codes = torch.arange(256, dtype=torch.int16).to(torch.uint8)
+        codes = torch.arange(256, dtype=torch.int16, device="cpu").to(torch.uint8)
         self.codes = {ours: codes.view(theirs).float().numpy() for ours, theirs in self.narrow.items()}
 
     def install(self) -> None:

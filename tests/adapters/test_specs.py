@@ -76,6 +76,31 @@ def test_each_call_takes_the_fastest_for_its_tensors(ran: list[str]) -> None:
     assert ran == ["cuda.sm_90a", "cuda.sm_90a", "triton", "triton", "triton"]
 
 
+@pytest.mark.parametrize(
+    ("size", "value_dim", "cache", "expected"),
+    [
+        (128, 64, None, "triton"),
+        (192, 128, None, "cuda.sm_90a"),  # Triton's tiles are short of room
+        (128, 192, None, "cuda.sm_90a"),
+        (128, 64, torch.float8_e4m3fn, "cuda.sm_90a"),  # by warps
+        (192, 128, torch.float8_e4m3fn, "triton"),
+    ],
+)
+def test_few_queries_of_values_of_another_width_share_the_keys(
+    size: int, value_dim: int, cache: torch.dtype | None, expected: str, ran: list[str]
+) -> None:
+    few = replace(
+        PLAIN, name="few", head_dim=size, value_dim=value_dim, value="[B, N, Hkv, Dv]", cache=cache,
+        o="[B, M, Hkv * G, Dv]", decode=True,
+    )  # fmt: skip
+    q = torch.zeros(1, 1, 2, size, dtype=torch.bfloat16)
+    k, v = (torch.zeros(1, 8, 2, width, dtype=cache or torch.bfloat16) for width in (size, value_dim))
+    kernel(few)(q, k, v)
+    assert ran == [expected]
+    assert "split.kv = auto" in few.hopper_text
+    modules_of(few.hopper_text)
+
+
 ORDERED = replace(PLAIN, name="ordered", order=2048, mask="causal")
 
 

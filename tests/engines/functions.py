@@ -138,6 +138,7 @@ FLASHINFER = Kit(
     excluded={
         "caches of 4 bits, which the adapter refuses": r"nvfp4",
         "rotation inside of attention, which the adapter refuses": r"ROPE_LLAMA|_rope_",
+        "ALiBi within a softcap, which the adapter refuses": r"30\.0-ALIBI",
         "scales of groups of columns, which the adapter refuses": r"fp8_nope_group_scales",
         "scores of several items at once, which the adapter refuses": r"multi_item_scoring",
         "takes tens of GB": r"-16384-128\]",

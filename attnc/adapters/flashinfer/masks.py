@@ -59,7 +59,7 @@ def flatten_mask(
     else:
         assert custom is not None
         _check("custom_mask", custom, (torch.bool, torch.uint8), sum(sizes))
-        ends = torch.tensor([0, *accumulate(sizes)])
+        ends = torch.tensor([0, *accumulate(sizes)], device="cpu")
         flat = segment_packbits(custom.flatten().to(device, torch.bool), ends, "little")[0]
     flat = flat if len(flat) else flat.new_zeros(1)  # kernels take no tensor without elements
     starts = [0, *accumulate(widths)][:-1]
