@@ -113,6 +113,7 @@ def targets_of_few(
     sharing: int,
     keys: str = "dense",
     length: int = 0,
+    is_packed: bool = False,
 ) -> tuple[str, ...]:
     """Returns the targets for queries of which a sequence has `FEW` at most, whose keys programs share, the
     fastest first, of which each but the last may have no kernel for the call. Triton's kernels read memory
@@ -121,8 +122,11 @@ def targets_of_few(
     warps share a tile of them, is the fastest on a Hopper GPU.
 
     sharing: rows of a sequence that share the keys of a KV head; keys: "dense", "ragged" or "paged"; length:
-    of every sequence of keys, 0 where calls tell it; other arguments are as of `targets_of_call`.
+    of every sequence of keys, 0 where calls tell it; is_packed: queries of sequences end to end, whose keys
+    programs of Triton alone share; other arguments are as of `targets_of_call`.
     """
+    if is_packed and not _CHOSEN[0]:
+        return (TRITON,)
     width = max(q.shape[-1], v.shape[-1])
     is_narrow = width <= NARROW_ROWS
     if _CHOSEN[0] or width > SHORT_TILES or sharing > TILE_ROWS or (is_narrow and keys == "paged"):

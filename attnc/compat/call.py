@@ -283,15 +283,6 @@ def one_sink(function: str, s_aux: Any, learnable_sink: Any, sinks: Any) -> Any:
     return one_of(function, s_aux=s_aux, learnable_sink=learnable_sink, sinks=sinks)
 
 
-def _add_axis(x: torch.Tensor) -> torch.Tensor:
-    return x.unsqueeze(1)
-
-
-def _drop_axis(found: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-    o, lse = found
-    return o.squeeze(1), lse.squeeze(2).mT.contiguous()
-
-
 class Call:
     """A call being put together. Its methods raise TypeError and ValueError with the name of an argument.
 
@@ -321,7 +312,7 @@ class Call:
         #: What was given for those tensors that kernels have otherwise, and how these are made of it.
         self._given_as: dict[str, torch.Tensor] = {}
         self._changes: dict[str, Change] = {}
-        self._has_one = self._is_single = False
+        self._has_one = False
         #: The name in FUNCTIONS of the kernel that was called.
         self.function = ""
 
@@ -422,11 +413,11 @@ class Call:
         most: int | None,
     ) -> None:
         """Lays queries end to end. name: what the caller calls the starts; most: queries of a sequence, None
-        if the caller does not say.
+        if the caller does not say. It chooses kernels, and results do not depend on it.
         """
         self._given.check(name, starts, "B+1", (torch.int32,))
         self._lay("q", "ragged", cu_seqlens_q=starts)
-        self._has_one = most == 1 and used is None and len(self._tensors["q"]) == len(starts) - 1
+        self._has_one = most == 1 and used is None
         if used is not None:
             self._given.check("seqused_q", used, "B", (torch.int32,))
             self._tensors["seqused_q"] = used
@@ -482,10 +473,9 @@ class Call:
         names that forms have for them, None where left out, so that `repeat` finds them again; or None.
         """
         has_more = bool(self._grads) or "blocks" in self._form or "dropout" in self._form
-        if self._has_one and not has_more:
-            self._take_one()
-        q = self._tensors["q"]
-        if self._form.get("q", "dense") == "dense" and are_few(q.shape[1]) and not has_more:
+        is_dense = self._form.get("q", "dense") == "dense"
+        has_few = are_few(self._tensors["q"].shape[1]) if is_dense else self._has_one
+        if has_few and not has_more:
             self._form["splits"] = max(0, splits)
         self._choose()
         name, inputs = self._prepare_function()
@@ -494,18 +484,17 @@ class Call:
             self._remember(key, given, name)
         if out is None:
             o, lse = function(*inputs)
-            return _drop_axis((o, lse)) if self._is_single else (o, lse)
-        q = self._given_as.get("q", self._tensors["q"])
+            return o, lse
+        q = self._tensors["q"]
         wanted = [*q.shape[:-1], self._form["size_v"]]
         self._given.check("out", out, wanted, (q.dtype,), "like q")
         self._given.check_rows(out=out)
         refuse_gradients(self._name, out=out)
-        to = _add_axis(out) if self._is_single else out
-        *rows, heads, _ = to.shape
+        *rows, heads, _ = out.shape
         shape = (heads, *rows) if len(rows) == 1 else (rows[0], heads, rows[1])
         lse = torch.empty(shape, dtype=torch.float32, device=out.device)
-        function(*inputs, out=(to, lse))
-        return (out, _drop_axis((to, lse))[1]) if self._is_single else (out, lse)
+        function(*inputs, out=(out, lse))
+        return out, lse
 
     def _remember(self, key: Any, given: Mapping[str, Any], function: str) -> None:
         names = [name for name, x in given.items() if x is not None]
@@ -513,8 +502,7 @@ class Call:
         if order is not None:
             call = getattr(FUNCTIONS, f"{function}_call")
             changes = {names.index(name): change for name, change in self._changes.items()}
-            finish = (lambda found, _: _drop_axis(found)) if self._is_single else None
-            keep(key, Plan(getattr(FUNCTIONS, function), call, arranged(order, changes), finish))
+            keep(key, Plan(getattr(FUNCTIONS, function), call, arranged(order, changes)))
 
     def order(self, names: Sequence[str], given: Mapping[str, Any]) -> tuple[int | torch.Tensor, ...] | None:
         """Returns the inputs of the kernel that was called: where they are among the tensors of these names,
@@ -539,10 +527,13 @@ class Call:
     def _choose(self) -> None:
         q, k, v = (self._tensors[name] for name in "qkv")
         if "splits" in self._form:
-            sharing = count_sharing(q.shape[1], q.shape[2], k.shape[2])
+            is_packed = self._form.get("q", "dense") == "ragged"
+            sharing = count_sharing(1 if is_packed else q.shape[1], q.shape[-2], k.shape[-2])
             keys = self._form.get("kv", "dense")
-            length = 0 if "lengths" in self._form else k.shape[1]
-            targets = targets_of_few(self._name, q, k, v, sharing=sharing, keys=keys, length=length)
+            length = 0 if "lengths" in self._form or keys == "ragged" else k.shape[1]
+            targets = targets_of_few(
+                self._name, q, k, v, sharing=sharing, keys=keys, length=length, is_packed=is_packed
+            )
         else:
             targets = targets_of_call(self._name, q, k, v, gradients=bool(self._grads))
         if targets[0] != _USUAL:  # torch.compile compares no tuples
@@ -566,12 +557,6 @@ class Call:
         """
         if not torch.compiler.is_compiling() and builds_in(cap):
             self._form["cap"] = cap
-
-    def _take_one(self) -> None:
-        """Takes queries [T, H, D], of sequences that have one each, as [T, 1, H, D]: few for each."""
-        q = self._given_as["q"] = self._tensors["q"]
-        self._tensors["q"], self._changes["q"], self._is_single = _add_axis(q), _add_axis, True
-        self._form["q"] = "dense"
 
     def _prepare_function(self) -> tuple[str, list[Any]]:
         """Returns the name in FUNCTIONS of the form that the call has, and what it takes."""

@@ -80,7 +80,7 @@ def flash_attn_with_kvcache(
     rotary_interleaved: True rotates columns 2 i and 2 i + 1 as a pair, False columns i and i + R / 2
     return_lse, return_softmax_lse: returns (o, lse), with lse f32[B, H, M], or f32[H, Tq] of packed queries
     out: the tensor that o is written to
-    max_seqlen_q: 1, beside as many packed queries as sequences, chooses the kernels for few queries
+    max_seqlen_q: 1, beside packed queries, chooses the kernels for few queries of a sequence
     scheduler_metadata, pack_gqa, sm_margin, ver, fa_version: taken, without an effect on results
 
     Other arguments are as of `flash_attn_func`. Raises TypeError or ValueError with the argument's name.

@@ -134,12 +134,29 @@ def refuse_decoding(
     if attention.q.storage.is_packed and not by_rows and target.packs_decoded_queries:
         yield from _refuse_shared_keys(knobs)
     elif attention.q.storage.is_packed and not by_rows and not walks_packed_lists(attention):
-        span = attention.q.storage.span
-        message = "a kernel for decoding (split.kv, pack) needs q to be an ordinary tensor"
-        yield unsupported(message, span, "q is packed here", *_beside_lists(attention))
+        if target.decodes_packed_rows and listing_of(attention) is None:
+            yield from _refuse_packed_rows(attention, knobs)
+        else:
+            span = attention.q.storage.span
+            message = "a kernel for decoding (split.kv, pack) needs q to be an ordinary tensor"
+            yield unsupported(message, span, "q is packed here", *_beside_lists(attention))
     if attention.softmax.dropout is not None and (instead := target.instead_of_drawing(variant, schedule)):
         label = "a probability is drawn to be dropped"
         yield unsupported("the decode kernel has no dropout", attention.softmax.span, label, instead)
+
+
+def _refuse_packed_rows(attention: Attention, knobs: Mapping[str, Knob]) -> Iterator[Diagnostic]:
+    """Yields what a kernel cannot do whose tiles have the query heads of one packed query each."""
+    span, pack, split = attention.q.storage.span, knobs.get("pack"), knobs.get("split.kv")
+    if pack is None or "gqa" not in pack.choices:
+        message = "a kernel for decoding packed queries has the heads of one query in a tile"
+        yield unsupported(message, span, "q is packed here", "write 'pack = gqa'")
+    if attention.segment is not None:
+        message = "packed queries are not decoded in an absolute order"
+        yield unsupported(message, span, "q is packed here", "write 'loops = [q, kv]'")
+    elif attention.epilogue is not None and split is not None and split.choices != (1,):
+        message = "what splits found of packed queries is joined without an epilogue"
+        yield unsupported(message, split.span, "beside an epilogue of packed rows", "remove it")
 
 
 def _refuse_shared_keys(knobs: Mapping[str, Knob]) -> Iterator[Diagnostic]:

@@ -26,7 +26,7 @@ from attnc.plan.epilogue import plan_epilogue
 from attnc.plan.error_bound import error_bound
 from attnc.plan.ir import Decode, Grid, Let, Softmax, expressions_of
 from attnc.plan.ir.kernel import Pack, Regions, Split
-from attnc.plan.ir.module import ListedRows
+from attnc.plan.ir.module import ListedRows, Module
 from attnc.plan.layout import Layout
 from attnc.plan.listed_rows import TILE_ROWS, along_rows
 from attnc.plan.lists import KV_HEAD, Listing, along_entries, along_lists
@@ -80,7 +80,8 @@ def plan_decode(
     choices = target.configs(variant, schedule)
     default = choices[0]
     layout = target.layout(variant, schedule, default)
-    folded, pack = attention, _pack_rows(attention, default, listing, listed_rows)
+    packed = attention.q.storage.is_packed and target.decodes_packed_rows
+    folded, pack = attention, _pack_rows(attention, default, listing, listed_rows, is_packed=packed)
     packs = pack is not None
     if packs:
         attention = vary_heads(attention)
@@ -269,14 +270,28 @@ def pack_heads(attention: Attention, *, alone: bool) -> Pack | None:
 
 
 def _pack_rows(
-    attention: Attention, config: ForwardConfig, listing: Listing | None, listed_rows: ListedRows | None
+    attention: Attention,
+    config: ForwardConfig,
+    listing: Listing | None,
+    listed_rows: ListedRows | None,
+    *,
+    is_packed: bool,
 ) -> Pack | None:
-    """Returns which query heads are the rows of a tile, None where those of a tile have one."""
-    alone = listed_rows is not None or (listing is not None and listing.rows > 0)
+    """Returns which query heads are the rows of a tile, None where those of a tile have one. is_packed:
+    queries that tiles have alone, since those beside them may be of other sequences.
+    """
+    alone = listed_rows is not None or (listing is not None and listing.rows > 0) or is_packed
     pack = pack_heads(attention, alone=alone) if config.pack == "gqa" else None
     if pack is None or listed_rows is None or listed_rows.queries == 1:
         return pack
     return replace(pack, padded=TILE_ROWS // listed_rows.queries)
+
+
+def decodes_packed_rows(module: Module) -> bool:
+    """Returns whether every packed query has tiles of its own, which are numbered by its row in memory."""
+    kernel = module.kernel
+    is_alone = isinstance(kernel, Decode) and kernel.pack is not None and kernel.pack.alone
+    return is_alone and kernel.grid.sequences is not None and module.lists is None
 
 
 def vary_heads(attention: Attention) -> Attention:

@@ -65,6 +65,7 @@ class Target(ABC):
     has_backward: ClassVar[bool]
     decodes_prompts: ClassVar[bool] = False
     packs_decoded_queries: ClassVar[bool] = False
+    decodes_packed_rows: ClassVar[bool] = False
     has_f32_dq: ClassVar[bool] = False
     has_lazy_maximum: ClassVar[bool] = False
     has_rows_kernel: ClassVar[bool]

@@ -29,6 +29,8 @@ class Split:
     which a block takes `config.staged` bytes of shared memory; most: splits that a grid has room for;
     counted: that are considered.
 
+    rows: of a call that splits find something of.
+
     trips: what a byte of a partial result costs, which is written and read again, in bytes of keys; measured
     on an H200.
 
@@ -54,6 +56,7 @@ class Split:
     few: int = 0
     block_share: float = 1.0
     segment: int = 0
+    rows: str = "B * H * M"
 
     def check(self, config: Any) -> None:
         """ValueError for a caller's config under which keys would be left out, or counted twice."""
@@ -102,7 +105,7 @@ class Split:
             evaluate(self.tiles, sizes) * (self.columns // config.BLOCK_D if self.columns else 1),
             evaluate(self.key_tiles, sizes),
             config.BLOCK_N * self.key_bytes,
-            evaluate("B * H * M", sizes) * 4 * self.width,
+            evaluate(self.rows, sizes) * 4 * self.width,
             self.room(config, gpu),
             gpu,
             self.idle_gain,
@@ -113,7 +116,7 @@ class Split:
 
     def sizes(self, names: Names, config: Any, gpu: Gpu) -> dict[str, int]:
         """tiles, rows, SPLITS and SPLIT_ROWS (rows * SPLITS) of a call. ValueError for too many splits."""
-        tiles, rows = evaluate(self.tiles, names), evaluate("B * H * M", names)
+        tiles, rows = evaluate(self.tiles, names), evaluate(self.rows, names)
         split_size = getattr(config, "split_size", 0)
         keys = evaluate(self.keys, names)
         fixed = -(-keys // split_size) if split_size else 0

@@ -14,7 +14,7 @@ from attnc.expr.nodes import Binary, Const, Expr, Load, show
 from attnc.model.schedule import DkDvConfig
 from attnc.model.tensors import Role, group_size, is_static
 from attnc.plan.access import Section
-from attnc.plan.decode import MOST_SPLITS, has_fixed_splits, keys_of_split
+from attnc.plan.decode import MOST_SPLITS, decodes_packed_rows, has_fixed_splits, keys_of_split
 from attnc.plan.ir import Arg, Bind, Decode, Forward, Kernel, Module, unified_of
 from attnc.plan.ir.backward import Adjoint, BackwardKernel, Gradient, GradientPart
 from attnc.plan.ir.kernel import IDLE_GAIN, PARTIAL_TRIPS, Split
@@ -256,6 +256,8 @@ def split_record(module: Module, kernel: Decode, split: Split, most: int | None)
     }
     if keys != "N":
         fields["keys"] = quote_word(keys)
+    if kernel.walk.sequences is not None:
+        fields["rows"] = quote_word(f"H * {show(kernel.walk.rows)}")
     if split.idle_gain != IDLE_GAIN:  # which support counts with where nothing is said
         fields["idle_gain"] = str(split.idle_gain)
     if split.staging:
@@ -309,6 +311,8 @@ def tiles(module: Module, kernel: Decode) -> str:
         rows = show(Binary("*", walk.rows, walk.group))
     if walk.sequences is None:
         each = f"cdiv({rows}, BLOCK_M) * B"
+    elif kernel.pack is not None and decodes_packed_rows(module):
+        each = f"{show(walk.rows)} * cdiv({show(kernel.pack.group)}, BLOCK_M)"
     elif kernel.pack is not None and kernel.pack.alone and module.listed_rows is None:
         each = f"({show(walk.rows)} + B + 1) * cdiv({show(kernel.pack.group)}, BLOCK_M)"
     else:

@@ -190,6 +190,37 @@ def test_packed_queries_of_which_sequences_have_one_are_few(keys: str) -> None:
         assert all(map(torch.equal, call(1), (o, lse)))
 
 
+@pytest.mark.parametrize("keys", ["ragged", "paged"])
+@pytest.mark.parametrize("ends", [[0, 1, 1, 2], [0, 0, 1, 1], [0, 0, 0, 0], [0, 1, 2, 3], [0, 2, 2, 4]])
+@pytest.mark.parametrize("rows", [3, 4])
+def test_one_query_at_most_is_right_whichever_sequences_have_none(
+    keys: str, ends: list[int], rows: int
+) -> None:
+    """As many rows as sequences, of which one has none, so that the last row is padding; and a promise that
+    is not kept.
+    """
+    if ends[-1] > rows:
+        return
+    q = torch.randn(rows, H, D).half()
+    k, v = torch.randn(2, 3, N, HKV, D).half()
+    of_k: Any = torch.tensor([0, 30, 40, 3 * N - 20], dtype=torch.int32)
+    named: Any = {}
+    if keys == "paged":
+        table = torch.randperm(3 * N // PAGE).int().view(3, -1)
+        k, v = (x.reshape(-1, PAGE, HKV, D) for x in (k, v))
+        used = torch.tensor([30, 0, N - 20], dtype=torch.int32)
+        of_k, named = None, {"block_table": table, "seqused_k": used}
+    else:
+        k, v = (x.flatten(0, 1) for x in (k, v))
+    given = q, k, v, torch.tensor(ends, dtype=torch.int32), of_k
+
+    def call(most: int) -> Any:
+        return flash_attn.flash_attn_varlen_func(*given, most, N, causal=True, return_lse=True, **named)
+
+    for _ in range(6):
+        torch.testing.assert_close(call(1), call(2), rtol=2e-3, atol=2e-3)
+
+
 def test_packed_queries_of_a_cache_and_of_torch_are_few_too() -> None:
     q, k, v, table = paged(1)
     q, keys, values = q.squeeze(1), k.flatten(0, 1), v.flatten(0, 1)

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import ctypes
-import gc
 import inspect
 import json
 import math
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any, TypeAlias
-from weakref import ref
 
 import numpy as np
 import pytest
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from attnc.api import compile as api
 from attnc.api import repeats
@@ -308,27 +304,6 @@ def test_new_keys_that_do_not_fit_are_written_nowhere(new: dict[str, Any], messa
         flash_attn_with_kvcache(q, k, v, **given)
     assert torch.equal(k, kept[0])
     assert torch.equal(v, kept[1])
-
-
-def test_a_call_with_fake_tensors_leaves_no_fake_numbers() -> None:
-    with FakeTensorMode():
-        fake = call.number(0.375, torch.float32, torch.device("cpu"))
-    found = call.number(0.375, torch.float32, torch.device("cpu"))
-    assert type(fake) is not type(found) is torch.Tensor
-
-
-def test_a_number_that_was_forgotten_keeps_its_memory() -> None:
-    """A graph that was captured before reads it there."""
-    cpu = torch.device("cpu")
-    number = call.number(0.40625, torch.float32, cpu)
-    address, gone = number.data_ptr(), ref(number)
-    del number
-    others = [call.number(n, torch.int32, cpu).data_ptr() for n in range(100_000, 102_100)]
-    gc.collect()
-    assert gone() is None, "it is still remembered, and the test shows nothing"
-    assert ctypes.c_float.from_address(address).value == 0.40625
-    assert len({address, *others}) == 2101
-    assert call.number(0.40625, torch.float32, cpu).data_ptr() != address
 
 
 def test_one_length_of_all_sequences_may_be_a_number_of_numpys() -> None:

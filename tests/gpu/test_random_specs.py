@@ -12,7 +12,8 @@ import torch
 
 from attnc.verify.case import Case
 from tests.gpu import random_specs
-from tests.gpu.random_specs import Mode, Record, Result, again, as_data, draw
+from tests.gpu.random_reruns import again
+from tests.gpu.random_specs import Mode, Record, Result, as_data, draw
 from tests.processes import cpu_seconds
 
 

@@ -19,7 +19,7 @@ from attnc.plan.signature import block
 from attnc.target.kernel_view import OutputView
 from attnc.target.quote import quote
 from attnc.target.triton.kernel import MATRICES, KernelText
-from attnc.target.triton.printer import scalar, statement, tiled
+from attnc.target.triton.printer import offset, scalar, statement, tiled
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -343,6 +343,9 @@ class DecodeText(KernelText):
 
     @property
     def row_number(self) -> str:
+        sequences = self.kernel.walk.sequences
+        if sequences is not None:
+            return f"h * {scalar(sequences.rows)} + q_first + q_idx"
         return f"(b * H + h) * {scalar(self.kernel.stored)} + q_idx"
 
     @property
@@ -444,7 +447,18 @@ class CombineText(KernelText):
         used = {node.name for x in self._expressions for node in walk(x) if isinstance(node, Dim)}
         used |= {"N"} if self.reads_q_pos else set()
         more = [name for name in self.kernel.dims if name in used - {"H", "M"}]
-        return ["H", "M", *more, "SPLITS", *([] if self.kernel.softmax.form == "none" else ["SPLIT_ROWS"])]
+        sequences = self.kernel.walk.sequences
+        own = ["H", "M"] if sequences is None else [scalar(sequences.rows)]
+        return [*own, *more, "SPLITS", *([] if self.kernel.softmax.form == "none" else ["SPLIT_ROWS"])]
+
+    @property
+    def place(self) -> list[str]:
+        """What the number of a row says; of packed rows, q_idx is that in memory."""
+        sequences = self.kernel.walk.sequences
+        if sequences is not None:
+            rows = scalar(sequences.rows)
+            return [f"q_idx = row % {rows}", f"h = row // {rows}"]
+        return ["q_idx = row % M", "h = row // M % H", "b = row // M // H"]
 
     @property
     def reads_q_pos(self) -> bool:
@@ -458,3 +472,7 @@ class CombineText(KernelText):
     @property
     def o_offset(self) -> str:
         return self.offset("o")
+
+    def offset(self, name: str) -> str:
+        zero = self.view.row_zero(name)
+        return offset(term for term in zero.terms if term[0] != zero.first)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from attnc.expr.construct import ZERO
 from attnc.expr.nodes import COLUMN, Binary, Index, Load, Ref, walk
 from attnc.model.dtypes import DType
+from attnc.plan.decode import decodes_packed_rows
 from attnc.plan.ir import Arg, Decode, Fetch, Forward, Kernel, Loop, Module
 from attnc.plan.ir.kernel import DotPart, Segments
 from attnc.plan.ir.lists import ListWalk
@@ -97,7 +98,9 @@ class ProgramText:
         sequences = self.kernel.walk.sequences
         assert sequences is not None
         cu, rows = sequences.cu_seqlens, scalar(sequences.rows)
-        return f"_find_sequence({cu}_ptr, stride_{cu}_0, {number}, B, {rows}, {size})"
+        place = f"{cu}_ptr, stride_{cu}_0, {number}, B, {rows}"
+        is_row = decodes_packed_rows(self.module)
+        return f"_find_sequence_of_row({place})" if is_row else f"_find_sequence({place}, {size})"
 
     @property
     def find_query(self) -> list[str]:
@@ -117,7 +120,8 @@ class ProgramText:
     def query_count(self) -> str:
         sequences = self.kernel.walk.sequences
         assert sequences is not None
-        return f"({scalar(sequences.rows)} + B + 1)"
+        rows = scalar(sequences.rows)
+        return rows if decodes_packed_rows(self.module) else f"({rows} + B + 1)"
 
     def keys_of(self, loop: Loop) -> str:
         """Returns what a loop over keys runs over; the one tile or so at an edge is not worth filling a
@@ -351,7 +355,7 @@ class KernelText(ProgramText):
         """Returns the offset from the first element to row 0 of the sequence and head at hand; in pages, to
         the head.
         """
-        return offset(self.view.row_zero(name))
+        return offset(self.view.row_zero(name).terms)
 
     # -- parameters and arguments --------------------------------------------------------------------------
 

@@ -45,7 +45,7 @@ class TritonTensors(Tensors):
 
     def offset(self, name: str, head: str) -> str:
         """Returns the offset from the first element to the rows of one head, of the sequence at hand."""
-        return offset(self.row_zero(name, head))
+        return offset(self.row_zero(name, head).terms)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import replace
 
 from attnc.expr.construct import LEAST_NORMAL
 from attnc.expr.nodes import TRUE, Const, Dot, Expr, Ref, Search, walk
 from attnc.model.dtypes import DType
 from attnc.plan.ir import Fetch, Let, Row, Statement
-from attnc.plan.signature import RowZero
+from attnc.plan.signature import Term
 from attnc.plan.width import is_wide
 from attnc.target.printer import REVERSED, Printer, Syntax
 
@@ -89,9 +90,9 @@ def score(expr: Expr, show: Printer = tiled, read: Expr | None = None) -> str:
     return show(expr) if is_tile else f"tl.zeros_like(s) + ({show(expr)})"
 
 
-def offset(place: RowZero) -> str:
+def offset(terms: Iterable[Term]) -> str:
     """Prints how many elements lie before a row, from the first of its tensor; empty if none do."""
-    return " + ".join(f"{index}.to(tl.int64) * {stride}" for index, stride in place.terms)
+    return " + ".join(f"{index}.to(tl.int64) * {stride}" for index, stride in terms)
 
 
 def address(base: str, tensor: str, indices: tuple[Expr, ...], show: Printer, *, done: int = 0) -> str:

@@ -12,7 +12,7 @@ import jinja2
 from attnc.expr.nodes import Binary, Call, Expr, Index, Search, children, show
 from attnc.model.dtypes import DType
 from attnc.model.tensors import Role
-from attnc.plan.decode import has_fixed_splits
+from attnc.plan.decode import decodes_packed_rows, has_fixed_splits
 from attnc.plan.ir import Decode, Forward, Kernel, Module, split_of
 from attnc.plan.ir.backward import BackwardKernel
 from attnc.plan.ir.kernel import expressions_within
@@ -228,7 +228,7 @@ def device_functions(module: Module) -> frozenset[str]:
     if attention.column_scales:
         called.add("_scale_columns")
     if any(kernel.grid.sequences is not None for kernel in kernels):
-        called.add("_find_sequence")
+        called.add("_find_sequence_of_row" if decodes_packed_rows(module) else "_find_sequence")
     in_rows = () if backward is None else [planned for planned in backward.kernels if planned.pack is None]
     if in_rows or (backward is not None and backward.preprocess is not None):
         called |= {"_load_rows", "_store_rows"}
