@@ -54,7 +54,7 @@ _INTEGERS = frozenset({"int32", "int64"})
 _NUMBERS = _INTEGERS | {"fp32"}
 _AS_BITS = frozenset({"bf16", "fp8e4nv", "fp8e5"})
 _STORED = _NUMBERS | _AS_BITS | {"fp16", "int8"}
-_SHORT = range(-(2**31), 2**31)
+SHORT = range(-(2**31), 2**31)
 #: Options of loads and stores that change no value.
 _HINTS = frozenset({"cache_modifier", "eviction_policy", "volatile"})
 
@@ -135,7 +135,7 @@ class Language:
             else:
                 number, values = self.plain(right), left.handle.data
                 kind = number.__class__
-                fits = kind is int and number in _SHORT and dtype is not int1
+                fits = kind is int and number in SHORT and dtype is not int1
                 if not fits and not (kind is float and dtype.name == "fp32"):
                     return long_way(left, right, **named)
                 data = function(values, values.dtype.type(number))
@@ -204,7 +204,9 @@ class Language:
             return None
         values = mask.handle.data
         if values.shape != addresses.shape:
-            addresses, values = np.broadcast_arrays(addresses, values)
+            values = values | np.zeros(addresses.shape, np.bool_)  # several times faster than to broadcast
+            if values.shape != addresses.shape:
+                addresses = np.broadcast_to(addresses, values.shape)
         return addresses, values
 
     def load(self, long_way: Any) -> Method:
@@ -237,7 +239,9 @@ class Language:
             addresses, active = found
             if addresses.shape != pointer.handle.data.shape:
                 return long_way(pointer, value, mask, **named)
-            values = np.broadcast_to(value.handle.data, addresses.shape)
+            values = value.handle.data
+            if values.shape != addresses.shape:
+                values = np.broadcast_to(values, addresses.shape)
             WATCH.store(addresses, active)
             return self.interpreter._interpreter.store(addresses, values, active)
 
@@ -268,7 +272,7 @@ class Language:
             return value.handle.data
         number = self.plain(value)
         kind = number.__class__
-        if (kind is float and dtype.name == "fp32") or (kind is int and number in _SHORT):
+        if (kind is float and dtype.name == "fp32") or (kind is int and number in SHORT):
             return self.interpreter._get_np_dtype(dtype).type(number)
         return None
 

@@ -31,7 +31,7 @@ from attnc.model.dtypes import DType
 from attnc.reference import bf16_to_f32, f32_to_bf16
 from attnc.support.sizes import PARSING
 from attnc.verify import assembly
-from attnc.verify.interpreted_language import Language
+from attnc.verify.interpreted_language import SHORT, Language
 from attnc.verify.memory import WATCH, MemoryFault
 
 Array: TypeAlias = npt.NDArray[Any]
@@ -161,6 +161,7 @@ class _Patch:
             (executor, "__call__", self.wrap_launch),
             (self.interpreter.FunctionRewriter, "rewrite_ast", self.wrap_rewrite),
             (self.interpreter, "_get_np_dtype", self.wrap_numpy_type),
+            (self.interpreter, "_implicit_cvt", self.wrap_argument),
             (self.interpreter, "_patch_builtin", self.wrap_patch_builtin),
             (self.tl.core.dtype, "__eq__", self.wrap_equal),
             (self.tl.core.block_type, "__init__", self.wrap_block_type),
@@ -448,6 +449,23 @@ class _Patch:
             return known[name]
 
         return get_np_dtype
+
+    def wrap_argument(self, original: Any) -> Any:
+        """Remembers the types of arguments, which the original finds by way of their names."""
+        types: dict[Any, Any] = {}
+
+        def implicit_cvt(argument: Any) -> Any:
+            if argument.__class__ is int and argument in SHORT:
+                key, number, dtype = int, argument, np.int32
+            elif argument.__class__ is torch.Tensor:
+                key, number, dtype = argument.dtype, argument.data_ptr(), np.uint64
+            else:
+                return original(argument)
+            if key not in types:
+                types[key] = original(argument).dtype
+            return self.language.make_tensor(np.array([number], dtype), types[key], ())
+
+        return implicit_cvt
 
     def wrap_equal(self, original: Any) -> Any:
         return lambda dtype, other: dtype is other or original(dtype, other)

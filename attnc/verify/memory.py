@@ -110,8 +110,8 @@ class Watch:
                 pass
 
     def _locate(self, addresses: Addresses, mask: Bools, action: str) -> Iterator[tuple[Allocation, Any]]:
-        active = np.broadcast_to(addresses, mask.shape)
-        active = (active.reshape(-1) if mask.all() else active[mask]).astype(np.int64)
+        active = addresses if addresses.shape == mask.shape else np.broadcast_to(addresses, mask.shape)
+        active = (active.reshape(-1) if mask.all() else active[mask]).view(np.int64)
         if not active.size:
             return
         first, last = int(active.min()), int(active.max())
