@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 
 from attnc.resources import resource
@@ -163,7 +163,8 @@ def _split_docstring(head: str) -> tuple[str, str]:
     return "\n".join(lines[:end]), "\n".join(lines[end:])
 
 
-def _list_defined(text: str) -> set[str]:
+@lru_cache(maxsize=16)  # of the support package's text it is asked for every module
+def _list_defined(text: str) -> frozenset[str]:
     found = set()
     for node in ast.parse(text).body:
         match node:
@@ -171,7 +172,7 @@ def _list_defined(text: str) -> set[str]:
                 found.add(name)
             case ast.Assign(targets=[ast.Name(id=name)]) | ast.AnnAssign(target=ast.Name(id=name)):
                 found.add(name)
-    return found
+    return frozenset(found)
 
 
 def _merge_imports(lines: Iterable[str]) -> list[str]:

@@ -87,6 +87,7 @@ CASES = (
 )
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("spec", "file", "stride"), [(s, f, stride) for s, f, strides in CASES for stride in strides.split()]
 )

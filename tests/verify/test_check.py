@@ -25,7 +25,7 @@ NAMES = sorted(path.stem for path in SPECS.glob("*.attn") if "\nattention " in p
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", some_by_day(NAMES, of=3))
+@pytest.mark.parametrize("name", some_by_day(NAMES, of=5))
 def test_specs_are_right(name: str) -> None:
     right_by_day(committed(name))
 

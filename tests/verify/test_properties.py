@@ -69,8 +69,8 @@ def _kind(name: str) -> tuple[object, ...]:
 
 
 def test_each_property_applies_somewhere() -> None:
-    attentions = [committed(name).variant.attention for name in NAMES]
-    attentions += [module.variant.attention for module in plans_of(SCALED).modules]
+    paths = [*(SPECS / f"{name}.attn" for name in NAMES), SCALED]
+    attentions = [module.variant.attention for path in paths for module in plans_of(path).modules]
     for rule in PROPERTIES:
         assert any(rule.applies(attention) for attention in attentions), rule.name
     applied = {rule.name for rule in PROPERTIES if rule.applies(committed("dropout").variant.attention)}
