@@ -97,8 +97,8 @@ class TritonKernel:
     capability: int
     warps: int
     stages: int
-    maxnreg: int | None
-    aligned: bool
+    maxnreg: int | None = None
+    aligned: bool = True
 
     @property
     def options(self) -> dict[str, object]:
