@@ -455,15 +455,16 @@ class _Patch:
         types: dict[Any, Any] = {}
 
         def implicit_cvt(argument: Any) -> Any:
+            data: Array
             if argument.__class__ is int and argument in SHORT:
-                key, number, dtype = int, argument, np.int32
+                key, data = int, np.array([argument], np.int32)
             elif argument.__class__ is torch.Tensor:
-                key, number, dtype = argument.dtype, argument.data_ptr(), np.uint64
+                key, data = argument.dtype, np.array([argument.data_ptr()], np.uint64)
             else:
                 return original(argument)
             if key not in types:
                 types[key] = original(argument).dtype
-            return self.language.make_tensor(np.array([number], dtype), types[key], ())
+            return self.language.make_tensor(data, types[key], ())
 
         return implicit_cvt
 
