@@ -433,14 +433,18 @@ def keep(program: Program, name: str, target: str) -> Program:
 
 
 @limit_steps()
-def schedule_all(program: Program, targets: Iterable[str] = USUAL) -> tuple[Program, str]:
+def schedule_all(
+    program: Program, targets: Iterable[str] = USUAL, attention: str | None = None
+) -> tuple[Program, str]:
     """Returns the program whose attentions all have schedules, and the text that was added. One without any
-    gets those that `attnc.compile` takes, for each of the targets that has kernels for it. Raises
-    DiagnosticError where none has: what the first of them says.
+    gets those that `attnc.compile` takes, for each of the targets that has kernels for it. attention: that
+    is asked for alone. Raises DiagnosticError where none has: what the first of them says.
     """
     wanted = [target for target in targets if target in TARGETS]
     scheduled = {schedule.name for schedule in program.schedules}
-    names = [attention.name for attention in program.attentions if attention.name not in scheduled]
+    declared = [one.name for one in program.attentions]
+    asked = [attention] if attention in declared else declared
+    names = [name for name in asked if name not in scheduled]
     texts: list[str] = []
     for name in names if wanted else ():
         texts += _chosen(program, name, wanted, texts)

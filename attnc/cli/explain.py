@@ -101,7 +101,7 @@ def explain(
         )
     wanted = wanted_targets(target)
     with limit_steps():
-        program, added = schedule_all(front(one_spec(spec)), wanted)
+        program, added = schedule_all(front(one_spec(spec)), wanted, attention)
         if added and not as_json:
             note(f"'{spec}' leaves its schedule open; for {wanted[0]} attnc.compile takes:")
             for line in ("", *added.splitlines(), ""):

@@ -294,7 +294,7 @@ def choose_judges(
         for path in paths:
             bar.advance(path.name)
             with limit_steps():
-                programs.append(schedule_all(front(path), wanted)[0])
+                programs.append(schedule_all(front(path), wanted, attention)[0])
                 planned.append(plan_program(programs[-1]))
     found: list[Judge] = [
         *(Judge(module, _peers(module, plan.modules)) for plan in planned for module in plan.modules),

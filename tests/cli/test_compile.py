@@ -96,6 +96,19 @@ def test_the_schedule_of_a_spec_without_one_is_explained_and_can_be_kept(run: Ru
     assert again.err == ""
 
 
+@pytest.mark.parametrize("command", ["explain --no-compile", "verify --count 1"])
+def test_an_attention_that_is_asked_for_needs_no_kernels_of_the_others(
+    run: Run, folder: Path, command: str
+) -> None:
+    text = TINY.partition("schedule ")[0]
+    refused = text.replace("tiny", "other").replace("64]", "1024]").replace("T[", "f32[")
+    refused = refused.replace("  output", "  order = absolute(1024)\n  output")
+    (folder / "specs" / "tiny.attn").write_text(f"{refused}\n{text}")
+    assert run(*command.split(), "specs/tiny.attn").code == 1
+    done = run(*command.split(), "specs/tiny.attn", "--attention", "tiny")
+    assert done.code == 0, done.err
+
+
 def test_json_has_the_schedule_that_was_added(run: Run, folder: Path) -> None:
     spec = folder / "specs" / "tiny.attn"
     written = json.loads(run("explain", "specs/tiny.attn", "--no-compile", "--json").out)
