@@ -14,6 +14,7 @@ from dataclasses import replace
 from itertools import product
 
 from attnc.expr.nodes import Dim, Index, walk
+from attnc.model.dtypes import DType
 from attnc.plan.ir import Decode, pack_of
 from attnc.plan.ir.backward import BackwardKernel
 from attnc.plan.lists import listing_of
@@ -224,6 +225,20 @@ def edges(space: Space) -> Iterator[Case]:
     groups = {"Hkv": 2, "G": 3}  # with fewer of either h // G is h % Hkv, or h
     if groups.keys() <= few.keys():
         yield Case(dims={**few, **groups}, seed=1, lengths=_full(space))
+    yield _at_halves(space)
+
+
+def _at_halves(space: Space) -> Case:
+    """Returns a case whose tensors, and every second row, begin 8 bytes behind a multiple of 16."""
+    shape = space.configs[space.usable[-1]]
+    sizes = {"B": 2, "H": 2, "Hkv": 2, "G": 2, "M": shape.BLOCK_M + 3, "N": shape.BLOCK_N + 5}
+    layouts = {}
+    for tensor in space.tensors:
+        half, rank = 8 // DType(tensor.dtype).bytes, len(tensor.shape)
+        gaps = (*(0,) * (rank - 1), half if rank > 1 else 0)
+        layouts[tensor.name] = TensorLayout(order=tuple(range(rank)), gaps=gaps, offset=half)
+    dims = {name: sizes.get(name, 3) for name in free_dims(space.attention)}
+    return Case(dims=dims, seed=2, layouts=layouts, config=space.usable[-1], lengths=_full(space))
 
 
 def thin_cases(space: Space, limits: Limits) -> Iterator[Case]:
@@ -241,6 +256,12 @@ def thin_cases(space: Space, limits: Limits) -> Iterator[Case]:
         for logits, n in (("random", (splits - 1) * tile + 1), ("last", splits * tile)):
             dims = {name: n if name == "N" else 1 for name in names}
             yield Case(dims=dims, seed=5, config=number, logits=logits, lengths=_full(space))
+    if many:  # or any other split does, for some row
+        shape, rows = space.configs[many[-1]], "M" if "M" in names else "G"
+        sizes = {rows: _ROWS, "N": shape.splits * shape.BLOCK_N}
+        dims = {name: sizes.get(name, 1) for name in names}
+        if limits.cost(dims, many[-1]) <= limits.most:
+            yield Case(dims=dims, seed=5, config=many[-1], logits="own_key", lengths=_full(space))
     if many:  # every split takes each stage of its pipeline twice
         number = _in_two_splits(space)
         shape = space.configs[number]

@@ -38,7 +38,7 @@ def simulate_beside(
     runner = runner_of(module.target)
     if subject.device == "cpu" or not runner.runs_beside_gpu or not runner.is_available():
         return None
-    return SimulatedTrial(subject_of(module, text, on_cpu=True))
+    return SimulatedTrial(subject_of(module, text, on_cpu=True), spares_gradients=False)
 
 
 class SimulatedTrial(AttentionTrial):

@@ -3,7 +3,8 @@
 // Every thread of a block is a fiber. The lanes of a warp take turns at each warp-wide instruction (shuffle, ldmatrix, mma);
 // warps run one at a time, in random order, each as far as the next block-wide barrier. So a missing barrier shows: one warp
 // reads what another has not written yet, and shared memory starts as NaN. A copy is made at a random moment between its start
-// and the wait for it, so that a missing wait shows too. Blocks run one at a time, in an order that changes from run to run.
+// and the wait for it, so that a missing wait shows too; what another thread has copied is read after both have met since it
+// waited, or that is a fault. Blocks run one at a time, in an order that changes from run to run.
 #pragma once
 
 #include "simt_calls.h"
@@ -12,7 +13,7 @@
 extern SIMT element shared[simt::SHARED / sizeof(element)];
 
 #define __syncthreads() simt::meet(simt::At::barrier, __LINE__)
-#define __syncwarp() simt::meet(simt::At::instruction, __LINE__)
+#define __syncwarp() simt::meet_warp(__LINE__)
 
 static inline u32 shuffle_xor_u32(u32 x, int mask) { return simt::shuffle_xor(x, mask, __LINE__); }
 static inline float shuffle_xor(float x, int mask)

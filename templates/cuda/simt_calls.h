@@ -17,6 +17,7 @@ enum class Type { tf32, f16, bf16 };  // of the operands of a product
 
 [[noreturn]] SIMT void fail(const char* what, int line);
 SIMT void meet(At at, int line);
+SIMT void meet_warp(int line);
 SIMT uint32_t shuffle(uint32_t x, int lane, int line);
 SIMT uint32_t shuffle_xor(uint32_t x, int mask, int line);
 SIMT bool any_lane(bool x, int line);

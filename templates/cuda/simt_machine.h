@@ -17,7 +17,11 @@ namespace simt {
 typedef uint32_t u32;
 constexpr int WARP = 32, MOST = 1024, STACK = 128 * 1024, PENDING = 1024;
 
-struct Copy { void* to; const void* from; bool inside; };
+struct Copy { void* to; const void* from; bool inside, made; };
+
+// Whose copy 16 bytes of shared memory are, and how often that thread had met its warp, and its block, when it had waited for it:
+// what it has copied others may read once they have met it since.
+struct Unit { unsigned copier; bool is_there; int meetings, barriers; };
 
 struct Fiber {
     ucontext_t start;
@@ -25,8 +29,8 @@ struct Fiber {
     bool started;
     At at;
     int place;
-    Copy copies[PENDING];  // not yet made, oldest first
-    int first, last, groups[64], group_count;
+    Copy copies[PENDING];  // not yet waited for, oldest first
+    int first, last, groups[64], group_count, meetings, barriers;
 };
 
 static Fiber* fibers;
@@ -36,6 +40,7 @@ static jmp_buf scheduler;
 static int current;
 static unsigned threads_of_block;
 static uint64_t random_state;
+static Unit units[SHARED / 16];
 static jmp_buf escape;
 static char message[256];
 
@@ -99,6 +104,16 @@ void meet(At at, int line)
     fibers[current].at = at;
     fibers[current].place = line;
     next_lane();
+    if (at == At::barrier) {
+        ++fibers[current].barriers;
+        ++fibers[current].meetings;
+    }
+}
+
+void meet_warp(int line)
+{
+    meet(At::instruction, line);
+    ++fibers[current].meetings;
 }
 
 // ---- what lanes show each other
@@ -151,6 +166,24 @@ bool any_thread(bool x, int line)
 
 // ---- copies
 
+static Unit& unit_at(const void* place) { return units[((const unsigned char*)place - shared) / 16]; }
+
+// A load of 16 bytes, by this thread alone or by all of its warp.
+static void check_copied(u32 place, bool by_warp, int line)
+{
+    const Unit& unit = units[place / 16];
+    const Fiber& me = fibers[current];
+    const int copier = int(unit.copier) - 1;
+    if (copier < 0 || (copier == current && unit.is_there && !by_warp))
+        return;
+    if (!unit.is_there)
+        fail("a load of what a copy brings that nobody has waited for", line);
+    if (copier / WARP != current / WARP && unit.barriers >= me.barriers)
+        fail("a load of what another warp has copied, without a barrier since it is there", line);
+    if (copier / WARP == current / WARP && unit.meetings >= me.meetings)
+        fail("a load of what another lane has copied, without a __syncwarp since it is there", line);
+}
+
 static void make(const Copy& copy)
 {
     if (copy.inside)
@@ -163,12 +196,12 @@ void copy_async(void* to, const void* from, bool inside, int line)
 {
     if ((uintptr_t)to % 16 || (inside && (uintptr_t)from % 16))
         fail("a copy that is not aligned", line);
-    const Copy copy = {to, from, inside};
+    const Copy copy = {to, from, inside, random_word() % 2 == 0};
     Fiber& me = fibers[current];
-    if (random_word() % 2)
+    if (copy.made)
         make(copy);
-    else
-        me.copies[me.last++ % PENDING] = copy;
+    me.copies[me.last++ % PENDING] = copy;
+    unit_at(to) = {unsigned(current) + 1, false, 0, 0};
     if (me.last - me.first > PENDING)
         fail("too many copies under way", line);
 }
@@ -184,8 +217,13 @@ void wait_copies(int groups)
     Fiber& me = fibers[current];
     if (me.group_count <= groups)
         return;
-    for (const int end = me.groups[(me.group_count - 1 - groups) % 64]; me.first < end; ++me.first)
-        make(me.copies[me.first % PENDING]);
+    for (const int end = me.groups[(me.group_count - 1 - groups) % 64]; me.first < end; ++me.first) {
+        const Copy& copy = me.copies[me.first % PENDING];
+        if (!copy.made)
+            make(copy);
+        if (Unit& unit = unit_at(copy.to); unit.copier == unsigned(current) + 1)
+            unit = {unit.copier, true, me.meetings, me.barriers};
+    }
 }
 
 // ---- fragments and their products
@@ -195,6 +233,7 @@ u32 load_word(u32 place, int line)
     u32 x;
     if (place + 4 > sizeof shared || place % 4)
         fail("a word outside of shared memory, or not aligned", line);
+    check_copied(place, false, line);
     memcpy(&x, shared + place, 4);
     return x;
 }
@@ -203,6 +242,7 @@ void load_matrices(u32 (&x)[4], u32 row, bool transposed, int line)
 {
     if (row + 16 > sizeof shared || row % 16)
         fail("a matrix row outside of shared memory, or not aligned", line);
+    check_copied(row, true, line);
     const Show* all = exchange(line, [&](Show& s) { s.row = shared + row; });
     const int g = current % WARP / 4, t = current % 4;
     for (int p = 0; p < 4; ++p)
@@ -273,10 +313,11 @@ static void run_block(int threads, uint64_t seed)
     threads_of_block = threads;
     random_state = seed * 0x9E3779B97F4A7C15ull + blockIdx.x * 0xBF58476D1CE4E5B9ull + 1;
     memset(shared, 0xff, sizeof shared);
+    memset(units, 0, sizeof units);
     for (int i = 0; i < threads; ++i) {
         Fiber& fiber = fibers[i];
         fiber.started = false;
-        fiber.first = fiber.last = fiber.group_count = 0;
+        fiber.first = fiber.last = fiber.group_count = fiber.meetings = fiber.barriers = 0;
         turn[i] = 0;
         fiber.at = At::barrier;
         fiber.place = 0;

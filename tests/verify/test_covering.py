@@ -371,6 +371,34 @@ def test_results_of_the_module_s_own_are_judged_too() -> None:
     assert_within_bound(made, Case(dims={"B": 1, "M": 3, "H": 1, "N": 4}))
 
 
+@pytest.mark.parametrize("target", TARGETS)
+def test_some_row_is_outweighed_by_each_half_of_65_splits(target: str) -> None:
+    """A maximum that leaves out splits overflows only if one of them outweighs all that it looks at."""
+    space, limits = (made := subject_of(module_of("decode", target))).space, made.limits()
+    (case,) = (case for case in thin_cases(space, limits) if case.logits == "own_key")
+    config = space.configs[case.config]
+    assert (config.splits, case.dims["N"]) == (65, 65 * config.BLOCK_N)
+    q, k = (torch.as_tensor(build(space.attention, case).inputs[name]).float().numpy() for name in "qk")
+    scores = (q[0, :, 0] @ k[0, :, 0].T) / math.sqrt(q.shape[-1])
+    best = np.sort(np.argmax(scores, axis=1) // config.BLOCK_N)
+    assert best[0] < 32 <= best[len(best) // 2]
+    others = np.sort(scores, axis=1)[:, -2]
+    assert (scores.max(axis=1) - others > 88).all()  # e^88 is no float32
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_rows_begin_in_the_middle_of_16_bytes(target: str) -> None:
+    space, limits = (made := subject_of(module_of("gated", target))).space, made.limits()
+    cases = [case for case in covering_cases(space, limits, 4) if len(case.layouts) == len(space.tensors)]
+    (case,) = (case for case in cases if {layout.offset for layout in case.layouts.values()} <= {2, 4})
+    problem = build(space.attention, case)
+    for name in ("q", "gate"):
+        tensor = problem.inputs[name]
+        assert isinstance(tensor, torch.Tensor)
+        assert tensor.data_ptr() % 16 == 8
+        assert {place % 16 for place in (tensor[0, 0, 1].data_ptr(), tensor[0, 1, 0].data_ptr())} == {0, 8}
+
+
 def test_thin_cases_are_affordable_and_long() -> None:
     made = subject_of(module_of("document"))
     longest = [max(case.dims.values()) for case in thin_cases(made.space, made.limits())]

@@ -102,6 +102,9 @@ def test_lanes_exchange_in_step() -> None:
 COPY = "copy_async(tile + 4 * i, args.in + 4 * i, i < 12); commit_copies(); {wait} __syncthreads(); "
 
 
+OWN = "u32 x[4]; copy_async(tile + 4 * i, args.in, true); commit_copies();"
+
+
 def test_a_copy_is_there_after_the_wait() -> None:
     body = COPY.format(wait="wait_copies<0>();") + "args.out[i] = tile[i];"
     out = run(body, shared=1024)
@@ -129,6 +132,9 @@ def test_a_missing_wait_shows() -> None:
         ("copy_async(tile, args.in + 1, true);", "a copy that is not aligned"),
         ("copy_async(tile, args.in, true); wait_copies<0>();", "a copy is left without a wait"),
         ("u32 x[4]; ldmatrix_x4(x, 8u);", "not aligned"),
+        (f"{OWN} __syncthreads(); ldmatrix_x4(x, 16 * i);", "that nobody has waited for"),
+        (f"{OWN} wait_copies<0>(); ldmatrix_x4(x, 16 * i);", "another lane has copied, without a __syncwarp"),
+        (f"{OWN} wait_copies<0>(); __syncwarp(); ldmatrix_x4(x, 16 * (i ^ 32));", "without a barrier since"),
         ("args.out[i] = i / (args.n - 64);", "a division by zero"),
     ],
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from pathlib import Path
 from unittest.mock import patch
 
 import pytest
@@ -21,6 +22,7 @@ from tests.plans import module_of
 from tests.planted.hunting import planted
 from tests.planted.registry import BUGS
 
+TELLING = Path(__file__).parents[1] / "telling_specs"
 needs_gxx = pytest.mark.skipif(not available(), reason="g++ compiles the kernels for the CPU")
 
 
@@ -89,7 +91,7 @@ def test_registers_that_nothing_has_set_show_in_the_simulator() -> None:
 @pytest.mark.parametrize(
     ("spec", "target", "wait", "message"),
     [
-        ("unified_decode", "cuda.sm_80", "wait_copies<2 * (STAGES - 1)>();", "fallbacks: "),
+        ("unified_decode", "cuda.sm_80", "wait_copies<2 * (STAGES - 1)>();", "nobody has waited for"),
         ("decode", "cuda.sm_90a", "mbarrier_wait(barrier_of(base, FULL, part), 0);", "ends where a copy"),
     ],
 )
@@ -105,6 +107,20 @@ def test_waits_for_what_is_computed_again_or_never_read(
     changed = text.replace(wait, ";", 1)
     report = run(SimulatedTrial(subject_of(module, {name: changed}, on_cpu=True)))
     assert message in report.failures[0].verdict.message
+
+
+@pytest.mark.one_in(2)
+@needs_gxx
+def test_gradients_of_a_case_that_fills_pipelines_are_judged_beside_a_gpu() -> None:
+    """However many steps its kernels take: of few tiles none waits for another."""
+    module = module_of(TELLING / "wide_gradients_by_wgmma.attn", "cuda.sm_90a")
+    wait = "mbarrier_wait(barrier_of(base, P_EMPTY, 0), parity ^ 1);"
+    files = render_files(module, path="a.attn", sha256="")
+    ((name, text),) = ((name, text) for name, text in files.items() if wait in text)
+    beside = simulate_beside(on_gpu(subject_of(module)), module, {name: text.replace(wait, "")})
+    assert beside is not None
+    filled, *_ = beside.cases(0)
+    assert "without a barrier between them" in beside.check(filled, ("nan",)).message
 
 
 @needs_gxx
