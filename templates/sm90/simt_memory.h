@@ -179,6 +179,34 @@ SIMT void barrier_init(u32 place, u32 count, int line)
     barrier.tick = warp_now().tick;
 }
 
+// A lane that has waited for a phase, and arrives at an mbarrier before others of its warp have waited, may let that phase pass:
+// unless they arrive there too, those wait for ever.
+SIMT void note_arrival(const Barrier& barrier)
+{
+    Warp& warp = warp_now();
+    Lane& me = lane_now();
+    for (int i = 0; i < me.late_count; ++i)
+        if (me.late[i].arrived == number_of(barrier) && me.late[i].arrived_phase == barrier.phase)
+            me.late[i--] = me.late[--me.late_count];
+    if (!me.waited.waited || me.waited.meetings != warp.meetings || there != block)
+        return;
+    Early& early = warp.early[warp.early_count++ % 8];
+    early = me.waited;
+    early.arrived = number_of(barrier);
+    early.arrived_phase = barrier.phase;
+}
+
+SIMT void note_wait(const Barrier& barrier)
+{
+    Warp& warp = warp_now();
+    Lane& me = lane_now();
+    me.waited = {number_of(barrier) + 1, 0, current % WARP, barrier.phase, 0, warp.meetings};
+    for (const Early& one : warp.early)
+        if (one.waited == me.waited.waited && one.waited_phase == barrier.phase && one.meetings == warp.meetings
+            && one.lane != me.waited.lane && me.late_count < 4)
+            me.late[me.late_count++] = one;
+}
+
 SIMT void arrive_at(u32 place, u32 bytes, int line)
 {
     Barrier& barrier = barrier_at(place, line);
@@ -187,6 +215,7 @@ SIMT void arrive_at(u32 place, u32 bytes, int line)
     if (barrier.pending == 0)
         fail(line, "more than %u arrivals in phase %u of the mbarrier at shared + %u", barrier.count, barrier.phase, place - BASE);
     idle = 0;
+    note_arrival(barrier);
     release(barrier.clock);
     barrier.bytes += bytes;
     if (barrier.bytes >= 1 << 20)
@@ -231,6 +260,7 @@ SIMT bool barrier_passed(u32 place, u32 parity, int line)
         fail(line, "a parity of %u", parity);
     if ((barrier.phase & 1) == parity)
         return false;
+    note_wait(barrier);
     Clock& clock = warp_now().clock;
     clock.join(barrier.done);
     known_here().phases[number_of(barrier)] = barrier.phase;

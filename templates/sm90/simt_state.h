@@ -118,8 +118,14 @@ struct Operand {
     u32 fences, value[WARP][4];
 };
 
+// That a lane has waited for a phase of an mbarrier, its number + 1, and has arrived at another since; how often its warp had met.
+struct Early { int waited, arrived, lane; u32 waited_phase, arrived_phase, meetings; };
+
 struct Warp {
     int arrived;  // lanes at the collective instruction
+    u32 meetings;  // at one, all lanes
+    Early early[8];
+    u32 early_count;
     Clock clock;
     u32 tick, sync, stores;  // numbers of the next release and __syncwarp; bulk stores issued
     u32 reads;               // how often lanes have met behind a fence.proxy.async: reads before are done, for copies too
@@ -153,6 +159,8 @@ struct Lane {
     At at;
     int line, kind, turn;
     Wait wait;
+    Early waited, late[4];  // the last wait; what other lanes did behind it before this one had waited, and it has not done
+    int late_count;
     u32 groups;  // of bulk stores, committed
     struct { u32 place, bytes; const void* from; } chunks[CHUNKS];  // cp.async: from the first that is under way to the last; then zeros
     struct { u32 chunk, phase; int barrier; } arrivals[ARRIVALS];  // and arrivals behind them; chunk: the one behind its last

@@ -136,10 +136,15 @@ SIMT bool is_last(int kind, int line)
         return false;
     }
     warp.arrived = 0;
+    ++warp.meetings;
     idle = 0;
     for (int i = 0; i < WARP; ++i)
         if (lanes[i].line != line || lanes[i].kind != kind)
             fail(line, "lanes of a warp are at different instructions (lane %d at line %d)", i, lanes[i].line);
+    for (int i = 0; i < WARP; ++i)
+        if (lanes[i].late_count)
+            fail(line, "a late lane: lane %d has waited for a phase, and arrived at an mbarrier, before lane %d had waited for it:"
+                 " without a __syncwarp the phase may have passed", lanes[i].late[0].lane, i);
     if (kind == SYNC || kind == NAMED) {
         ++warp.sync;
         warp.reads += warp.fenced;
@@ -306,7 +311,8 @@ SIMT void start_block(Block& of, Dim index, Cluster& cluster, int rank)
         warp.fences = warp.committed = warp.retired = warp.issued = warp.stores = 0;
         warp.open = false;
         warp.tick = 1;
-        warp.sync = warp.reads = 0;
+        warp.sync = warp.reads = warp.meetings = warp.early_count = 0;
+        memset(warp.early, 0, sizeof warp.early);
         warp.fenced = false;
         warp.registers = allowed < 256 ? allowed : 256;
         memset(&warp.clock, 0, sizeof warp.clock);
@@ -319,6 +325,8 @@ SIMT void start_block(Block& of, Dim index, Cluster& cluster, int rank)
         lane.at = At::ready;
         lane.turn = lane.line = lane.kind = 0;
         lane.groups = 0;
+        lane.waited = {};
+        lane.late_count = 0;
         lane.first_chunk = lane.last_chunk = lane.told_chunk = lane.first_arrival = lane.last_arrival = 0;
     }
 }

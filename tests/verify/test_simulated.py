@@ -111,6 +111,18 @@ def test_waits_for_what_is_computed_again_or_never_read(
 
 @pytest.mark.one_in(2)
 @needs_gxx
+def test_a_lane_that_may_come_late_shows_in_any_order() -> None:
+    """On a GPU lanes are mostly together; one that waits behind the others may wait for ever."""
+    module = module_of("varlen", "cuda.sm_90a")
+    text = render_files(module, path="varlen.attn", sha256="")["d128.cu"]
+    changed, count = re.subn(r"(// A late lane would wait .*\n\s*)__syncwarp\(\);", r"\1;", text)
+    assert count == 1
+    report = run(SimulatedTrial(subject_of(module, {"d128.cu": changed}, on_cpu=True)))
+    assert "a late lane" in report.failures[0].verdict.message
+
+
+@pytest.mark.one_in(2)
+@needs_gxx
 def test_gradients_of_a_case_that_fills_pipelines_are_judged_beside_a_gpu() -> None:
     """However many steps its kernels take: of few tiles none waits for another."""
     module = module_of(TELLING / "wide_gradients_by_wgmma.attn", "cuda.sm_90a")
