@@ -455,6 +455,7 @@ class _Patch:
         types: dict[Any, Any] = {}
 
         def implicit_cvt(argument: Any) -> Any:
+            key: Any
             data: Array
             if argument.__class__ is int and argument in SHORT:
                 key, data = int, np.array([argument], np.int32)
