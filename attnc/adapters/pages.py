@@ -24,7 +24,7 @@ from attnc.adapters.specs import (
     suits_conversion,
     tile_rows,
 )
-from attnc.api.fastest import are_few, count_sharing
+from attnc.api.fastest import SHORT_KEYS, are_few, count_sharing
 from attnc.api.repeats import keep, repeat, without_gradients
 from attnc.api.tensors import FLOATS, INTEGERS, NUMBERS, GivenTensors
 from attnc.paging.trees import WORDS
@@ -34,7 +34,8 @@ from attnc.support.devices import gpu_of
 class _PageForm(NamedTuple):
     """What a kernel of pages depends on. latent: values are columns of the keys; tree: the type of what says
     which new tokens see which; biased_apart: new tokens of each sequence have a bias of their own; split: a
-    number of tokens of every sequence is known; rows: of a tile of queries where keys are split; converts:
+    number of tokens of every sequence is known; rows: of a tile of queries where keys are split; is_long:
+    tables have room for more than `SHORT_KEYS` keys; converts:
     the cache becomes 16 bits before the kernel; order: keys of a segment, 0 for none; walks: a block has all
     segments of its rows.
     """
@@ -54,6 +55,7 @@ class _PageForm(NamedTuple):
     biased_apart: bool
     split: bool
     rows: int
+    is_long: bool
     converts: bool
     order: int
     walks: bool
@@ -142,6 +144,7 @@ def attend(
             biased_apart=qq_bias is not None and qq_bias.dim() > 2,
             split=tokens > 0,
             rows=0 if order else tile_rows(count_sharing(tokens, q.shape[1], heads)),
+            is_long=tokens > 0 and block_table.shape[1] * k.shape[1] > SHORT_KEYS,
             converts=_converts(q, k, v, block_table) if cache is not None and not tokens else False,
             order=order,
             walks=order > 0 and tokens > 0 and _fill_device(q, sequences, tokens),
@@ -269,6 +272,7 @@ def _kernel_name(form: _PageForm) -> str:
             sink="sinks" if "sinks" in form.inputs else "",
             decode=form.split,
             rows=form.rows,
+            is_long=form.is_long,
             order=form.order,
             walks=form.walks,
             cache=form.cache,

@@ -13,10 +13,8 @@ import torch
 from attnc.api.compile import compile_family, making, need_of, refuse_heads
 from attnc.api.fastest import (
     HOPPER,
-    NARROW_ROWS,
-    SHORT_TILES,
-    TILE_ROWS,
     TRITON,
+    suits_tiles,
     target_of_order,
     targets_of_call,
     warn_of_loss,
@@ -85,6 +83,7 @@ class Wanted:
     grad: names of inputs that get a gradient
     decode: for few queries: the heads of a group share a tile, and programs share the keys
     rows: of such a tile at most, 16, 32 or 64
+    is_long: whether there is room for more than `SHORT_KEYS` keys of a sequence
     split: by the device and shapes; split_size: instead, this many keys for each, a multiple of 16
     cache: dtype of k and v where they have 8 bits, else None; k_scale, v_scale: names of f32[B, Hkv] inputs
     that they are multiplied by, "" for none
@@ -115,6 +114,7 @@ class Wanted:
     grad: tuple[str, ...] = ()
     decode: bool = False
     rows: int = 16
+    is_long: bool = False
     split: bool = True
     unites: bool = False
     split_size: int = 0
@@ -168,14 +168,11 @@ class Wanted:
 
     @property
     def suits_tiles(self) -> bool:
-        """Whether Hopper's kernel, of tiles of 64 rows, is the fastest for few queries: more of them than
-        Triton's tile has, rows of pages so short that Triton's addresses take longer than they do, or so
-        wide that its tiles have few keys.
-        """
+        """Whether Hopper's kernel, of tiles of 64 rows, is the fastest for few queries."""
         is_plain = self.decode and self.cache is None and not self.is_latent and not self.split_size
-        widest = max(self.head_dim, self.value_dim)
-        has_narrow_pages = widest <= NARROW_ROWS and "paged(" in self.kv
-        return is_plain and (self.rows > TILE_ROWS or has_narrow_pages or widest > SHORT_TILES)
+        keys, widest = "paged" if "paged(" in self.kv else "dense", max(self.head_dim, self.value_dim)
+        suits = suits_tiles(widest, self.rows, keys, is_long=self.is_long, is_known=False)
+        return is_plain and self.dtype.itemsize == 2 and suits
 
     @property
     def suits_warps(self) -> bool:

@@ -35,7 +35,7 @@ from attnc.adapters.specs import (
     run_kernel,
     tile_rows,
 )
-from attnc.api.fastest import are_few, count_sharing
+from attnc.api.fastest import SHORT_KEYS, are_few, count_sharing, exceeds
 from attnc.api.repeats import keep, repeat
 from attnc.api.tensors import FLOATS, NUMBERS, GivenTensors, draw_seed, lowered, to_dropout
 from attnc.support.arguments import requires_gradient
@@ -186,6 +186,7 @@ def attention(
         len(dropped) > 0,
         (*(("q", "k", "v") if gradients else ()), *wanted),
         0 if gradients or wanted or len(dropped) else _rows_of_few(query, key),
+        exceeds(key.shape[2], SHORT_KEYS),
     )
     sinks = () if s_aux is None else (s_aux.float(),)
     given = () if band is None else bounds
@@ -281,9 +282,11 @@ def _kernel_name(
     dropout: bool,
     grad: tuple[str, ...],
     rows: int,
+    is_long: bool,
 ) -> str:
     """Returns the name of a form's kernel. sizes: of a head of q and k, and of v. tables: name, element type,
-    whether sequences share it, whether heads, whether queries. rows: of a tile of few queries, 0 of many.
+    whether sequences share it, whether heads, whether queries. rows: of a tile of few queries, 0 of many;
+    is_long: whether there are more than `SHORT_KEYS` keys.
     """
     head_dim, value_dim = sizes
     is_own = value_dim != head_dim
@@ -319,6 +322,7 @@ def _kernel_name(
             grad=grad,
             decode=rows > 0,
             rows=rows,
+            is_long=rows > 0 and is_long,
         )
     )
 

@@ -34,12 +34,10 @@ _CAPABILITY, _FACTORS = 90, (1.1, 2.2)
 _NARROW = 64
 #: Elements that rows are multiples of for wgmma and TMA. How wide they may be the plan says of each spec.
 _STEP = 8
-#: To decode: query rows of a tile of Triton's, and columns of rows in pages up to which its addresses take
-#: longer than they do; and columns beyond which its tiles have no room for more than 32 keys. Where more rows
-#: share the keys of a KV head, for such pages and for such heads, Hopper's kernel is the fastest.
-TILE_ROWS, NARROW_ROWS, SHORT_TILES = 16, 64, 128
-#: Keys of one tensor beyond which Hopper's kernel is as fast as Triton's, or up to 1.6 times as fast.
-SHORT_KEYS = 2048
+#: To decode: query rows of a tile of Triton's; columns of rows in pages up to which its addresses take longer
+#: than they do; columns beyond which its tiles have no room for more than 32 keys; and keys that there is
+#: room for, beyond which Hopper's kernel is as fast, or up to 1.6 times as fast.
+TILE_ROWS, NARROW_ROWS, SHORT_TILES, SHORT_KEYS = 16, 64, 128, 2048
 #: Queries of a sequence up to which programs share its keys, as tiles of rows would leave most of a GPU idle.
 FEW = 16
 
@@ -117,26 +115,42 @@ def targets_of_few(
 ) -> tuple[str, ...]:
     """Returns the targets for queries of which a sequence has `FEW` at most, whose keys programs share, the
     fastest first, of which each but the last may have no kernel for the call. Triton's kernels read memory
-    as fast as there is, but for the calls of which this file says how many rows Hopper's are faster for. For
-    one query for each KV head, of 16 bits, whose keys are narrow rows of one tensor, sm_80's kernel, whose
-    warps share a tile of them, is the fastest on a Hopper GPU.
+    as fast as there is, but for calls of which `suits_tiles` says that Hopper's are faster. For one query for
+    each KV head, of 16 bits, whose keys are narrow rows of one tensor, sm_80's kernel, whose warps share a
+    tile of them, is the fastest on a Hopper GPU.
 
     sharing: rows of a sequence that share the keys of a KV head; keys: "dense", "ragged" or "paged"; length:
-    of every sequence of keys, 0 where calls tell it; is_packed: queries of sequences end to end, whose keys
-    programs of Triton alone share; other arguments are as of `targets_of_call`.
+    sharing: rows of a sequence that share the keys of a KV head; keys: "dense", "ragged" or "paged"; length:
+    keys of a sequence that there is room for, 0 where that is not known; is_packed: queries of sequences end
+    to end, whose keys programs of Triton alone share; other arguments are as of `targets_of_call`.
     """
     if is_packed and not _CHOSEN[0]:
         return (TRITON,)
     width = max(q.shape[-1], v.shape[-1])
-    is_narrow = width <= NARROW_ROWS
-    if _CHOSEN[0] or width > SHORT_TILES or sharing > TILE_ROWS or (is_narrow and keys == "paged"):
+    if _CHOSEN[0] or width > SHORT_TILES or sharing > TILE_ROWS:
         return targets_of_call(function, q, k, v)
-    if keys != "dense" or q.dtype is torch.float32:
+    if q.dtype is torch.float32 or k.dtype != q.dtype:
         return (TRITON,)
-    if is_narrow and sharing == 1:
+    if keys == "dense" and width <= NARROW_ROWS and sharing == 1:
         return _targets_of_one_row(function, index_of(q))
-    is_long = exceeds(length, SHORT_KEYS) and k.dtype == q.dtype and not misfit(q, k, v)
-    return targets_of_call(function, q, k, v) if is_long else (TRITON,)
+    suits = suits_tiles(width, sharing, keys, is_long=exceeds(length, SHORT_KEYS), is_known=length != 0)
+    return targets_of_call(function, q, k, v) if suits and not misfit(q, k, v) else (TRITON,)
+
+
+def suits_tiles(width: int, sharing: int, keys: str, *, is_long: bool, is_known: bool = True) -> bool:
+    """Returns whether Hopper's kernel, of tiles of 64 rows, is the fastest for few queries: of more rows than
+    Triton's tile has; of heads so wide that its tiles have few keys, or that it pads to a power of two; of
+    pages whose rows are so short that its addresses take longer than they do; and of many keys.
+
+    width: the larger of D and Dv; sharing, keys: as of `targets_of_few`; is_long: whether there is room for
+    more than `SHORT_KEYS` keys; is_known: whether that is known.
+    """
+    if sharing > TILE_ROWS or width > SHORT_TILES:
+        return True
+    if keys == "ragged":
+        return False
+    has_narrow_pages = keys == "paged" and width <= NARROW_ROWS and not is_known
+    return is_long or has_narrow_pages or width & (width - 1) != 0
 
 
 def are_few(queries: int) -> bool:

@@ -530,7 +530,8 @@ class Call:
             is_packed = self._form.get("q", "dense") == "ragged"
             sharing = count_sharing(1 if is_packed else q.shape[1], q.shape[-2], k.shape[-2])
             keys = self._form.get("kv", "dense")
-            length = 0 if "lengths" in self._form or keys == "ragged" else k.shape[1]
+            length = 0 if keys == "ragged" else k.shape[1]
+            length *= self._tensors["block_table"].shape[1] if keys == "paged" else 1
             targets = targets_of_few(
                 self._name, q, k, v, sharing=sharing, keys=keys, length=length, is_packed=is_packed
             )

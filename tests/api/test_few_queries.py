@@ -330,7 +330,11 @@ def test_whose_kernels_few_queries_run_on(
         ((20, 20), 64, "dense", 4096, torch.bfloat16, SM80),
         ((32, 8), 128, "dense", 2048, torch.bfloat16, TRITON),
         ((32, 8), 128, "dense", 8192, torch.float32, TRITON),
-        ((32, 8), 128, "paged", 8192, torch.bfloat16, TRITON),
+        ((32, 8), 128, "paged", 8192, torch.bfloat16, HOPPER),
+        ((32, 8), 128, "paged", 512, torch.bfloat16, TRITON),
+        ((32, 8), 64, "paged", 512, torch.bfloat16, TRITON),  # rows are short, and there are few of them
+        ((32, 8), 96, "paged", 512, torch.bfloat16, HOPPER),  # Triton would pad heads to 128 columns
+        ((32, 8), 128, "ragged", 8192, torch.bfloat16, TRITON),
         ((32, 8), 100, "dense", 8192, torch.bfloat16, TRITON),  # rows that TMA does not read
     ],
 )
