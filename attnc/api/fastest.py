@@ -40,6 +40,10 @@ _STEP = 8
 TILE_ROWS, NARROW_ROWS, SHORT_TILES, SHORT_KEYS = 16, 64, 128, 2048
 #: Queries of a sequence up to which programs share its keys, as tiles of rows would leave most of a GPU idle.
 FEW = 16
+#: Of more queries, on a Hopper GPU: rows of a tile of the kernel whose programs share keys; the share of
+#: multiprocessors that such tiles may have, so that it is faster than tiles of rows that walk over all keys;
+#: and keys that these are through when it begins. Measured on an H200.
+_SHARED_ROWS, _IDLE, _BEGUN = 64, 0.55, 520
 
 #: Columns of 16 bits up to which Triton's gradients are faster than those of sm_80. Of wider heads it
 #: multiplies 512, however few of them there are, and is no faster where there are as many.
@@ -120,7 +124,6 @@ def targets_of_few(
     tile of them, is the fastest on a Hopper GPU.
 
     sharing: rows of a sequence that share the keys of a KV head; keys: "dense", "ragged" or "paged"; length:
-    sharing: rows of a sequence that share the keys of a KV head; keys: "dense", "ragged" or "paged"; length:
     keys of a sequence that there is room for, 0 where that is not known; is_packed: queries of sequences end
     to end, whose keys programs of Triton alone share; other arguments are as of `targets_of_call`.
     """
@@ -137,6 +140,28 @@ def targets_of_few(
     return targets_of_call(function, q, k, v) if suits and not misfit(q, k, v) else (TRITON,)
 
 
+def share_keys(
+    function: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, heads: tuple[int, int], keys: int
+) -> bool:
+    """Returns whether programs share the keys of queries [B, M, ...]: of few, and of more where their tiles
+    of rows would leave most of a Hopper GPU idle beside many keys, as chunks of prompts and long drafts do.
+
+    function: what warnings call the caller; heads: of q, and of k and v; keys: of a sequence, at most, all of
+    which some query sees; 0 where that is not known.
+    """
+    if are_few(q.shape[1]):
+        return True
+    index = index_of(q)
+    if index < 0 or torch.compiler.is_exporting() or k.dtype != q.dtype or misfit(q, k, v):
+        return False
+    if targets_of_call(function, q, k, v)[0] != HOPPER:
+        return False
+    rows = count_sharing(q.shape[1], *heads)
+    tiles = q.shape[0] * heads[1] * -(-rows // _SHARED_ROWS)
+    processors = _count_processors(index)
+    return keys * (_IDLE * processors - tiles) > _BEGUN * processors
+
+
 def suits_tiles(width: int, sharing: int, keys: str, *, is_long: bool, is_known: bool = True) -> bool:
     """Returns whether Hopper's kernel, of tiles of 64 rows, is the fastest for few queries: of more rows than
     Triton's tile has; of heads so wide that its tiles have few keys, or that it pads to a power of two; of
@@ -150,7 +175,8 @@ def suits_tiles(width: int, sharing: int, keys: str, *, is_long: bool, is_known:
     if keys == "ragged":
         return False
     has_narrow_pages = keys == "paged" and width <= NARROW_ROWS and not is_known
-    return is_long or has_narrow_pages or width & (width - 1) != 0
+    is_padded = width > NARROW_ROWS and width & (width - 1) != 0
+    return is_long or has_narrow_pages or is_padded
 
 
 def are_few(queries: int) -> bool:
@@ -211,7 +237,12 @@ def _targets_of_one_row(function: str, index: int) -> tuple[str, ...]:
     return tuple(target for target in found if target != HOPPER)
 
 
-# What torch.compiler.assume_constant_result does, without importing the compiler: tracing calls both.
+def _count_processors(index: int) -> int:
+    return gpu_of(index).multiprocessors
+
+
+# What torch.compiler.assume_constant_result does, without importing the compiler: tracing calls all three.
+_count_processors._dynamo_marked_constant = True  # type: ignore[attr-defined]  # functions take attributes
 _targets_of_one_row._dynamo_marked_constant = True  # type: ignore[attr-defined]  # functions take attributes
 targets_on._dynamo_marked_constant = True  # type: ignore[attr-defined]  # functions take attributes
 

@@ -14,7 +14,7 @@ from weakref import WeakValueDictionary
 
 import torch
 
-from attnc.api.fastest import HOPPER, are_few, count_sharing, exceeds, targets_of_call, targets_of_few
+from attnc.api.fastest import HOPPER, count_sharing, exceeds, share_keys, targets_of_call, targets_of_few
 from attnc.api.repeats import Arrange, Plan, keep
 from attnc.api.tensors import (
     FLOATS,
@@ -473,9 +473,7 @@ class Call:
         names that forms have for them, None where left out, so that `repeat` finds them again; or None.
         """
         has_more = bool(self._grads) or "blocks" in self._form or "dropout" in self._form
-        is_dense = self._form.get("q", "dense") == "dense"
-        has_few = are_few(self._tensors["q"].shape[1]) if is_dense else self._has_one
-        if has_few and not has_more:
+        if not has_more and self._shares_keys():
             self._form["splits"] = max(0, splits)
         self._choose()
         name, inputs = self._prepare_function()
@@ -524,14 +522,27 @@ class Call:
         )
         return dq, dk, dv
 
+    def _shares_keys(self) -> bool:
+        if self._form.get("q", "dense") != "dense":
+            return self._has_one
+        q, k, v = (self._tensors[name] for name in "qkv")
+        is_known = "left" not in self._form and self._form.get("kv", "dense") != "ragged"
+        heads, keys = (q.shape[2], k.shape[-2]), self._count_keys() if is_known else 0
+        return share_keys(self._name, q, k, v, heads=heads, keys=keys)
+
+    def _count_keys(self) -> int:
+        """Returns how many keys of a sequence, which has its own, there is room for."""
+        pages = self._tensors["block_table"].shape[1] if "page" in self._form else 1
+        keys: int = pages * self._tensors["k"].shape[1]
+        return keys
+
     def _choose(self) -> None:
         q, k, v = (self._tensors[name] for name in "qkv")
         if "splits" in self._form:
             is_packed = self._form.get("q", "dense") == "ragged"
             sharing = count_sharing(1 if is_packed else q.shape[1], q.shape[-2], k.shape[-2])
             keys = self._form.get("kv", "dense")
-            length = 0 if keys == "ragged" else k.shape[1]
-            length *= self._tensors["block_table"].shape[1] if keys == "paged" else 1
+            length = 0 if keys == "ragged" else self._count_keys()
             targets = targets_of_few(
                 self._name, q, k, v, sharing=sharing, keys=keys, length=length, is_packed=is_packed
             )

@@ -48,7 +48,8 @@ class Target(ABC):
     has_rows_kernel: what a backward needs of its rows is made by a kernel of its own.
     sections: of heads that are worked at beside each other; own_tensors: names of those that all kernels take
     besides inputs and outputs.
-    splits_in_turn: splits of a sequence take its tiles in turn (`ir.Split`). walks_lists: kernels can walk
+    splits_in_turn: splits of a sequence take its tiles in turn (`ir.Split`). decodes_chunks: decode kernels
+    are fast for chunks of prompts, too (`tuned.tables.guess_rows`). walks_lists: kernels can walk
     over the blocks that a mask lists; lists_are_bits: which are bits, not numbers, that they walk over;
     has_selected_gradients: there are kernels for gradients of queries that have lists of their own.
     cuts_summands: what keys of a tile sum to is summed on tensor cores, which take 16 bits at once.
@@ -71,6 +72,7 @@ class Target(ABC):
     has_rows_kernel: ClassVar[bool]
     sections: ClassVar[Section]
     splits_in_turn: ClassVar[bool] = False
+    decodes_chunks: ClassVar[bool] = False
     walks_lists: ClassVar[bool] = False
     lists_are_bits: ClassVar[bool] = False
     has_selected_gradients: ClassVar[bool] = False

@@ -14,12 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from attnc.expr.construct import ZERO
 from attnc.files import update_text
 from attnc.model.dtypes import DType
 from attnc.model.variants import variant_name
 from attnc.plan import ir
 from attnc.plan.projection import ProjectionModule
 from attnc.plan.signature import feature
+from attnc.plan.targets import target_of
 from attnc.source import Source
 from attnc.tuned.choices import read_measured, version_of
 
@@ -39,6 +41,9 @@ TILES_ROWS, MOST_CONVERTED, _HEADS = 256, 1 << 30, (16, 64, 256, 1024)
 #: Tiles of rows from which on blocks of all segments of their rows are as fast as blocks of one: 0.75 for
 #: each multiprocessor of a Hopper GPU, whose kernels alone have both. Measured on an H200.
 _BUSY = 0.75 * 132
+#: Of more queries, for Hopper: how many there may be; by keys up to which tiles of rows that walk over all of
+#: them are faster, tiles of 64 rows of all heads up to which a decode kernel is. Measured on an H200.
+_CHUNKS, _CHUNK_TILES = (64, 128, 256, 512), ((1024, 16), (3072, 48))
 #: Queries of a call that have tiles of their own, where others share them over the union of their lists. With
 #: shared ones steps of decoding take longer, and 4,096 queries a third of the time. Measured on an H200.
 _ALONE = 256
@@ -193,18 +198,18 @@ def target_rows(
 
 
 def guess_rows(family: Sequence[ir.Module]) -> LabelRows:
-    """Returns rows for a device without measurements: decode kernels up to as many rows as a tile has,
-    then the first other schedule; where one converts keys and values of 8 bits in tiles and another before,
-    the first for few rows, and for more keys than should be converted; of two that decode in segments, the
-    one that shares them out while tiles of rows leave multiprocessors idle; of two over lists, the one whose
-    queries have tiles of their own for few of them.
+    """Returns rows for a device without measurements: decode kernels up to as many rows as a tile has, and
+    for chunks beside many keys, then the first other schedule; where one converts keys and values of 8 bits
+    in tiles and another before, the first for few rows, and for more keys than should be converted; of two
+    that decode in segments, the one that shares them out while tiles of rows leave multiprocessors idle; of
+    two over lists, the one whose queries have tiles of their own for few of them.
     """
     anything: tuple[int | None, ...] = (None,) * len(ATTENTION_SIZES)
     others = [module for module in family if module.kernel.structure != "decode"]
     decode = next((module.label for module in family if module.kernel.structure == "decode"), None)
     if not others:
         return (*_guess_segments(family), *_guess_unions(family), (anything, family[0].label))
-    rows: LabelRows = () if decode is None else (((16, *anything[1:]), decode),)
+    rows: LabelRows = () if decode is None else (((16, *anything[1:]), decode), *_guess_chunks(family))
     before = next((module for module in others if module.conversion is not None), None)
     tiles = next((module for module in others if module.conversion is None), None)
     if before is None or before.conversion is None or tiles is None or not _reads_narrow(tiles):
@@ -212,6 +217,28 @@ def guess_rows(family: Sequence[ir.Module]) -> LabelRows:
     key_bytes = sum(2 * feature(tensor.made.tensor) for tensor in before.conversion.tensors)
     stairs = [((None, MOST_CONVERTED // key_bytes // heads, heads), before.label) for heads in _HEADS]
     return (*rows, ((TILES_ROWS, *anything[1:]), tiles.label), *stairs, (anything, tiles.label))
+
+
+def _guess_chunks(family: Sequence[ir.Module]) -> LabelRows:
+    """Returns rows for chunks of prompts beside many keys, whose tiles of rows would leave most of a Hopper
+    GPU idle: its decode kernel takes these, where queries see all keys up to theirs.
+    """
+    (decode, other) = (
+        next(module for module in family if (module.kernel.structure == "decode") == decodes)
+        for decodes in (True, False)
+    )
+    kernel = decode.kernel
+    has_segments = decode.variant.attention.segment is not None
+    is_shared = isinstance(kernel, ir.Decode) and kernel.split is not None and not has_segments
+    if not target_of(decode.target).decodes_chunks or not is_shared or _reads_narrow(decode):
+        return ()
+    if other.kernel.regions.loops[0].start != ZERO:
+        return ()
+    rows: list[tuple[tuple[int | None, ...], str]] = []
+    for keys, tiles in _CHUNK_TILES:
+        rows.append(((None, keys, None), other.label))
+        rows += [((queries, None, 64 * tiles // queries), decode.label) for queries in _CHUNKS]
+    return tuple(rows)
 
 
 def _guess_segments(family: Sequence[ir.Module]) -> LabelRows:

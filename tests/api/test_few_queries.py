@@ -360,6 +360,37 @@ def test_flex_takes_them_too(length: int, target: str, hopper: None) -> None:
     assert "split.kv = auto" in family.spec or target == HOPPER
 
 
+@pytest.mark.parametrize(
+    ("shape", "kv_heads", "keys", "shares"),
+    [
+        ((1, 64, 32, 128), 8, 32768, True),  # 32 tiles of 64 rows
+        ((1, 128, 32, 128), 8, 4096, False),  # 64, and too few keys for so many
+        ((1, 128, 32, 128), 8, 8192, True),
+        ((1, 256, 32, 128), 8, 32768, False),  # 128
+        ((1, 17, 8, 128), 1, 2048, True),
+        ((1, 17, 8, 128), 1, 512, False),
+        ((4, 512, 1, 64), 1, 8192, True),
+        ((1, 64, 8, 100), 8, 8192, False),  # rows that TMA does not read
+    ],
+)
+def test_chunks_that_leave_a_hopper_idle_share_keys(
+    shape: tuple[int, ...],
+    kv_heads: int,
+    keys: int,
+    *,
+    shares: bool,
+    hopper: None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(fastest, "_count_processors", lambda index: 132)
+    q, k = torch.empty(shape, dtype=torch.bfloat16), torch.empty(1, 1, kv_heads, shape[-1]).bfloat16()
+    heads = shape[2], kv_heads
+    assert fastest.share_keys("door", q, k, k, heads=heads, keys=keys) == shares
+    assert not fastest.share_keys("door", q.float(), k.float(), k.float(), heads=heads, keys=keys)
+    fastest.run_on(TRITON)
+    assert not fastest.share_keys("door", q, k, k, heads=heads, keys=keys)
+
+
 @pytest.mark.parametrize("target", fastest.NEEDS)
 def test_a_chosen_target_serves_few_queries_too(target: str, hopper: None) -> None:
     q = torch.empty(1, 1, 8, 128, dtype=torch.float16)

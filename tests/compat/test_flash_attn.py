@@ -421,7 +421,7 @@ def test_calls_take_the_fastest_kernels(asked: Asked) -> None:
     group = q.shape[2] // k.shape[2]
     flash_attn_func(q[:, : 16 // group], k, v, causal=True)
     flash_attn_with_kvcache(q[:, : 16 // group + 1], k, v, causal=True)
-    pages, table = k[:, :8], torch.tensor([[0], [1]], dtype=torch.int32)
+    pages, table = k[:, :8], torch.zeros(2, 300, dtype=torch.int32)  # room for many
     flash_attn_with_kvcache(q[:, :1], pages, pages, block_table=table, cache_seqlens=8)
     wide = torch.zeros(1, 8, 1, 136, dtype=torch.float16)
     flash_attn_with_kvcache(wide[:, :1], wide, wide)
@@ -449,7 +449,8 @@ def test_single_queries_that_share_no_keys_take_the_kernel_whose_warps_do(asked:
     call(dtype=torch.float32)
     run_on("triton")
     call(width=32)
-    assert [target for target, _ in asked] == [*["cuda.sm_80"] * 2, *["triton"] * 5]
+    others = ["triton", "triton", "cuda.sm_90a", "triton", "triton"]  # Triton pads to 128 columns
+    assert [target for target, _ in asked] == ["cuda.sm_80", "cuda.sm_80", *others]
 
 
 def test_gradients_are_the_fastest_unless_somebody_wants_the_same_bits(asked: Asked) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from attnc.build import compile_program, front
+from attnc.build import add_schedules, compile_program, front, plan_program, schedules_for
 from attnc.plan import ir
 from attnc.plan.projection import ProjectionModule
 from attnc.plan.targets import schedule_for
@@ -145,6 +145,50 @@ def test_modules_are_named_after_their_schedules(family: tuple[ir.Module, ...]) 
 def test_a_device_that_nobody_measured_splits_keys_for_few_rows(family: tuple[ir.Module, ...]) -> None:
     assert guess_rows(family) == (((16, None, None), "split"), ((None, None, None), "rows"))
     assert guess_rows(family[2:]) == (((None, None, None), "rows"),)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "label"),
+    [
+        ((16, 300, 4096), "decode"),
+        ((17, 300, 1), "prompt"),  # few keys
+        ((17, 2048, 8), "decode"),
+        ((64, 2048, 17), "prompt"),
+        ((64, 8192, 32), "decode"),  # Llama-3-8B
+        ((64, 8192, 64), "prompt"),  # two of these
+        ((128, 32768, 24), "decode"),
+        ((512, 32768, 6), "decode"),
+        ((512, 32768, 8), "prompt"),
+        ((4096, 32768, 1), "prompt"),
+    ],
+    ids=str,
+)
+def test_chunks_beside_many_keys_share_them(sizes: tuple[int, int, int], label: str) -> None:
+    def rows_of(mask: str) -> LabelRows:
+        program = resolve_text(CHUNKS.format(mask=mask))
+        (schedules, *_) = schedules_for(program, "chunks", "cuda.sm_90a")
+        return guess_rows(plan_program(add_schedules(program, schedules)).modules)
+
+    def pick(rows: LabelRows) -> str:
+        return next(
+            picked
+            for limits, picked in rows
+            if all(most is None or n <= most for n, most in zip(sizes, limits, strict=True))
+        )
+
+    assert pick(rows_of("mask = causal")) == label
+    assert pick(rows_of("mask = window(99, 0)")) == ("decode" if sizes[0] <= 16 else "prompt")
+
+
+CHUNKS = """attention chunks {{
+  input q: bf16[B, M, Hkv * G, 128]
+  input k, v: bf16[B, N, Hkv, 128]
+  score = dot(q, k)
+  {mask}
+  normalize = softmax
+  output o: bf16[B, M, Hkv * G, 128]
+}}
+"""
 
 
 @pytest.mark.parametrize(

@@ -106,6 +106,7 @@ class Sm90a(Target):
     splits_in_turn: ClassVar = True
     decodes_prompts: ClassVar = True
     packs_decoded_queries: ClassVar = True
+    decodes_chunks: ClassVar = True
     walks_lists: ClassVar = True
     lists_are_bits: ClassVar = True
 
