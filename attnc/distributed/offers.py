@@ -108,7 +108,7 @@ def assignments(
         found["longest first"] = longest_first(chunks, ranks)
         if (even := evened(chunks, ranks)) is not None:
             found["evened"] = even
-        if chunks.density < SPARSE:  # else most keys move whoever owns what
+        elif chunks.density < SPARSE:  # else most keys move whoever owns what
             if seen is None:
                 found["exchanged"] = exchange_chunks(chunks, together, ranks)
             else:
@@ -125,10 +125,12 @@ def contiguous(count: int, ranks: int) -> Ints:
 def evened(chunks: Chunks, ranks: int) -> Ints | None:
     """Returns runs of as many chunks each, but for chunks at one end that compute less than all others, as
     the first of a window do: the emptiest of them are dealt out, so that all ranks have as much less. None
-    where no chunks are so.
+    where no chunks are so, or runs are even.
     """
-    count, work = len(chunks.work), chunks.work
+    count, work, runs = len(chunks.work), chunks.work, contiguous(len(chunks.work), ranks)
     if ranks == 1 or count < 4 * ranks or chunks.density >= SPARSE or np.ptp(chunks.rows):
+        return None
+    if _excess(chunks, runs, ranks) <= EVEN:
         return None
     less, little = np.sort(work)[count // 2] - work, EVEN * work.max()
     light = np.flatnonzero(less > little)
@@ -146,7 +148,7 @@ def evened(chunks: Chunks, ranks: int) -> Ints | None:
         while taken < 0.75 * share and given < len(light):
             chunk = emptiest[given]
             owner[chunk], taken, given = rank, taken + less[chunk], given + 1
-    room = np.bincount(contiguous(count, ranks)) - np.bincount(owner[owner >= 0], minlength=ranks)
+    room = np.bincount(runs) - np.bincount(owner[owner >= 0], minlength=ranks)
     owner[owner < 0] = np.repeat(np.arange(ranks), room)
     return owner
 

@@ -432,9 +432,11 @@ def _total(estimate: TimeEstimate) -> float:
 
 
 def _is_better(found: TimeEstimate, best: TimeEstimate) -> bool:
+    """Of two that take as long forward, gradients take less where fewer keys move, or work is more even."""
     if found.total < best.total * (1 - _TIE):
         return True
-    return found.total < best.total * (1 + _TIE) and found.bytes < 0.7 * best.bytes
+    even = best.compute - found.compute > 2 * _TIE * best.total and found.bytes < 1.5 * best.bytes
+    return found.total < best.total * (1 + _TIE) and (found.bytes < 0.7 * best.bytes or even)
 
 
 def is_tied(sizes: CallSizes) -> bool:

@@ -449,14 +449,12 @@ def test_slices_are_those_of_a_sharded_tensor(blocks: int, fewer: int, ranks: in
 @pytest.mark.parametrize("ranks", [2, 4, 8])
 @pytest.mark.parametrize("cell", [cell for cell in CELLS if not cell.decode], ids=lambda cell: cell.name)
 def test_measured_calls_are_shared_out_evenly(cell: RanksCell, ranks: int) -> None:
-    """What `attnc bench --ranks` measures: equal work to 2 %, but for windows on eight ranks, whose links it
-    would take longer than what the first rows lack; and no key moves to a rank that does without it.
-    """
+    """What `attnc bench --ranks` measures: equal work to 1 %, and no key moves to who does without it."""
     spec = spec_of(SPEC, cell.mask, "cuda.sm_90a")
     seen = Visibility(spec.variants[0].attention)
     sizes = sizes_of_cell(cell)
     plan = make_plan(seen, sizes, widths_of(seen), ranks, rates_of(spec.target))
-    assert plan.imbalance <= (1.035 if cell.mask == "window" and ranks == 8 else 1.02)
+    assert plan.imbalance <= 1.011
     assert np.ptp(plan.owner_rows) == 0
     if plan.chosen.strategy == "need":
         moved = int(least(plan, seen).sum())
