@@ -79,7 +79,6 @@ class Source:
         return self._line_starts[line - 1]
 
     def line_text(self, line: int) -> str:
-        """Returns a line without its line ending."""
         starts = self._line_starts
         end = starts[line] - 1 if line < len(starts) else len(self.text)
         return self.text[starts[line - 1] : end].removesuffix("\r")

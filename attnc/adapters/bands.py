@@ -38,7 +38,6 @@ class Band:
     keys: torch.Tensor | None = None
 
     def to(self, device: torch.device) -> Band:
-        """Returns the band with its tensors on a device."""
         first, last, stop = (x.to(device) for x in (self.first, self.last, self.stop))
         keys = None if self.keys is None else self.keys.to(device)
         return replace(self, first=first, last=last, stop=stop, keys=keys)

@@ -58,7 +58,6 @@ class Plan:
         return found if self.finish is None else self.finish(found, tensors)
 
     def settle(self, tensors: Sequence[Any]) -> Again:
-        """Returns `run`, of tensors that look like these."""
         arrange, finish = self.arrange, self.finish
         inputs, out = arrange(tensors)
         again = None if self.call is None else self.call.resume(inputs, out, self.axes)

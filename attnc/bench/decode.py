@@ -86,7 +86,6 @@ class DecodeInputs:
     kv_len: torch.Tensor
 
     def narrow(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Returns k and v as e4m3, and their scale."""
         scale = torch.ones((), device=self.k.device)
         return self.k.to(torch.float8_e4m3fn), self.v.to(torch.float8_e4m3fn), scale
 

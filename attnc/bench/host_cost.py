@@ -230,8 +230,6 @@ def measure_calls(
 
 @dataclass(frozen=True)
 class HostBenchmark(Benchmark[HostCell, Mapping[HostCall, float]]):
-    """The calls of modules, and PyTorch's."""
-
     stem: ClassVar[str] = "host"
     modules: Sequence[ir.Module]
 

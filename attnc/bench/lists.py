@@ -49,7 +49,6 @@ class ListBenchmark(Contest[ListCell, ListInputs], Benchmark[ListCell, Sequence[
         return [draw_inputs(cell) for _ in range(copies)]
 
     def jobs(self, cells: Sequence[ListCell]) -> Sequence[Job]:
-        """Returns a job for each kernel, which a first cell stands for."""
         return super().jobs(list({cell.form: cell for cell in reversed(cells)}.values()))
 
     def measure(self, cells: Sequence[ListCell], rounds: int, report: Report) -> Sequence[Result[ListCell]]:

@@ -189,7 +189,6 @@ def _encoders() -> Iterator[ModelCell]:
 
 
 def _images() -> Iterator[ModelCell]:
-    """Yields what makes pictures and films: no mask."""
     yield _self("SDXL", "prompt", 2, 4096, 10, 10, 64, causal=False)
     yield _self("SDXL", "training", 2, 4096, 10, 10, 64, causal=False)
     yield _self("SDXL inner", "prompt", 2, 1024, 20, 20, 64, causal=False)

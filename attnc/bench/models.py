@@ -84,7 +84,6 @@ class ModelBenchmark(Contest[ModelCell, ModelInputs], Benchmark[ModelCell, Seque
         return [draw_inputs(cell) for _ in range(copies)]
 
     def jobs(self, cells: Sequence[ModelCell]) -> Sequence[Job]:
-        """Returns a job for each kernel, which a first cell stands for."""
         return super().jobs(list({cell.form: cell for cell in reversed(cells)}.values()))
 
     def measure(self, cells: Sequence[ModelCell], rounds: int, report: Report) -> Sequence[Result[ModelCell]]:

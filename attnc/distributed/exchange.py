@@ -104,7 +104,6 @@ class Exchange:
         return iter(sorted(pairs, key=lambda pair: -abs(state[pair[0]].cost - state[pair[1]].cost)))
 
     def _best_of(self, x: _Rank, y: _Rank) -> tuple[int, int] | None:
-        """Finds the two chunks whose exchange shortens these ranks most."""
         if not len(x.chunks) or not len(y.chunks):
             return None
         less = self._work[x.chunks][:, None] - self._work[y.chunks]
@@ -143,7 +142,6 @@ class Exchange:
 
 
 def _pack_bits(x: Bools) -> Bits:
-    """Packs flags, [rows, flags], into words of 64."""
     padded = np.zeros((len(x), max(-(-x.shape[1] // 64), 1) * 64), np.bool_)
     padded[:, : x.shape[1]] = x
     return np.packbits(padded, axis=1, bitorder="little").view(np.uint64)

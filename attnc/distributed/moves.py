@@ -251,7 +251,6 @@ class Moves:
     # --- keys
 
     def pack_keys(self, k: torch.Tensor, v: torch.Tensor, number: int) -> Parcel:
-        """Copies the rows of k and v that others need."""
         layout = self._parcel_layout(k, v)
         size, came = sum(layout.counts_out), sum(layout.counts_in)
         if self._box is None:
@@ -363,7 +362,6 @@ class Moves:
         )
 
     def _counts(self, pieces: Sequence[Piece], rows: Sequence[Ints]) -> list[int]:
-        """Counts the elements of these rows of each other rank."""
         of_row = sum(piece.of_row for piece in pieces)
         return [0 if r == self.rank else len(some) * of_row for r, some in enumerate(rows)]
 

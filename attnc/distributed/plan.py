@@ -176,7 +176,6 @@ class Plan:
         return None if len(kept) == hi - lo else kept
 
     def places(self, rows: Ints) -> Ints:
-        """Returns the positions of rows among the keys."""
         ends_q, ends_k = self.sizes.ends_q, self.sizes.ends_k
         if ends_q is None or ends_k is None:
             return rows + (self.sizes.keys - self.sizes.queries)
@@ -218,7 +217,6 @@ class Plan:
         return first < second, int(reached[at]), second // TILE * TILE
 
     def _ready_rows(self, rank: int) -> tuple[Ints, Ints]:
-        """Returns which of `rows` wait for nothing, and which do."""
         rows = self.rows(rank)
         rows = rows[: np.searchsorted(rows, self.last_row)]
         ready = self.ready[rows // self.chunk] if len(rows) else np.zeros(0, np.bool_)

@@ -159,6 +159,5 @@ def _without(tape: Tape, common: Scalar, x: Scalar, y: Scalar) -> Scalar:
 
 
 def _wide(tape: Tape, x: Scalar) -> Scalar:
-    """Returns a number that does not wrap around as its type does."""
     found = number(tape, x)
     return Scalar(tape, found.at, found.low, found.high)

@@ -33,7 +33,6 @@ class FlexError(SpecError):
     shown = ""
 
     def __repr__(self) -> str:
-        """Returns the text: torch.compile quotes errors so."""
         return str(self)
 
 

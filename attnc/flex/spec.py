@@ -150,7 +150,6 @@ def split(score: Expr) -> tuple[Expr, Expr]:
 
 
 def _split(expr: Expr) -> tuple[Expr | None, Expr]:
-    """Splits as `split` does; None for what is minus infinity everywhere."""
     if not any(_is_infinite(node) for node in walk(expr)):
         return expr, TRUE
     match expr:

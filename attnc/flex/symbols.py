@@ -133,7 +133,6 @@ class Scalar(Operand):
         return self.shape
 
     def __repr__(self) -> str:
-        """Returns what a mod that prints shows: what the value is computed from."""
         return f"<{self.kind} {self.tape.show(self.at)}>"
 
     def __getitem__(self, index: Any) -> Scalar:

@@ -132,8 +132,6 @@ _A: dict[Type, str] = {"bool": "true or false", "int": "an integer", "float": "a
 
 @dataclass(slots=True)
 class Elaborator:
-    """Makes the expressions of one attention."""
-
     scope: Scope
     report: Reporter
     _expansion: Expansion = field(default_factory=Expansion)

@@ -253,7 +253,6 @@ def _differs_by_head(expr: Expr, attention: Attention) -> bool:
 def _refuse_decoding(
     attention: Attention, listing: Listing, schedule: Schedule, *, splits: bool
 ) -> Iterator[Diagnostic]:
-    """splits: whether several programs can share a list."""
     knob = schedule.forward.get("split.kv")
     if knob is not None and knob.choices != (1,) and not splits:
         label, hint = "a list has one program", "remove it"
@@ -315,7 +314,6 @@ def _is_limit(limit: Expr, condition: InList) -> bool:
 
 
 def _refuse_tiles(listing: Listing, schedule: Schedule, *, gathers: bool) -> Iterator[Diagnostic]:
-    """gathers: whether tiles have keys of several blocks."""
     sizes = {"tile.q": (listing.rows, "rows"), "tile.kv": (listing.keys, "keys")}
     if packs_heads(schedule):
         sizes["tile.q"] = (0, "rows")

@@ -117,7 +117,6 @@ class _SelectedMaker:
     target: Target
 
     def in_order(self, of_keys: tuple[Made, ...]) -> Iterator[BackwardKernel]:
-        """Yields the kernels whose gradients are the same in every run."""
         grads = set(self.attention.grads)
         wants_keys = bool({"k", "v"} & grads)
         keeps = wants_keys and self.listing.gathers and bool(joined_parts(self.attention))

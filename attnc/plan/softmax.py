@@ -235,7 +235,6 @@ def split_weight(attention: Attention, *, at_end: bool) -> SplitWeight:
 
 
 def _multiply_by_reciprocals(expr: Expr) -> Expr:
-    """Returns the expression without divisions by constants, which take several instructions each."""
     expr = rebuild(expr, tuple(map(_multiply_by_reciprocals, children(expr))))
     match expr:
         case Binary(op="/", left=left, right=Const(value=value)) if value and left.type == "float":

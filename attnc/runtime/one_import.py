@@ -157,7 +157,6 @@ def _words(gpu: TargetGpu, choice: ByTarget, key: tuple[Any, ...]) -> str:
 
 
 def _condition(limits: Sequence[int | None]) -> str:
-    """`for N <= 512 without gradients`."""
     sizes = dict(zip(_SIZES.values(), limits, strict=True))
     plain = sizes.pop("gradients") is not None
     within = " and ".join(f"{name} <= {limit}" for name, limit in sizes.items() if limit is not None)

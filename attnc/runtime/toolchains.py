@@ -184,8 +184,6 @@ def read_usage(cubin: bytes) -> Usage | None:
 
 
 class TritonCompiler(Toolchain):
-    """Triton and the ptxas in its wheel."""
-
     package = "triton"
 
     def version(self) -> str:
@@ -270,8 +268,6 @@ def _type_of(name: str, module: ir.Module, constants: Mapping[str, object]) -> s
 
 
 class Nvrtc(Toolchain):
-    """CUDA C++ by NVRTC, launched through the driver."""
-
     package = "cupy"
 
     def version(self) -> str:

@@ -86,7 +86,6 @@ def _collect_by_index(out: torch.Tensor, recipe: Recipe, sources: Sequence[torch
 
 
 def _all_of(x: torch.Tensor) -> torch.Tensor:
-    """Returns the memory from the first element of x to its last one."""
     last = sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
     return x.as_strided((last + 1 if x.numel() else 0,), (1,))
 

@@ -38,15 +38,11 @@ class Words:
 
 @dataclass(frozen=True, slots=True)
 class Items:
-    """A tuple."""
-
     items: Sequence[Value]
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A dict with strings as keys."""
-
     items: Mapping[str, Value]
 
 

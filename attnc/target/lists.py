@@ -28,7 +28,6 @@ class Lists(ABC):
         return []
 
     def place(self, key: str) -> str:
-        """Returns what a list holds of a key."""
         return key
 
     @property

@@ -325,7 +325,6 @@ def _the_unseen_does_not_matter(run: GradientRun) -> str | None:
 
 
 def _rows_of_nobody(run: GradientRun) -> torch.Tensor:
-    """Marks elements of o that no sequence has: true past a length."""
     o = run.attention.o
     found: Array = np.ones(run.outputs[o.name].shape, np.bool_)
     views = {**run.arrays, o.name: found}

@@ -480,7 +480,6 @@ def _compare(known: Known, part: Stretch, own: torch.Tensor, where: str, name: s
 
 
 def _canonical(tensor: Tensor, value: torch.Tensor, packed: bool) -> torch.Tensor:
-    """Returns an output as [B, rows, heads, ...]; packed ones are one sequence."""
     roles = list(tensor.roles)
     if packed or Role.BATCH not in roles:
         value, roles = value[None], [Role.BATCH, *roles]

@@ -84,7 +84,6 @@ class Records:
     support: Mapping[str, Supported] = field(default_factory=dict)
 
     def with_support(self, sha256: str, new: Mapping[str, Record]) -> Records:
-        """Notes that these modules ran the support package."""
         support = dict(self.support)
         for path, record in new.items():
             target = target_of(path)

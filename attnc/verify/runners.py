@@ -53,8 +53,6 @@ class Runner(ABC):
 
 
 class Interpreted(Runner):
-    """Triton's interpreter."""
-
     without_gpu = "Triton's interpreter"
     warps_matter = False
     sanitizers = ()

@@ -47,14 +47,12 @@ class MLAPlanMetadata:
 
     @classmethod
     def csr(cls, qo_indptr: Any, kv_indptr: Any, kv_indices: Any, kv_len_arr: Any) -> MLAPlanMetadata:
-        """Returns tables as CSR."""
         return cls(qo_indptr, kv_indptr, kv_indices, kv_len_arr)
 
     @classmethod
     def dense(
         cls, cum_seq_lens_q: Any, block_tables: Any, seq_lens: Any, max_q_len: int | None = None
     ) -> MLAPlanMetadata:
-        """Returns dense tables."""
         return cls(None, None, None, None, cum_seq_lens_q, block_tables, seq_lens, max_q_len)
 
 

@@ -47,7 +47,6 @@ class KeptBlocks:
     dims: tuple[str, ...]
 
     def ends_of(self, axis: Axis) -> tuple[Extreme, ...]:
-        """Returns the ends among queries, or keys."""
         return tuple(end for end in self.ends if end.axis == axis)
 
 

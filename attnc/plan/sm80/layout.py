@@ -65,7 +65,6 @@ class Swizzle:
 
     @property
     def panels(self) -> int:
-        """Pieces of 128 bytes of a row."""
         return self.chunks // 8
 
     @property
@@ -231,7 +230,6 @@ class CudaBackwardLayout:
         return round_up_depth(-(-width // self.slices(kernel)))
 
     def parts(self, config: TileConfig, kernel: KernelName = "dkdv") -> int:
-        """Returns how many warps share the rows of their scores."""
         if self.layout.v_in_k:
             return LATENT_ROWS * config.warps // (config.tile_q if over_rows(kernel) else config.tile_kv)
         if not self.exchange:
@@ -283,17 +281,14 @@ class CudaBackwardLayout:
         return buffers if over_rows(kernel) else buffers | of_keys
 
     def columns_of_latents(self, config: TileConfig, kernel: KernelName) -> int:
-        """Returns the columns of the gradient that a warp sums."""
         rows = config.tile_q if over_rows(kernel) else config.tile_kv
         shares = max(config.warps * self.rows_of_latents(config, kernel) // rows, 1)
         return round_up_depth(-(-self.layout.qk.width // shares))
 
     def rows_of_latents(self, config: TileConfig, kernel: KernelName) -> int:
-        """Returns the rows of the gradient that a warp sums."""
         return LATENT_ROWS if over_rows(kernel) or config.tile_kv % SHARED_KEYS else SHARED_KEYS
 
     def walks_for_each(self, kernel: KernelName) -> int:
-        """Returns 0: a block walks over all queries that see its keys."""
         return 0
 
     def registers(self, config: TileConfig, kernel: KernelName) -> dict[str, int]:

@@ -75,7 +75,6 @@ class Sm90DecodeLayout(CudaLayout):
 
     @property
     def dv_multiplied(self) -> int:
-        """Columns of v and o in products: as many for either warpgroup. Those of o past dv are not stored."""
         return 2 * round_up_depth(-(-self.dv // 2)) if self.splits_keys else round_up_depth(self.dv)
 
     @property
@@ -230,7 +229,6 @@ class Sm90DecodeLayout(CudaLayout):
         return {name: size for name, size in buffers.items() if size}
 
     def registers(self, config: TileConfig) -> dict[str, int]:
-        """32-bit registers of a thread that multiplies, those that live through a step."""
         tile_kv = config.tile_kv
         kept = {"q": 4 * self.rest_steps} if self.keeps_rest else {}
         return {"acc": self.columns(config) // 2, "s": tile_kv // 2, "p": tile_kv // 4, **kept}

@@ -298,7 +298,6 @@ class Sm90Layout(CudaLayout):
         return {**of_queries, **of_keys, **loaded, **drawn, **pairs, **leaving, **told}
 
     def registers(self, config: TileConfig) -> dict[str, int]:
-        """32-bit registers of a thread that multiplies, those that live through a step."""
         tile_kv = config.tile_kv
         p = {"p": tile_kv // 4} if hopper(config).overlap else {}
         return {"acc": self.dv_multiplied // 2, "s": tile_kv // 2, **p}

@@ -88,8 +88,6 @@ from attnc.plan.target import Target
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sm90a(Target):
-    """Kernels in CUDA C++ for Hopper."""
-
     family: ClassVar = "sm90"
     cuts_edges: ClassVar = False
     always_fills: ClassVar = False

@@ -271,8 +271,6 @@ _STRUCTURE = ("loops", "softmax", "persistent", "order", "pack")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Triton(Target):
-    """Kernels in Triton, for every device."""
-
     family: ClassVar = "triton"
     cuts_edges: ClassVar = True
     always_fills: ClassVar = True

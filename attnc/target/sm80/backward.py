@@ -108,7 +108,6 @@ class BackwardSizes:
 
     @property
     def shortened(self) -> Iterator[str]:
-        """`int N = args.N;`: what they are before that."""
         yield from sizes_of_call((name for name in self._dims if name in self._shortened), "int")
 
     @property
@@ -345,8 +344,6 @@ class JoinText(CudaFileText):
 
 
 class AddText(JoinText):
-    """Text of that kernel: what `backward_add.cu.jinja` prints."""
-
     def __init__(self, module: Module, arguments: ArgumentText) -> None:
         assert module.backward is not None
         last = default_of(module.backward.kernels[-1])

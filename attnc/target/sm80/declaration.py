@@ -337,7 +337,6 @@ class CudaBackward(BackwardDeclaration):
 
     @property
     def keys(self) -> str:
-        """Those of a sequence, of packed ones on average."""
         packs = self._arguments.tensors.packs(Role.KEY)
         return f"{show(longest(self.module.variant.attention, Role.KEY))} // B" if packs else "N"
 

@@ -143,7 +143,6 @@ class CudaListsText(Lists):
 
     @staticmethod
     def no_end(end: Extreme) -> str:
-        """Declares the least, or the most, of nothing."""
         most = "0x7fffffffffffffffLL"
         return f"long long {end.name} = {f'-{most} - 1' if end.is_most else most};"
 
@@ -153,17 +152,14 @@ class CudaListsText(Lists):
 
     @staticmethod
     def over_warp(end: Extreme) -> str:
-        """Prints how the values of a warp become one."""
         return f"{end.name} = {'most' if end.is_most else 'least'}_of_warp({end.name});"
 
     @property
     def kept_ends(self) -> Iterator[str]:
-        """Statements that store what the queries of a warp have."""
         yield from (f"{place.format('warp')} = {end.name};" for end, place in self._places)
 
     @property
     def joined_ends(self) -> Iterator[str]:
-        """Statements that join what other warps have stored."""
         yield from (_join(end, place.format("other")) for end, place in self._places)
 
     @property

@@ -54,7 +54,6 @@ class TileLoop:
 
     @property
     def limit(self) -> str:
-        """Where tiles end, which a decode kernel calls `end`."""
         return self.lo if self.descends else self.end
 
     @property

@@ -76,7 +76,6 @@ class CudaRowListsText(RowLists, CudaListsText):
 
     @property
     def _has_runs(self) -> bool:
-        """Whether queries of a list can be of several sequences."""
         return self.rows.packed and self.queries > 1
 
     @property
@@ -127,7 +126,6 @@ class CudaRowListsText(RowLists, CudaListsText):
 
     @property
     def piece(self) -> int:
-        """Keys of a block that surely have one word of bits, 0 where a list names keys."""
         return math.gcd(self.made.keys, 32) if self.made.keys > 1 else 0
 
     @property

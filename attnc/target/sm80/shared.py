@@ -44,7 +44,6 @@ class SharedTiles:
 
     @property
     def of_keys(self) -> str:
-        """What copies rows of k and v."""
         return "copy_pages" if self.page else self.of_queries
 
     @property

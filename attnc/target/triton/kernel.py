@@ -139,7 +139,6 @@ class ProgramText:
         return f"range({scalar(loop.start)}, {scalar(loop.stop)}, BLOCK_M)"
 
     def walks_by(self, loop: Loop) -> str:
-        """Returns what a loop counts: tiles of listed blocks, or positions."""
         return "list_item" if loop.listed is not None else f"{self.kernel.regions.axis}_lo"
 
     def _listed_tiles(self, walk: ListWalk) -> str:

@@ -66,7 +66,6 @@ class ListsText(Lists):
 
     @staticmethod
     def no_end(end: Extreme) -> str:
-        """Prints the least, or the most, of nothing."""
         return str(-(2**63) if end.is_most else 2**63 - 1)
 
     @staticmethod

@@ -29,7 +29,6 @@ class TritonTensors(Tensors):
     """The tensors of one module as its backward sees them."""
 
     def __init__(self, module: Module, planned: BackwardKernel | None = None) -> None:
-        """planned: the kernel that sees them; by default the first one."""
         super().__init__(module)
         self.padded = is_padded(module)
         assert module.backward is not None
