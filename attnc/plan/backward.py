@@ -56,7 +56,14 @@ from attnc.plan.ir.backward import (
 from attnc.plan.layout import BackwardLayout, KernelName, SharedBytes
 from attnc.plan.lists import Listing, along_lists
 from attnc.plan.loads import LoadNames
-from attnc.plan.regions import kept_by_some, regions, shows_more_past_the_end, with_edges, with_fills
+from attnc.plan.regions import (
+    kept_by_some,
+    regions,
+    shows_more_past_the_end,
+    tests_tiles,
+    with_edges,
+    with_fills,
+)
 from attnc.plan.selected import plan_selected_gradients
 from attnc.plan.signature import are_wide, block, feature, has_descriptors, is_plain, kv_heads, several_parts
 from attnc.plan.softmax import LOG2E, plan_dropout
@@ -135,7 +142,10 @@ class KernelMaker:
         over_keys = adds_dq is not None or is_ordered or any(entry.along == ("q",) for entry, _ in wanted)
         leaves_out = self.leaves_out and adds_dq in (None, "atomic")  # others count on the mask's tiles alone
         decay = decay_of(attention, inner) if leaves_out else None
-        loops, inside = self._loops(inner, names, over_keys=over_keys, outruns=cut, decay=decay)
+        listing = self.listing
+        if listing is not None and listing.knows_full:  # the mask holds in all other blocks, too
+            listing = listing if self.target.follows_lists(name_of(makes), self.layout) else None
+        loops, inside = self._loops(inner, names, listing, over_keys=over_keys, outruns=cut, decay=decay)
         rule = chain_rule(attention, names, wanted, adds_dq)
         also = tuple(rule.chain.step_expressions)
         is_first = in_sink is not None and attention.normalises
@@ -157,7 +167,7 @@ class KernelMaker:
             also,
             rule.chain.shared,
             kept=kept,
-            always_fills=self.listing is not None and inner == "kv" and loops.are_short,
+            always_fills=listing is not None and inner == "kv" and tests_tiles(loops),
         )
         outer = tuple(fetch for fetch in names.fetches if fetch.axes == other_axis(inner))
         program = program_of(names, lengths)
@@ -187,17 +197,24 @@ class KernelMaker:
         return replace(kernel, roles=self.target.backward_roles_of(kernel, self.layout, self.variant))
 
     def _loops(
-        self, inner: Axis, names: LoadNames, *, over_keys: bool, outruns: bool, decay: Decay | None
+        self,
+        inner: Axis,
+        names: LoadNames,
+        listing: Listing | None,
+        *,
+        over_keys: bool,
+        outruns: bool,
+        decay: Decay | None,
     ) -> tuple[Regions, Expr]:
         mask, padded = self.attention.mask, inner == "q" and not over_keys
         loops, tail = regions(mask, inner, mask.span, padded=padded, outruns=outruns, decay=decay)
         if inner == "kv":
             kept = kept_by_some(mask)
-            cuts = self.target.cuts_edges and self.listing is None
+            cuts = self.target.cuts_edges and listing is None
             loops = with_edges(loops, mask, kept) if cuts else with_fills(loops, kept)
         loops = along_lists(
             loops,
-            self.listing,
+            listing,
             inner,
             packs=inner == "q" and self.target.lists_are_bits and kv_heads(self.attention) != Dim("H"),
             bits=self.target.lists_are_bits,

@@ -21,7 +21,7 @@ from attnc.plan.ir import Axis, Forward, Grid, expressions_of
 from attnc.plan.ir.kernel import Regions
 from attnc.plan.lists import Listing, along_lists
 from attnc.plan.loads import LoadNames
-from attnc.plan.regions import kept_by_some, regions, segments_of, with_edges, with_fills
+from attnc.plan.regions import kept_by_some, regions, segments_of, tests_tiles, with_edges, with_fills
 from attnc.plan.signature import has_descriptors, several_parts
 from attnc.plan.softmax import plan_key_scale, plan_softmax
 from attnc.plan.steps import (
@@ -71,7 +71,7 @@ def plan_forward(
         names,
         inner,
         kept=walk.kept,
-        always_fills=listing is not None and loops.are_short and target.always_fills,
+        always_fills=listing is not None and tests_tiles(loops) and target.always_fills,
         v_scale=v_scale,
         scales=plan_column_scales(attention, names),
     )

@@ -41,6 +41,10 @@ GROUP, KV_HEAD = Binary("//", Index("h"), Dim("G")), Ref("h_kv", "int", natural=
 #: Keys and columns of what a query gives to gradients of single keys that it selects, of which a product is
 #: made; tiles of weights that are on their way, while rows of do and q stay.
 PRODUCT_KEYS, PRODUCT_COLUMNS, PRODUCT_STAGES = 64, 128, 3
+#: What the lists are called that no caller passes: of the blocks that a mask keeps a pair of.
+KEPT_BLOCKS = "_kept_blocks"
+#: Whether the mask keeps not all pairs of the tile at hand, which is one of such a list.
+HIDES_SOME = Ref("hides_some", "bool")
 #: Keys that the list of a program names.
 LIST_LENGTH = Ref("list_length", "int", natural=True)
 #: Blocks of keys of the longest sequence, and blocks of queries that a list can be of; of the whole call.
@@ -65,6 +69,11 @@ class Listing:
     @property
     def keys(self) -> int:
         return self.condition.keys
+
+    @property
+    def knows_full(self) -> bool:
+        """Whether lists say of which blocks the rest of the mask keeps all pairs."""
+        return self.condition.tensor == KEPT_BLOCKS
 
     @property
     def gathers(self) -> bool:
@@ -221,19 +230,21 @@ def along_lists(
         stride=stride,
         block=block,
         gathers=axis == "kv" and (gathers or listing.gathers),
+        knows_full=listing.knows_full,
     )
-    if bits:
+    if bits and not listing.knows_full:
         kept = tuple(replace(loop, listed=walked) for loop in loops.loops)
         return replace(loops, bounds=bounds, loops=kept)
     loop = Loop(
-        start=ZERO,
-        stop=LENGTH[axis],
-        masked=True if walked.gathers else _is_partial(loops),
+        start=loops.loops[0].start if bits else ZERO,
+        stop=loops.loops[-1].stop if bits else LENGTH[axis],
+        masked=HIDES_SOME if listing.knows_full else True if walked.gathers else _is_partial(loops),
         zero_fill=any(loop.zero_fill for loop in loops.loops),
         listed=walked,
     )
     read = set() if isinstance(loop.masked, bool) else names_of(loop.masked)
     # a walk over a list ends where the list does: it reads no other end
+    read |= names_of(loop.start) | names_of(loop.stop) if bits else set()
     return replace(loops, bounds=tuple(needed_for({"list_line", *read}, bounds)), loops=(loop,))
 
 

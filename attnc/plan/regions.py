@@ -116,6 +116,11 @@ def partial_test(loops: Regions) -> Expr:
     return compare("<" if first.masked is True else ">=", START[loops.axis], last.start)
 
 
+def tests_tiles(loops: Regions) -> bool:
+    """Returns whether a loop tests which of its tiles are partial."""
+    return any(not isinstance(loop.masked, bool) for loop in loops.loops)
+
+
 def guard_of(loops: Regions) -> Expr | None:
     """Returns whether a tile is visited at all, in such a text; None if every one is."""
     guards = [loop.guard for loop in loops.loops if loop.guard is not None]

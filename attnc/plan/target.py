@@ -277,6 +277,10 @@ class Target(ABC):
         """
         return "write 'loops = [q, kv]', without split.kv and pack"
 
+    def follows_lists(self, kernel: KernelName, layout: BackwardLayout | None) -> bool:
+        """Returns whether a kernel of a backward walks over listed blocks, where others do."""
+        return True
+
     def reads_words(self, layout: Layout | None) -> bool:
         """Returns whether kernels that decode load words of bits once for the keys of a tile."""
         return False

@@ -11,7 +11,7 @@ from attnc.expr.nodes import COLUMN, Dim, Expr, Index, Load, Param, Ref, walk
 from attnc.plan.ir import Decode, Fetch, Forward, Kernel, Let, Module, Row, Statement, pack_of, split_of
 from attnc.plan.ir.backward import BackwardKernel
 from attnc.plan.ir.kernel import KEY_ROW, TILE_COLUMN
-from attnc.plan.lists import KV_HEAD, LIST_LENGTH
+from attnc.plan.lists import HIDES_SOME, KV_HEAD, LIST_LENGTH
 from attnc.plan.steps import kept_fetches, select_per_head
 
 TILES = frozenset({"BLOCK_M", "BLOCK_N"})
@@ -79,7 +79,8 @@ def _verify_scopes(kernel: Kernel) -> None:
     for loop in kernel.regions.loops:
         _verify_names(kernel, (loop.start, loop.stop), known, scopes.tile, sizes)
         if not isinstance(loop.masked, bool):
-            _verify_names(kernel, (loop.masked,), known, scopes.loop, sizes)
+            of_list = {HIDES_SOME.name} if loop.listed is not None and loop.listed.knows_full else set[str]()
+            _verify_names(kernel, (loop.masked,), known | of_list, scopes.loop, sizes)
         in_tile = set(known)
         for test in loop.tests:
             _verify_statement(kernel, test, in_tile, scopes.loop, sizes)

@@ -17,6 +17,7 @@ from attnc.expr.nodes import Dim, Index, walk
 from attnc.model.dtypes import DType
 from attnc.plan.ir import Decode, pack_of
 from attnc.plan.ir.backward import BackwardKernel
+from attnc.plan.kept_blocks import wants_list
 from attnc.plan.lists import listing_of
 from attnc.verify.case import Case, TensorLayout
 from attnc.verify.cover import GROUPS, Coverage, Space
@@ -334,6 +335,7 @@ def thin_cases(space: Space, limits: Limits) -> Iterator[Case]:
             if limits.cost(case.dims, config) <= limits.most:
                 yield replace(case, seed=4, config=config, extras=extras)
     yield from listed_cases(space)
+    yield from _kept_cases(space, limits)
     yield from _inverted(space, limits, config)
     yield from _of_many_heads(space, config)
     if any(tensor.is_sorted and len(tensor.shape) > 1 for tensor in space.attention.extras):
@@ -365,6 +367,17 @@ def listed_cases(space: Space) -> Iterator[Case]:
                     yield Case(dims=dims, seed=seed, config=config, lengths=_full(space))
                 if node.keys == 1:
                     yield _of_many_tokens(space, entries)
+
+
+def _kept_cases(space: Space, limits: Limits) -> Iterator[Case]:
+    """Yields cases in which a mask of data keeps some blocks as a whole, others in part, and others not."""
+    names, config = free_dims(space.attention), space.usable[-1]
+    if not wants_list(space.attention) or not {"M", "N"} <= set(names):
+        return
+    dims = {name: {"M": 400, "N": 400}.get(name, 1) for name in names}
+    if limits.cost(dims, config) <= limits.most:
+        for seed in (1, 2, 3):
+            yield Case(dims=dims, seed=seed, config=config, lengths=_full(space), extras="runs")
 
 
 def _inverted(space: Space, limits: Limits, config: int) -> Iterator[Case]:

@@ -19,6 +19,7 @@ from attnc.expr.simplify import substitute
 from attnc.model.attention import Attention
 from attnc.model.dtypes import DType
 from attnc.model.tensors import Tensor
+from attnc.plan.kept_blocks import wants_list
 from attnc.reference import Array, Floats
 from attnc.verify.inputs_read import (
     addends,
@@ -455,6 +456,17 @@ def _many(attention: Attention, tensor: Tensor, drawn: Array, rng: Rng) -> Array
     return found
 
 
+def _runs(attention: Attention, tensor: Tensor, drawn: Array, rng: Rng) -> Array:
+    """Many neighbours are equal, so that a mask that compares them keeps all pairs of a block, or none."""
+    if not drawn.ndim or not drawn.size or np.issubdtype(drawn.dtype, np.floating):
+        return drawn
+    found, run = drawn, rng.choice(_RUNS)
+    for axis in range(max(drawn.ndim - 2, 0), drawn.ndim):
+        if axis == drawn.ndim - 1 or drawn.shape[axis] > min(_RUNS):  # else sequences, or heads
+            found = np.take(found, np.arange(drawn.shape[axis]) // run, axis=axis)
+    return found
+
+
 def _far(attention: Attention, tensor: Tensor, drawn: Array, rng: Rng) -> Array:
     """Here and there what a function of the epilogue reads is so large that its exponential overflows, or the
     product of two of them does; and a sink is as far from any score, or a guess of the maximum, or -inf.
@@ -484,6 +496,9 @@ def _divide(attention: Attention, tensor: Tensor, drawn: Array, rng: Rng) -> Arr
     return np.where(rng.random(drawn.shape) < 0.75, rng.choice(ends, drawn.shape), drawn)
 
 
+#: Neighbours that are equal: more than a block of a mask has, and more than two.
+_RUNS = (130, 256, 300)
+
 EXTRAS: Mapping[str, Callable[[Attention, Tensor, Array, Rng], Array]] = {
     "drawn": _draw,
     "zero": _zero,
@@ -491,6 +506,7 @@ EXTRAS: Mapping[str, Callable[[Attention, Tensor, Array, Rng], Array]] = {
     "negative": _negative,
     "masked": _mask,
     "many": _many,
+    "runs": _runs,
     "far": _far,
     "divisors": _divide,
     "steep": _steep,
@@ -517,6 +533,8 @@ def styles_for(attention: Attention) -> tuple[str, ...]:
         found.append("masked")
     if any(tensor.shape and tensor.name in find_compared(attention) for tensor in free):
         found.append("many")
+    if wants_list(attention):
+        found.append("runs")
     for style, read in (
         ("far", find_saturated(attention) | find_sinks(attention)),
         ("divisors", find_divisors(attention)),

@@ -76,7 +76,7 @@ static inline int warp_min(int x, SIMT_LINE)
     return x;
 }
 
-static inline int warp_max(int x, SIMT_LINE) { return -warp_min(-x, line); }
+static inline int warp_max(int x, SIMT_LINE) { return ~warp_min(~x, line); }
 
 static inline bool any_lane(bool x, SIMT_LINE) { return simt::ballot(x, line) != 0; }
 

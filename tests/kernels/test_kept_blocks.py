@@ -78,6 +78,19 @@ def documents(*, N: int, **_: int) -> Mapping[str, torch.Tensor]:
     return {"doc": torch.tensor([5, -1, 2**31 - 1, 0, 3])[torch.arange(N + 32) // 70 % 5].int()}
 
 
+def long_documents(*, N: int, **_: int) -> Mapping[str, torch.Tensor]:
+    """Runs of 200 keys: of some blocks all pairs are kept, of others some."""
+    return {"doc": torch.tensor([5, -1, 5, 2**31 - 1])[torch.arange(N + 32) // 200 % 4].int()}
+
+
+def table(*, M: int, N: int, **_: int) -> Mapping[str, torch.Tensor]:
+    """Two blocks as a whole but for a pair of one, and some pairs of others."""
+    kept = torch.rand(M, N, generator=torch.Generator().manual_seed(2)) < 1e-3
+    kept[:128, :256] = True
+    kept[127, 255] = False
+    return {"keep": kept}
+
+
 def pairs(*, M: int, N: int, **_: int) -> Mapping[str, torch.Tensor]:
     """A few pairs of all, at the ends of blocks among them."""
     kept = torch.rand(M, N, generator=torch.Generator().manual_seed(1)) < 1e-4
@@ -99,6 +112,17 @@ Data: TypeAlias = Callable[..., Mapping[str, torch.Tensor]]
 #: Words of the text, what some inputs hold, and sizes.
 CASES: Mapping[str, tuple[Mapping[str, str], Data, Mapping[str, int]]] = {
     "documents": ({"MASK": SAME}, documents, {}),
+    "full blocks": ({"MASK": SAME}, long_documents, {"M": 520, "N": 600}),
+    "full blocks of a table": (
+        {"MASK": "keep[q_idx, kv_idx]", "EXTRAS": "input keep: bool[M, N]"},
+        table,
+        {"M": 300, "N": 300},
+    ),
+    "flags of keys": (
+        {"MASK": "causal and doc[b, kv_idx] > 2", "EXTRAS": "input doc: i32[B, N]"},
+        long_documents,
+        {"M": 260, "N": 520},
+    ),
     "single pairs": ({"MASK": "keep[q_idx, kv_idx]", "EXTRAS": "input keep: bool[M, N]"}, pairs, {}),
     "either of two": (
         {

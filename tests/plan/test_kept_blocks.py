@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import random
+from collections.abc import Iterable, Mapping
+from functools import cache
+from itertools import product
+from types import CodeType
 from typing import Any
 
 import pytest
 
-from attnc.expr.nodes import show
+from attnc.expr.nodes import Expr, show
+from attnc.plan.ir import Fetch
+from attnc.plan.ir.list_making import KeptBlocks
 from attnc.plan.ir.text import module_text
 from tests.plan.planning import planned
 
@@ -63,7 +69,121 @@ def test_ends_exclude_blocks(mask: str, ends: list[str], may: str) -> None:
     kept = made.lists.kept
     assert kept is not None
     found = [f"{'most' if end.is_most else 'least'} {show(end.value)}" for end in kept.ends]
-    assert (found, show(kept.may)) == (ends, may)
+    assert (found[: len(ends)], show(kept.may)) == (ends, may)
+
+
+@pytest.mark.parametrize(
+    ("mask", "sure", "full"),
+    [
+        (
+            f"causal and {SAME}",
+            "least_2 >= most_3 and most_0 <= least_1",
+            "first_query + N - M >= last_key",
+        ),
+        (
+            f"q_idx // 64 >= kv_idx // 64 and {SAME}",
+            "least_2 >= most_3 and most_0 <= least_1",
+            "least_4 >= most_5",
+        ),
+        (
+            f"causal and ({SAME} or keep[b, kv_idx])",
+            "least_0 >= most_1 and most_2 <= least_3 or least_4 >= 1",
+            "",
+        ),
+        ("doc[b, (q_idx + kv_idx) % N] == doc[b, kv_idx]", "false", "false"),
+        ("doc[b, q_pos] != doc[b, kv_idx]", "false", "false"),
+    ],
+)
+def test_ends_tell_what_is_kept_as_a_whole(mask: str, sure: str, full: str) -> None:
+    made = planned(mask, inputs=(*DOC, "keep: bool[B, N]"))
+    assert made.lists is not None
+    kept = made.lists.kept
+    assert kept is not None
+    assert show(kept.sure) == sure
+    assert not full or show(kept.full) == full
+
+
+MASKS = (
+    f"causal and {SAME}",
+    "0 <= doc[b, q_pos] - doc[b, kv_idx] <= 2 and kv_idx <= q_pos + 9",
+    f"window(400, 200) and ({SAME} or kv_idx < first[b])",
+    f"q_idx // 64 >= kv_idx // 64 and {SAME} and keep[b, kv_idx]",
+    "doc[b, q_pos] + doc[b, kv_idx] > 4 or keep[b, kv_idx] and not keep[b, q_pos]",
+)
+
+
+@pytest.mark.parametrize("mask", MASKS)
+def test_what_ends_tell_is_true_of_every_pair(mask: str) -> None:
+    made = planned(mask, inputs=(*DOC, "keep: bool[B, N]", "first: i32[B]"))
+    assert made.lists is not None
+    kept = made.lists.kept
+    assert kept is not None
+    told = 0
+    for seed, (M, N) in enumerate([(256, 256), (200, 300), (300, 200), (256, 256), (130, 256), (256, 140)]):
+        blocks = Blocks(kept, M, N, seed)
+        for first_query, first_key in product(range(0, M, 128), range(0, N, 128)):
+            may, sure, full, pairs = blocks.judge(first_query, first_key)
+            assert may or not any(pairs)
+            assert all(pairs) or not (sure and full)
+            told += sure and full and all(pairs)
+    assert told
+
+
+class Blocks:
+    """Drawn data of one sequence, and what the kernel that finds blocks computes of them."""
+
+    def __init__(self, kept: KeptBlocks, M: int, N: int, seed: int) -> None:
+        rng = random.Random(seed)
+        run = rng.choice([100, 256, 300])
+        values = [rng.randrange(5) for _ in range(9)]
+        self.kept, self.M, self.N = kept, M, N
+        self.data: Mapping[str, list[Any]] = {
+            "doc": [values[at // run] for at in range(N)],
+            "keep": [values[-1 - at // run] > 1 for at in range(N)],
+            "first": [rng.choice([0, 140, 200])],
+        }
+
+    def judge(self, first_query: int, first_key: int) -> tuple[bool, bool, bool, list[bool]]:
+        """Whether the block may have a pair that is kept, and what pairs are."""
+        kept = self.kept
+        queries = range(first_query, min(first_query + 128, self.M))
+        keys = range(first_key, min(first_key + 128, self.N))
+        known = {
+            "first_query": queries[0],
+            "last_query": queries[-1],
+            "first_key": keys[0],
+            "last_key": keys[-1],
+        }
+        fixed = self.values((), {**known, "M": self.M, "N": self.N, "b": 0})
+        of_queries = [self.values(kept.of_queries, {**fixed, "query": at}) for at in queries]
+        of_keys = [self.values(kept.of_keys, {**fixed, "kv_idx": at}) for at in keys]
+        for end in kept.ends:
+            found = [value_of(end.value, names) for names in (of_queries if end.axis == "q" else of_keys)]
+            fixed[end.name] = max(found) if end.is_most else min(found)
+        pairs = [value_of(kept.keep, {**q, **k}) for q in of_queries for k in of_keys]
+        may, sure, full = (bool(value_of(x, fixed)) for x in (kept.may, kept.sure, kept.full))
+        return may, sure, full, pairs
+
+    def values(self, statements: Iterable[Any], names: dict[str, Any]) -> dict[str, Any]:
+        """The names, and what is loaded besides."""
+        for item in (*self.kept.program, *statements):
+            if isinstance(item, Fetch):
+                at = value_of(item.load.indices[-1], names)
+                held = self.data[item.load.tensor]
+                names[item.name] = held[at] if 0 <= at < len(held) else 0
+        return names
+
+
+def value_of(expr: Expr, names: Mapping[str, Any]) -> Any:
+    """The value of an expression: its text is Python's."""
+    return eval(
+        code_of(expr), {"where": lambda c, a, b: a if c else b, "true": True, "false": False}, dict(names)
+    )
+
+
+@cache
+def code_of(expr: Expr) -> CodeType:
+    return compile(show(expr), "expression", "eval")
 
 
 def test_ranges_that_data_ends_are_those_of_all_keys() -> None:

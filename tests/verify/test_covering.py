@@ -289,7 +289,19 @@ def test_styles_of_other_inputs() -> None:
         assert isinstance(value, torch.Tensor)
         return np.asarray(value.float())
 
-    styles = {"drawn", "zero", "one", "negative", "masked", "many", "far", "divisors", "steep", "endless"}
+    styles = {
+        "drawn",
+        "zero",
+        "one",
+        "negative",
+        "masked",
+        "many",
+        "runs",
+        "far",
+        "divisors",
+        "steep",
+        "endless",
+    }
     assert set(EXTRAS) == styles
     assert not bias("zero").any()
     assert (bias("one") == 1).all()

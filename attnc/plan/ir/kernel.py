@@ -136,10 +136,9 @@ class Regions:
 
     @property
     def are_short(self) -> bool:
-        """Whether the mask ends the ranges on both sides (windows, documents), so that a loop tests its
-        tiles.
-        """
-        return any(not isinstance(loop.masked, bool) for loop in self.loops)
+        """Whether the mask ends the ranges on both sides (windows, documents), so that a loop tests tiles."""
+        ends = (loop for loop in self.loops if loop.listed is None or not loop.listed.knows_full)
+        return any(not isinstance(loop.masked, bool) for loop in ends)
 
 
 def expressions_within(part: object) -> Iterator[Expr]:

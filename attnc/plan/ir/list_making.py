@@ -14,13 +14,14 @@ _OWN = ("list_blocks", "list_rows")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Extreme:
     """The least, or the most, that an integer is among the queries of a list, or the keys of a block: `axis`
-    says which.
+    says which. is_wide: it is of 64 bits.
     """
 
     name: str
     value: Expr
     axis: Axis
     is_most: bool
+    is_wide: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,8 +31,9 @@ class KeptBlocks:
     program: what is found first, of a sequence `b` and a K/V head `h_kv`; of_queries: of the query `query`;
     of_keys: of the key `kv_idx`; of_pairs: of both; keep: of these, whether a pair is kept. lo, hi: keys
     before and from which on no query from `first_query` to `last_query` keeps one. may: of ends, whether a
-    block can have a pair that is kept. inputs: the tensors that are read, each with the number of its axes;
-    dims: sizes that are.
+    block can have a pair that is kept; sure: whether what is looked up excludes none of it, FALSE where ends
+    do not tell; full: whether nothing else does, of keys from `first_key` to `last_key`. inputs: the tensors
+    that are read, each with the number of its axes; dims: sizes that are.
     """
 
     program: tuple[Statement, ...]
@@ -43,6 +45,8 @@ class KeptBlocks:
     hi: Expr
     ends: tuple[Extreme, ...]
     may: Expr
+    sure: Expr
+    full: Expr
     inputs: tuple[tuple[str, int], ...]
     dims: tuple[str, ...]
 

@@ -28,3 +28,4 @@ class ListWalk:
     stride: Expr
     block: int
     gathers: bool = False
+    knows_full: bool = False

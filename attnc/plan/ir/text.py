@@ -99,7 +99,14 @@ def _module(module: Module) -> Iterator[str]:
 def _kept_blocks(kept: KeptBlocks) -> Iterator[str]:
     yield from _statements((*kept.program, *kept.of_queries, *kept.of_keys, *kept.of_pairs))
     yield from (f"{end.name} of {end.axis} = {_value(end.value)}" for end in kept.ends)
-    named = {"lo": kept.lo, "hi": kept.hi, "may": kept.may, "keep": kept.keep}
+    named = {
+        "lo": kept.lo,
+        "hi": kept.hi,
+        "may": kept.may,
+        "sure": kept.sure,
+        "full": kept.full,
+        "keep": kept.keep,
+    }
     yield from (f"{name} = {_value(value)}" for name, value in named.items())
 
 

@@ -234,6 +234,9 @@ class Sm90a(Target):
             return plan_wide_backward(variant, schedule, layout)
         return plan_sm90_backward(variant, schedule, layout)
 
+    def follows_lists(self, kernel: KernelName, layout: BackwardLayout | None) -> bool:
+        return isinstance(layout, Sm90Backward) and kernel in layout.by_wgmma
+
     def splits_keys(self, layout: BackwardLayout | None, *, wide: bool) -> bool:
         return isinstance(layout, Sm90Backward) and "dk" in layout.by_wgmma
 

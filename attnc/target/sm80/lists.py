@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from attnc.expr.construct import ONE, add
-from attnc.expr.nodes import Expr, Load, show
+from attnc.expr.nodes import Expr, Load, Or, show
 from attnc.model.dtypes import DType
 from attnc.plan.ir import Module, Statement
 from attnc.plan.ir.list_making import Extreme, ListMaking
@@ -143,16 +143,18 @@ class CudaListsText(Lists):
 
     @staticmethod
     def no_end(end: Extreme) -> str:
-        most = "0x7fffffffffffffffLL"
-        return f"long long {end.name} = {f'-{most} - 1' if end.is_most else most};"
+        most = "0x7fffffffffffffffLL" if end.is_wide else "0x7fffffff"
+        return f"{_type_of(end)} {end.name} = {f'-{most} - 1' if end.is_most else most};"
 
     def widen(self, end: Extreme) -> str:
         """Prints how a value changes the least, or the most, of those before it."""
-        return _join(end, f"(long long)({self.print_scalar(end.value)})")
+        return _join(end, f"({_type_of(end)})({self.print_scalar(end.value)})")
 
     @staticmethod
     def over_warp(end: Extreme) -> str:
-        return f"{end.name} = {'most' if end.is_most else 'least'}_of_warp({end.name});"
+        if end.is_wide:
+            return f"{end.name} = {'most' if end.is_most else 'least'}_of_warp({end.name});"
+        return f"{end.name} = warp_{'max' if end.is_most else 'min'}({end.name});"
 
     @property
     def kept_ends(self) -> Iterator[str]:
@@ -160,13 +162,20 @@ class CudaListsText(Lists):
 
     @property
     def joined_ends(self) -> Iterator[str]:
-        yield from (_join(end, place.format("other")) for end, place in self._places)
+        yield from (_join(end, f"({_type_of(end)}){place.format('other')}") for end, place in self._places)
 
     @property
     def _places(self) -> Iterator[tuple[Extreme, str]]:
         assert self.kept is not None
         found = self.kept.ends_of("q")
         yield from ((end, f"ends[{len(found)} * {{}} + {i}]") for i, end in enumerate(found))
+
+    @property
+    def full(self) -> str:
+        """What stands behind `&&`."""
+        assert self.kept is not None
+        text = scalar(self.kept.full)
+        return f"({text})" if isinstance(self.kept.full, Or) else text
 
     def statement(self, item: Statement) -> str:
         return statement(item, dict(self._dtypes), (), scalar)
@@ -213,10 +222,8 @@ class CudaListsText(Lists):
 
     @property
     def allocations(self) -> Mapping[str, str]:
-        return {
-            "_list_bits": self.memory,
-            "_row_bits": f"{show_product(self.made.groups)} * list_blocks * cdiv(list_rows, 32)",
-        }
+        of_rows = f"{show_product(self.made.groups)} * list_blocks * cdiv(list_rows, 32)"
+        return {"_list_bits": self.memory, "_row_bits": f"{self._words_each}{of_rows}"}
 
     @property
     def result(self) -> str:
@@ -226,7 +233,16 @@ class CudaListsText(Lists):
     def memory(self) -> str:
         if self.by_entry:
             return f"{self.lines} * ({show(self.stride)})"
+        return f"{self._words_each}{self._words}"
+
+    @property
+    def _words(self) -> str:
         return f"{self.lines} * cdiv(list_blocks, 32)"
+
+    @property
+    def _words_each(self) -> str:
+        """How many words there are for 32 blocks, as a factor: bits of full blocks stand beside others."""
+        return "2 * " if self.kept is not None else ""
 
     @property
     def entries(self) -> str:
@@ -248,14 +264,18 @@ class CudaListsText(Lists):
 
     @property
     def _shared(self) -> str:
-        """Bytes of shared memory: a word of bits, where those are found, and ends of each warp."""
+        """Bytes of shared memory: two words of bits, where those are found, and ends of each warp."""
         if self.kept is None:
             return "0"
         return str(8 + 8 * (LIST_THREADS // 32) * len(self.kept.ends_of("q")))
 
     @property
     def _blocks(self) -> str:
-        return self.lines if self.kept is None else self.memory
+        return self.lines if self.kept is None else self._words
+
+
+def _type_of(end: Extreme) -> str:
+    return "long long" if end.is_wide else "int"
 
 
 def _join(end: Extreme, value: str) -> str:

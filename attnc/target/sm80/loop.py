@@ -84,6 +84,15 @@ class TileLoop:
         return 0 if walk is None else walk.block
 
     @property
+    def knows_full(self) -> bool:
+        walk = self.kernel.regions.loops[0].listed
+        return walk is not None and walk.knows_full
+
+    def hides_some(self, at: str) -> str:
+        """Returns what tells whether a tile of listed blocks is partial."""
+        return f"hides_some_of(args.{self.bits}_ptr, list_line, {self.listed}, {at})"
+
+    @property
     def bits(self) -> str:
         walk = self.kernel.regions.loops[0].listed
         return "" if walk is None else f"_{walk.memory}"

@@ -14,6 +14,7 @@ from attnc.plan.decode import decodes_packed_rows
 from attnc.plan.ir import Arg, Decode, Fetch, Forward, Kernel, Loop, Module
 from attnc.plan.ir.kernel import DotPart, Segments
 from attnc.plan.ir.lists import ListWalk
+from attnc.plan.lists import HIDES_SOME
 from attnc.plan.regions import within
 from attnc.plan.signature import block, feature, has_wide_values, value_columns
 from attnc.plan.triton.resources import FEWEST_FROM_SHARED
@@ -171,7 +172,12 @@ class ProgramText:
         if loop.listed.gathers:
             return f"kv_idx = _find_keys(list_row + 1, list_item, listed * {block}, N, BLOCK_N, {block})"
         entry = f"_list_entry(list_row + 1 + list_item // ({block} // {tile}))"
-        return f"{self.kernel.regions.axis}_lo = {entry} * {block} + list_item % ({block} // {tile}) * {tile}"
+        at = f"{self.kernel.regions.axis}_lo = {{}} * {block} + list_item % ({block} // {tile}) * {tile}"
+        if not loop.listed.knows_full:
+            return at.format(entry)
+        return (
+            f"list_entry = {entry}\n{at.format('list_entry // 2')}\n{HIDES_SOME.name} = list_entry % 2 != 0"
+        )
 
     @property
     def list_pointers(self) -> list[str]:

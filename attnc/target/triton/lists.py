@@ -6,10 +6,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from attnc.expr.nodes import Expr, Load, show
+from attnc.expr.nodes import FALSE, TRUE, Expr, Load, show
 from attnc.plan.ir import Module, Statement
-from attnc.plan.ir.list_making import Extreme, ListMaking
+from attnc.plan.ir.list_making import Extreme, KeptBlocks, ListMaking
 from attnc.plan.lists import BLOCKS, KV_HEAD, LIST_ROWS, lists_packed_rows
+from attnc.plan.signature import block
 from attnc.target.declaration import CallText, declare_allocation, show_product
 from attnc.target.lists import Lists
 from attnc.target.triton.kernel import triton_kernel
@@ -17,8 +18,11 @@ from attnc.target.triton.printer import scalar, statement
 
 #: Of a program, which has few elements: several would wait for each other at every sum.
 _WARPS = 1
-#: Of a program that finds blocks which a mask keeps; blocks and queries at a time.
-_FINDING_WARPS, _BLOCKS, _QUERIES = 4, 4, 16
+#: Of a program that finds blocks which a mask keeps; keys whose ends are found at a time, and queries that
+#: are looked at pair by pair.
+_FINDING_WARPS, _FOUND_KEYS, _QUERIES = 4, 4096, 32
+#: Queries of a list, equally far from each other, that all its blocks are tried with first.
+_TRIED = 4
 #: Of a program that inverts lists: blocks of keys, which are in one word, and of queries at a time.
 _INVERTING_WARPS, _COLUMNS, _ROWS = 4, 4, 512
 #: Of a program that sorts lists; programs, and marks of all of them, 64 MiB.
@@ -53,7 +57,36 @@ class ListsText(Lists):
         return f"{self.name}_kept_blocks"
 
     columns_of_program, rows_of_program = _COLUMNS, _ROWS
-    blocks_at_once, queries_at_once = _BLOCKS, _QUERIES
+    queries_at_once, tried = _QUERIES, _TRIED
+
+    @property
+    def blocks_at_once(self) -> int:
+        return min(max(_FOUND_KEYS // self.made.keys, 1), 32)
+
+    @property
+    def most_queries(self) -> int:
+        """A power of two that a block of queries does not exceed."""
+        return block(self.made.rows)
+
+    @property
+    def may(self) -> str:
+        """ "" where all blocks may have pairs that are kept."""
+        return "" if self._of_kept.may == TRUE else scalar(self._of_kept.may)
+
+    @property
+    def sure(self) -> str:
+        """ "" where nothing tells that of a block."""
+        return "" if self._of_kept.sure == FALSE else scalar(self._of_kept.sure)
+
+    @property
+    def full(self) -> str:
+        """ "" where nothing else excludes pairs."""
+        return "" if self._of_kept.full == TRUE else scalar(self._of_kept.full)
+
+    @property
+    def _of_kept(self) -> KeptBlocks:
+        assert self.kept is not None
+        return self.kept
 
     @property
     def queries_of_line(self) -> str:
@@ -66,7 +99,12 @@ class ListsText(Lists):
 
     @staticmethod
     def no_end(end: Extreme) -> str:
-        return str(-(2**63) if end.is_most else 2**63 - 1)
+        bits = 63 if end.is_wide else 31
+        return str(-(2**bits) if end.is_most else 2**bits - 1)
+
+    @staticmethod
+    def type_of(end: Extreme) -> str:
+        return "tl.int64" if end.is_wide else "tl.int32"
 
     @staticmethod
     def statement(item: Statement) -> str:
@@ -183,6 +221,10 @@ class ListsText(Lists):
 
     @property
     def bits_shape(self) -> str:
+        return f"{'2 * ' if self.kept is not None else ''}{self._words}"
+
+    @property
+    def _words(self) -> str:
         return f"{self.lines} * cdiv(list_blocks, 32)"
 
     @property
@@ -201,7 +243,7 @@ class ListsText(Lists):
             )
             return
         if self.kept is not None:
-            words = f"max({self.bits_shape}, 1)"
+            words = f"max({self._words}, 1)"
             yield triton_kernel(
                 self.finding_name,
                 words,

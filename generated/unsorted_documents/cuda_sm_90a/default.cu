@@ -168,7 +168,7 @@ __device__ __forceinline__ int previous_listed(const int* bits, int line, int wo
     if (line < 0 || at < 0)
         return -LISTED_TILE;
     const int block = at / LISTED_BLOCK;
-    const int* const row = bits + (long long)line * words;
+    const int* const row = bits + 2ll * line * words;
     int word = block / 32;
     u32 named = (u32)row[word] & 0xffffffffu >> (31 - block % 32);
     while (named == 0) {
@@ -179,23 +179,22 @@ __device__ __forceinline__ int previous_listed(const int* bits, int line, int wo
     const int found = 32 * word + 31 - __clz(named);
     return found == block ? at : (found + 1) * LISTED_BLOCK - LISTED_TILE;
 }
-
-// The least of a warp's integers of 64 bits, by their upper halves and then by their lower ones.
-__device__ __forceinline__ long long least_of_warp(long long x)
+// Whether the mask hides a pair of the tile at `at`: the words behind those of the row have bits of blocks of which it
+// hides none.
+__device__ __forceinline__ bool hides_some_of(const int* bits, int line, int words, int at)
 {
-    const int high = warp_min((int)(x >> 32));
-    const int low = warp_min((int)(x >> 32) == high ? (int)((u32)x ^ 0x80000000u) : 0x7fffffff);
-    return (long long)((unsigned long long)(u32)high << 32 | ((u32)low ^ 0x80000000u));
+    if (line < 0 || at < 0 || at / LISTED_BLOCK / 32 >= words)
+        return true;
+    const int block = at / LISTED_BLOCK;
+    return !((u32)bits[(2ll * line + 1) * words + block / 32] >> block % 32 & 1);
 }
 
-__device__ __forceinline__ long long most_of_warp(long long x) { return ~least_of_warp(~x); }
-
-// Sets a bit for each block of which the mask keeps a pair of a key and a query of a list. A block of threads finds
-// a word of bits, of which each warp has every fourth.
+// Sets a bit for each block of which the mask keeps a pair of a key and a query of a list, and one for each of which it
+// keeps all. A block of threads finds a word of each, of which each warp has every fourth bit.
 extern "C" __global__ void __launch_bounds__(LIST_THREADS) unsorted_documents_lists(const __grid_constant__ Args args)
 {
     extern __shared__ __align__(1024) unsigned char shared[];
-    int* const found = (int*)shared;
+    int* const found = (int*)shared;  // and a word for blocks of which the mask keeps all pairs
     const int words = (args.list_blocks + 31) / 32, line = blockIdx.x / words, word = blockIdx.x % words;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int M = args.M, N = args.N;
@@ -206,62 +205,76 @@ extern "C" __global__ void __launch_bounds__(LIST_THREADS) unsorted_documents_li
     const int first_query = i_1 * 128, last_query = min(first_query + 128, M) - 1;
     const int lo = 0, hi = min(last_query + N - M + 1, N);  // no query keeps other keys
     if (threadIdx.x == 0)
-        *found = 0;
-    // What queries have at least, or at most: a block of keys without any such is not looked at pair by pair.
+        found[0] = found[1] = 0;
+    // What queries have at least, or at most: it may tell of a block of keys what no pair is looked at for.
     long long* const ends = (long long*)shared + 1;
-    long long most_0 = -0x7fffffffffffffffLL - 1;
-    long long least_2 = 0x7fffffffffffffffLL;
+    int most_0 = -0x7fffffff - 1;
+    int least_2 = 0x7fffffff;
     for (int query = first_query + threadIdx.x; query <= last_query; query += LIST_THREADS) {
         const int doc = 0 <= query + N - M && query + N - M < N ? doc_row[(query + N - M) * args.stride_doc_1] : 0;
-        most_0 = max(most_0, (long long)(doc));
-        least_2 = min(least_2, (long long)(doc));
+        most_0 = max(most_0, (int)(doc));
+        least_2 = min(least_2, (int)(doc));
     }
-    most_0 = most_of_warp(most_0);
-    least_2 = least_of_warp(least_2);
+    most_0 = warp_max(most_0);
+    least_2 = warp_min(least_2);
     if (lane == 0) {
         ends[2 * warp + 0] = most_0;
         ends[2 * warp + 1] = least_2;
     }
     __syncthreads();
     for (int other = 0; other < LIST_THREADS / 32; ++other) {
-        most_0 = max(most_0, ends[2 * other + 0]);
-        least_2 = min(least_2, ends[2 * other + 1]);
+        most_0 = max(most_0, (int)ends[2 * other + 0]);
+        least_2 = min(least_2, (int)ends[2 * other + 1]);
     }
     for (int block = 32 * word + warp; block < min(32 * word + 32, args.list_blocks); block += LIST_THREADS / 32) {
-        bool any_kept = false;  // of the pairs of a warp's 32 keys
-        const int first_key = block * 128, stop = min(first_key + 128, hi);
-        if (first_key >= hi || first_key + 128 <= lo)
+        const int first_key = block * 128, last_key = min(first_key + 128, N) - 1;
+        if (first_key >= hi || last_key < lo)
             continue;
-        long long least_1 = 0x7fffffffffffffffLL;
-        long long most_3 = -0x7fffffffffffffffLL - 1;
-        for (int kv_idx = first_key + lane; kv_idx < min(first_key + 128, N); kv_idx += 32) {
+        int least_1 = 0x7fffffff;
+        int most_3 = -0x7fffffff - 1;
+        #pragma unroll 4
+        for (int kv_idx = first_key + lane; kv_idx <= last_key; kv_idx += 32) {
             const int doc_kv = kv_idx < N ? doc_row[kv_idx * args.stride_doc_1] : 0;
-            least_1 = min(least_1, (long long)(doc_kv));
-            most_3 = max(most_3, (long long)(doc_kv));
+            least_1 = min(least_1, (int)(doc_kv));
+            most_3 = max(most_3, (int)(doc_kv));
         }
-        least_1 = least_of_warp(least_1);
-        most_3 = most_of_warp(most_3);
+        least_1 = warp_min(least_1);
+        most_3 = warp_max(most_3);
         if (!(most_0 >= least_1 && least_2 <= most_3))
             continue;
-        for (int key = max(first_key, lo / 32 * 32); key < stop && !any_kept; key += 32) {
-            const int kv_idx = key + lane;
-            bool kept = false;
-            const int doc_kv = kv_idx < N ? doc_row[kv_idx * args.stride_doc_1] : 0;
-            #pragma unroll 4
-            for (int query = first_query; query <= last_query; ++query) {
-                const int doc = 0 <= query + N - M && query + N - M < N ? doc_row[(query + N - M) * args.stride_doc_1]
-                    : 0;
-                kept |= kv_idx <= query + N - M && doc == doc_kv;
+        const bool is_whole = last_query - first_query == 128 - 1 && last_key - first_key == 128 - 1;
+        bool any_kept = least_2 >= most_3 && most_0 <= least_1, all_kept = is_whole && first_query + N - M >= last_key;
+        if (!any_kept) {
+            const int start = max(first_key, lo), stop = min(last_key + 1, hi);
+            all_kept = is_whole && start == first_key && stop > last_key;
+            for (int key = start; key < stop && (!any_kept || all_kept); key += 32) {
+                const int kv_idx = key + lane;
+                const int doc_kv = kv_idx < N ? doc_row[kv_idx * args.stride_doc_1] : 0;
+                for (int at = first_query; at <= last_query && (!any_kept || all_kept); at += 32) {
+                    bool keeps = false, hides = false;
+                    #pragma unroll 4
+                    for (int query = at; query < min(at + 32, last_query + 1); ++query) {
+                        const int doc = 0 <= query + N - M && query + N - M < N
+                            ? doc_row[(query + N - M) * args.stride_doc_1] : 0;
+                        const bool keep = kv_idx <= query + N - M && doc == doc_kv;
+                        keeps |= keep;
+                        hides |= !keep;
+                    }
+                    any_kept |= any_lane(keeps && kv_idx < stop);
+                    all_kept &= !any_lane(hides && kv_idx < stop);
+                }
             }
-            any_kept = any_lane(kept && kv_idx < N);
         }
         if (!any_kept || lane != 0)
             continue;
-        atomicOr(found, (int)(1u << block % 32));
+        const int bit = (int)(1u << block % 32);
+        atomicOr(found, bit);
+        if (all_kept)
+            atomicOr(found + 1, bit);
     }
     __syncthreads();
-    if (threadIdx.x == 0)
-        args._list_bits_ptr[(long long)line * words + word] = *found;
+    if (threadIdx.x < 2)
+        args._list_bits_ptr[(2ll * line + threadIdx.x) * words + word] = found[threadIdx.x];
 }
 
 // Consumer, one warpgroup: mma, softmax and epilogue of 64 rows of each work tile. FlashAttention-2, algorithm 1.
@@ -305,6 +318,10 @@ __device__ __forceinline__ void run_consumer(const Args& args, u32 base, WorkTil
         auto previous = [&](int kv_lo) {  // the previous tile of a listed block
             return uniform(previous_listed(args._list_bits_ptr, list_line, (list_blocks + 31) / 32, kv_lo));
         };
+        // whether this tile is partial, and the one behind it
+        bool hides_some = uniform(hides_some_of(args._list_bits_ptr, list_line, (list_blocks + 31) / 32, kv_lo)) != 0,
+            next_hides_some;
+        auto is_partial = [&](int kv_lo) { return hides_some; };
 
         // The producer may overwrite k, and q after its last use.
         auto release_k = [&](bool last) {
@@ -340,7 +357,8 @@ __device__ __forceinline__ void run_consumer(const Args& args, u32 base, WorkTil
         auto score = [&](auto may_be_partial, int kv_lo) {
             const u32 doc_kv_at = base + X_AT + (x.index * VECTORS + 0) * BLOCK_N * 4 + 8 * t;
             if constexpr (may_be_partial.value)
-            {
+                if (is_partial(kv_lo)) {
+                    branch();  // a branch, not selects in every tile
                     // unsorted_documents.attn:9  mask = causal and doc[b, q_pos] == doc[b, kv_idx]
                     #pragma unroll
                     for (int j = 0; j < WARP_N / 8; ++j)
@@ -376,6 +394,7 @@ __device__ __forceinline__ void run_consumer(const Args& args, u32 base, WorkTil
             if constexpr (!kind.value) {
                 // Lazy maximum: the known m serves while sums stay below SUM_LIMIT. The test stands before `finish`, so
                 // that sums are computed among the exponentials.
+                score(TrueType{}, kv_lo);
                 exponentials(scores, m, sum);
                 const bool exceeds = any_lane(!(sum[0] < SUM_LIMIT && sum[1] < SUM_LIMIT));
                 release_loaded();
@@ -439,6 +458,8 @@ __device__ __forceinline__ void run_consumer(const Args& args, u32 base, WorkTil
             issue_qk();
             issue_pv(accumulate);
             kv_next = previous(kv_lo);
+            next_hides_some = uniform(hides_some_of(args._list_bits_ptr, list_line, (list_blocks + 31) / 32, kv_next))
+                != 0;
             wgmma_wait<1>();
             warpgroup_fence_operand(scores);
             release_k(kv_next < 0);
@@ -453,15 +474,25 @@ __device__ __forceinline__ void run_consumer(const Args& args, u32 base, WorkTil
             wgmma_fence();
             issue_qk();
             kv_next = previous(kv_lo);
+            next_hides_some = uniform(hides_some_of(args._list_bits_ptr, list_line, (list_blocks + 31) / 32, kv_next))
+                != 0;
             wgmma_wait<0>();
             warpgroup_fence_operand(scores);
             release_k(kv_next < 0);
             first_p(kv_lo);
             mbarrier_wait(barrier_of(base, V_FULL, v.index), v.phase);
-            kv_lo = kv_next;
+            // The maximum is computed until every row has seen a key, and in a tile that is computed again to the end.
+            auto all_rows_see = [&](int kv_lo) { return !hides_some; };
+            bool lazy = !recompute && all_rows_see(kv_lo);
+            kv_lo = kv_next, hides_some = next_hides_some;
             #pragma unroll 1
-            for (; kv_lo >= 0; kv_lo = kv_next)
-                step(TrueType{}, kv_lo);
+            for (; kv_lo >= 0; kv_lo = kv_next, hides_some = next_hides_some) {
+                if (!lazy)
+                    step(TrueType{}, kv_lo);
+                else
+                    step(FalseType{}, kv_lo);
+                lazy = !recompute && (lazy || all_rows_see(kv_lo));
+            }
             wgmma_fence();
             issue_pv(accumulate);
         } else {

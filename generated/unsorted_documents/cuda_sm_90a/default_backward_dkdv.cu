@@ -162,7 +162,7 @@ __device__ __forceinline__ int previous_listed(const int* bits, int line, int wo
     if (line < 0 || at < 0)
         return -LISTED_TILE;
     const int block = at / LISTED_BLOCK;
-    const int* const row = bits + (long long)line * words;
+    const int* const row = bits + 2ll * line * words;
     int word = block / 32;
     u32 named = (u32)row[word] & 0xffffffffu >> (31 - block % 32);
     while (named == 0) {
@@ -172,6 +172,15 @@ __device__ __forceinline__ int previous_listed(const int* bits, int line, int wo
     }
     const int found = 32 * word + 31 - __clz(named);
     return found == block ? at : (found + 1) * LISTED_BLOCK - LISTED_TILE;
+}
+// Whether the mask hides a pair of the tile at `at`: the words behind those of the row have bits of blocks of which it
+// hides none.
+__device__ __forceinline__ bool hides_some_of(const int* bits, int line, int words, int at)
+{
+    if (line < 0 || at < 0 || at / LISTED_BLOCK / 32 >= words)
+        return true;
+    const int block = at / LISTED_BLOCK;
+    return !((u32)bits[(2ll * line + 1) * words + block / 32] >> block % 32 & 1);
 }
 
 // Scheduler, one warp: takes tiles from a counter, computes the range that each walks over, and publishes a work tile.
@@ -370,11 +379,19 @@ __device__ __forceinline__ void run_consumer(
 
         const u64 k_rows = wgmma_descriptor(base + K_AT + k.index * K_BYTES + consumer * 64 * 128, 16, 1024);
         const u64 v_rows = wgmma_descriptor(base + V_AT + consumer * 64 * 128, 16, 1024);
+        bool hides_some;  // whether the tile at hand is partial
         // One tile of queries. last: v is not needed again.
         auto step = [&](bool last) {
             const u32 q_tile = base + Q_AT + q.index * Q_BYTES, do_tile = base + DO_AT + q.index * DO_BYTES;
             const float* const lse2_tile = (const float*)(tiles + LSE2_AT) + q.index * BLOCK_M;
             const float* const delta_tile = (const float*)(tiles + DELTA_AT) + q.index * BLOCK_M;
+            int doc_q_of[(COLUMNS + 31) / 32] = {};
+            if (hides_some)
+                #pragma unroll
+                for (int i = 0; i < (COLUMNS + 31) / 32; ++i) {
+                    const int q_idx = q_lo + 32 * i + lane, q_pos = q_idx + N - M;
+                    doc_q_of[i] = 0 <= q_pos && q_pos < N ? doc_row[q_pos * args.stride_doc_1] : 0;
+                }
             float scores[BLOCK_M / 8][4], gradients[BLOCK_M / 8][4];
             mbarrier_wait(barrier_of(base, Q_FULL, q.index), q.phase);
             #pragma unroll
@@ -392,28 +409,39 @@ __device__ __forceinline__ void run_consumer(
             mma_rows<DV>(gradients, v_rows, wgmma_descriptor(do_tile, 16, 1024), true);
             wgmma_wait<1>();
             warpgroup_fence_operand(scores);
-            // unsorted_documents.attn:9  mask = causal and doc[b, q_pos] == doc[b, kv_idx]
             #pragma unroll
             for (int j = 0; j < COLUMNS / 8; ++j) {
                 const int at_tile = 8 * j + 2 * t;
                 const Pair lse2_pair = *(const Pair*)(lse2_tile + at_tile);
                 #pragma unroll
                 for (int c = 0; c < 2; ++c) {
-                    const int q_idx = q_lo + at_tile + c;
-                    const int q_pos = q_idx + N - M;
                     const float lse2 = lse2_pair.values[c];
-                    const int doc_q = 0 <= q_pos && q_pos < N ? doc_row[q_pos * args.stride_doc_1] : 0;
                     #pragma unroll
                     for (int r = 0; r < ROWS; ++r) {
                         float& s = scores[j][2 * r + c];
                         float p = exp2_(s * SCALE - lse2);
-                        p = (q_idx < M && kv_idx[r] <= q_pos && doc_q == doc_kv[r]) ? p : 0.0f;
                         s = p;
                     }
                 }
             }
-            // Always over by now. The compiler moves no wait for mma over this branch, so p does not wait for dp.
-            mbarrier_wait(barrier_of(base, Q_FULL, q.index), q.phase);
+            const bool partial = hides_some;
+            if (partial) {
+                branch();  // a branch, not selects in every tile
+                // unsorted_documents.attn:9  mask = causal and doc[b, q_pos] == doc[b, kv_idx]
+                #pragma unroll
+                for (int j = 0; j < COLUMNS / 8; ++j)
+                    #pragma unroll
+                    for (int c = 0; c < 2; ++c) {
+                        const int q_idx = q_lo + 8 * j + 2 * t + c;
+                        const int q_pos = q_idx + N - M;
+                        const int doc_q = shuffle(doc_q_of[j / 4], j % 4 * 8 + 2 * t + c);
+                        #pragma unroll
+                        for (int r = 0; r < ROWS; ++r) {
+                            if (!(q_idx < M && kv_idx[r] <= q_pos && doc_q == doc_kv[r]))
+                                scores[j][2 * r + c] = 0.0f;
+                        }
+                    }
+            }
             wgmma_wait<0>();
             warpgroup_fence_operand(gradients);
             mbarrier_arrive_if(barrier_of(base, V_EMPTY, 0), last && lane == 0);
@@ -422,7 +450,8 @@ __device__ __forceinline__ void run_consumer(
                 #pragma unroll
                 for (int i = 0; i < 4; ++i)
                     gradients[j][i] *= scores[j][i];
-            {
+            if (partial) {
+                branch();
                 #pragma unroll
                 for (int j = 0; j < COLUMNS / 8; ++j)
                     #pragma unroll
@@ -452,6 +481,7 @@ __device__ __forceinline__ void run_consumer(
             mbarrier_wait(barrier_of(base, V_FULL, 0), v.phase);
             #pragma unroll 1
             while (q_lo >= lo) {
+                hides_some = hides_some_of(args._row_bits_ptr, list_line, (list_rows + 31) / 32, q_lo);
                 const int q_next = next(q_lo);
                 step(h == h_last && !(q_next >= lo));
                 q_lo = q_next;

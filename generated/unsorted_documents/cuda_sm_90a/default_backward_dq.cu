@@ -158,7 +158,7 @@ __device__ __forceinline__ int next_listed(const int* bits, int line, int words,
     int word = block / 32;
     if (line < 0 || word >= words)
         return NONE;
-    const int* const row = bits + (long long)line * words;
+    const int* const row = bits + 2ll * line * words;
     u32 named = (u32)row[word] & 0xffffffffu << block % 32;
     while (named == 0) {
         if (++word >= words)
@@ -167,6 +167,15 @@ __device__ __forceinline__ int next_listed(const int* bits, int line, int words,
     }
     const int found = 32 * word + 31 - __clz(named & -named);
     return found == block ? at : found * LISTED_BLOCK;
+}
+// Whether the mask hides a pair of the tile at `at`: the words behind those of the row have bits of blocks of which it
+// hides none.
+__device__ __forceinline__ bool hides_some_of(const int* bits, int line, int words, int at)
+{
+    if (line < 0 || at < 0 || at / LISTED_BLOCK / 32 >= words)
+        return true;
+    const int block = at / LISTED_BLOCK;
+    return !((u32)bits[(2ll * line + 1) * words + block / 32] >> block % 32 & 1);
 }
 
 // Scheduler, one warp: takes tiles from a counter, computes the range that each walks over, and publishes a work tile.
@@ -328,9 +337,19 @@ __device__ __forceinline__ void run_consumer(
         const u64 do_rows = wgmma_descriptor(base + DO_AT + q.index * DO_BYTES + consumer * 64 * 128, 16, 1024);
 
         int kv_next = next(kv_lo), kv_after;  // the tiles behind this one
+        // whether this tile is partial, and the one behind it
+        bool hides_some = hides_some_of(args._list_bits_ptr, list_line, (list_blocks + 31) / 32, kv_lo),
+            next_hides_some;
         // One tile of keys. last: q and do are not needed again.
         auto step = [&](bool last) {
             const u32 k_tile = base + K_AT + k.index * K_BYTES;
+            int doc_kv_of[(COLUMNS + 31) / 32] = {};
+            if (hides_some)
+                #pragma unroll
+                for (int i = 0; i < (COLUMNS + 31) / 32; ++i) {
+                    const int kv_idx = kv_lo + 32 * i + lane;
+                    doc_kv_of[i] = kv_idx < N ? doc_row[kv_idx * args.stride_doc_1] : 0;
+                }
             float scores[BLOCK_N / 8][4], gradients[BLOCK_N / 8][4];
             mbarrier_wait(barrier_of(base, K_FULL, k.index), k.phase);
             #pragma unroll
@@ -349,21 +368,34 @@ __device__ __forceinline__ void run_consumer(
             wgmma_wait<1>();
             warpgroup_fence_operand(scores);
             mbarrier_arrive_if(barrier_of(base, Q_EMPTY, q.index), last && lane == 0);
-            // unsorted_documents.attn:9  mask = causal and doc[b, q_pos] == doc[b, kv_idx]
             #pragma unroll
             for (int j = 0; j < COLUMNS / 8; ++j) {
                 #pragma unroll
                 for (int c = 0; c < 2; ++c) {
-                    const int kv_idx = kv_lo + 8 * j + 2 * t + c;
-                    const int doc_kv = kv_idx < N ? doc_row[kv_idx * args.stride_doc_1] : 0;
                     #pragma unroll
                     for (int r = 0; r < ROWS; ++r) {
                         float& s = scores[j][2 * r + c];
                         float p = exp2_(s * SCALE - lse2[r]);
-                        p = (kv_idx <= q_pos[r] && doc_q[r] == doc_kv) ? p : 0.0f;
                         s = p;
                     }
                 }
+            }
+            const bool partial = hides_some;
+            if (partial) {
+                branch();  // a branch, not selects in every tile
+                // unsorted_documents.attn:9  mask = causal and doc[b, q_pos] == doc[b, kv_idx]
+                #pragma unroll
+                for (int j = 0; j < COLUMNS / 8; ++j)
+                    #pragma unroll
+                    for (int c = 0; c < 2; ++c) {
+                        const int kv_idx = kv_lo + 8 * j + 2 * t + c;
+                        const int doc_kv = shuffle(doc_kv_of[j / 4], j % 4 * 8 + 2 * t + c);
+                        #pragma unroll
+                        for (int r = 0; r < ROWS; ++r) {
+                            if (!(kv_idx <= q_pos[r] && doc_q[r] == doc_kv))
+                                scores[j][2 * r + c] = 0.0f;
+                        }
+                    }
             }
             wgmma_wait<0>();
             warpgroup_fence_operand(gradients);
@@ -375,7 +407,8 @@ __device__ __forceinline__ void run_consumer(
                 #pragma unroll
                 for (int i = 0; i < 4; ++i)
                     gradients[j][i] *= scores[j][i];
-            {
+            if (partial) {
+                branch();
                 #pragma unroll
                 for (int j = 0; j < COLUMNS / 8; ++j)
                     #pragma unroll
@@ -390,6 +423,7 @@ __device__ __forceinline__ void run_consumer(
             add_product(dq, left, wgmma_descriptor(k_tile, BLOCK_N * 128, 1024));
             wgmma_commit();
             kv_after = next(kv_next);  // takes a load, and the product its time
+            next_hides_some = hides_some_of(args._list_bits_ptr, list_line, (list_blocks + 31) / 32, kv_next);
             wgmma_wait<0>();
             warpgroup_fence_operand(dq);
             mbarrier_arrive_if(barrier_of(base, K_EMPTY, k.index), lane == 0);
@@ -403,6 +437,7 @@ __device__ __forceinline__ void run_consumer(
                 step(kv_next >= hi);
                 kv_lo = kv_next;
                 kv_next = kv_after;
+                hides_some = next_hides_some;
             }
             q.advance();
         }

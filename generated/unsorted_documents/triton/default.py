@@ -144,7 +144,9 @@ def unsorted_documents_kept_blocks(
     stride_doc_0, stride_doc_1,
     B, H, M, N, list_blocks, list_rows,
 ):
-    """Of 32 blocks of keys a bit each: whether the mask keeps one of its pairs with the queries of a list."""
+    """Of 32 blocks of keys two bits each: whether the mask keeps one of its pairs with the queries of a list, and
+    whether it keeps all. The second ones stand in the words behind the first ones of the list.
+    """
     words = (list_blocks + 31) // 32
     word = tl.program_id(0) % tl.maximum(words, 1)
     line = tl.program_id(0) // tl.maximum(words, 1)
@@ -156,50 +158,88 @@ def unsorted_documents_kept_blocks(
     first_query = i_1 * 128
     last_query = tl.minimum(first_query + 128, M) - 1
     doc_row = doc_ptr + b.to(tl.int64) * stride_doc_0
-    kept = tl.zeros([], tl.int32)
     lo = 0
     hi = tl.minimum(last_query + N - M + 1, N)
-    # what queries have at least, or at most: blocks of keys without any such are not looked at pair by pair
-    most_0 = tl.full([], -9223372036854775808, tl.int64)
-    least_2 = tl.full([], 9223372036854775807, tl.int64)
-    for start in range(first_query, last_query + 1, 16):
-        query = start + tl.arange(0, 16)[:, None]
+    # what queries have at least, or at most: it may tell of a block of keys what no pair is looked at for
+    most_0 = tl.full([], -2147483648, tl.int32)
+    least_2 = tl.full([], 2147483647, tl.int32)
+    for start in range(first_query, last_query + 1, 128):
+        query = start + tl.arange(0, 128)[:, None]
         exists = query <= last_query
         doc = tl.load(
             doc_row + (query + N - M).to(tl.int64) * stride_doc_1,
             mask=(0 <= query + N - M) & (query + N - M < N), other=0,
         )
-        value = tl.where(exists, (doc).to(tl.int64), -9223372036854775808)
-        most_0 = tl.maximum(most_0, tl.max(tl.reshape(value, [16]), 0))
-        value = tl.where(exists, (doc).to(tl.int64), 9223372036854775807)
-        least_2 = tl.minimum(least_2, tl.min(tl.reshape(value, [16]), 0))
-    for part in range(0, 32, 4):
-        first_key = (word * 32 + part) * 128
-        kv_idx = first_key + tl.arange(0, 512)[None, :]
-        inside = (kv_idx < N) & (word < words)
-        seen = (first_key < hi) & (first_key + 512 > lo)
+        value = tl.where(exists, (doc).to(tl.int32), -2147483648)
+        most_0 = tl.maximum(most_0, tl.max(tl.reshape(value, [128]), 0))
+        value = tl.where(exists, (doc).to(tl.int32), 2147483647)
+        least_2 = tl.minimum(least_2, tl.min(tl.reshape(value, [128]), 0))
+    kept = tl.zeros([], tl.int32)
+    full = tl.zeros([], tl.int32)
+    to_try = tl.zeros([], tl.int32)  # neither is known yet
+    # no query of the list keeps keys outside of lo .. hi - 1
+    sees = ((word * 32) * 128 < hi) & ((word + 1) * 32 * 128 > lo) & (word < words)
+    for part in range(0, tl.where(sees, 32, 0), 32):
+        bit = part + tl.arange(0, 32)
+        first_key = (word * 32 + bit) * 128
+        last_key = tl.minimum(first_key + 128, N) - 1
+        kv_idx = (word * 32 + part) * 128 + tl.arange(0, 4096)[None, :]
+        inside = kv_idx < N
         doc_kv = tl.load(doc_row + kv_idx.to(tl.int64) * stride_doc_1, mask=kv_idx < N, other=0)
-        least_1 = tl.where(inside, (doc_kv).to(tl.int64), 9223372036854775807)
-        least_1 = tl.min(tl.reshape(least_1, [4, 128]), 1)
-        most_3 = tl.where(inside, (doc_kv).to(tl.int64), -9223372036854775808)
-        most_3 = tl.max(tl.reshape(most_3, [4, 128]), 1)
-        may = (most_0 >= least_1) & (least_2 <= most_3)
-        seen = seen & (tl.max(may.to(tl.int32), 0) > 0)
-        stop = tl.where(seen, last_query + 1, first_query)  # no query keeps keys outside of lo .. hi - 1
-        any_kept = tl.zeros([512], tl.int32)
-        for start in range(first_query, stop, 16):
-            query = start + tl.arange(0, 16)[:, None]
+        least_1 = tl.where(inside, (doc_kv).to(tl.int32), 2147483647)
+        least_1 = tl.min(tl.reshape(least_1, [32, 128]), 1)
+        most_3 = tl.where(inside, (doc_kv).to(tl.int32), -2147483648)
+        most_3 = tl.max(tl.reshape(most_3, [32, 128]), 1)
+        may = (first_key < hi) & (last_key >= lo) & (first_key < N)
+        may = may & ((most_0 >= least_1) & (least_2 <= most_3))
+        is_whole = (last_query - first_query == 127) & (last_key - first_key == 127)
+        sure = may & ((least_2 >= most_3) & (most_0 <= least_1))
+        kept |= tl.sum(sure.to(tl.int32) << bit, 0)
+        full |= tl.sum((sure & is_whole & (first_query + N - M >= last_key)).to(tl.int32) << bit, 0)
+        may = may & ~sure
+        if tl.max(may.to(tl.int32), 0) > 0:
+            # with a few queries first: most blocks have a pair that is kept, and one that is not
+            query = first_query + tl.arange(0, 4)[:, None] * 32
             exists = query <= last_query
             doc = tl.load(
                 doc_row + (query + N - M).to(tl.int64) * stride_doc_1,
                 mask=(0 <= query + N - M) & (query + N - M < N), other=0,
             )
-            keep = inside & exists & ((kv_idx <= query + N - M) & (doc == doc_kv))
-            any_kept = tl.maximum(any_kept, tl.max(keep.to(tl.int32), 0))
-        blocks = tl.max(tl.reshape(any_kept, [4, 128]), 1)
-        kept += tl.sum(blocks << (part + tl.arange(0, 4)), 0)
-    at = _list_bits_ptr + line.to(tl.int64) * words + word
+            keep = (kv_idx <= query + N - M) & (doc == doc_kv)
+            some = tl.max((inside & exists & keep).to(tl.int32), 0)
+            every = tl.min((keep | ~(inside & exists)).to(tl.int32), 0)
+            some = tl.max(tl.reshape(some, [32, 128]), 1)
+            every = tl.min(tl.reshape(every, [32, 128]), 1)
+            decided = (some > 0) & ((every == 0) | ~is_whole)
+            kept |= tl.sum((may & decided).to(tl.int32) << bit, 0)
+            to_try |= tl.sum((may & ~decided).to(tl.int32) << bit, 0)
+    for part in range(0, 32):
+        if (to_try >> part) & 1 != 0:
+            first_key = (word * 32 + part) * 128
+            kv_idx = first_key + tl.arange(0, 128)[None, :]
+            inside = kv_idx < N
+            doc_kv = tl.load(doc_row + kv_idx.to(tl.int64) * stride_doc_1, mask=kv_idx < N, other=0)
+            any_kept = tl.zeros([], tl.int32)
+            all_kept = ((last_query - first_query == 127) & (first_key + 128 <= N)).to(tl.int32)
+            start = first_query
+            while (start <= last_query) & ((any_kept == 0) | (all_kept != 0)):
+                query = start + tl.arange(0, 32)[:, None]
+                exists = query <= last_query
+                doc = tl.load(
+                    doc_row + (query + N - M).to(tl.int64) * stride_doc_1,
+                    mask=(0 <= query + N - M) & (query + N - M < N), other=0,
+                )
+                keep = (kv_idx <= query + N - M) & (doc == doc_kv)
+                some = tl.max(tl.max((inside & exists & keep).to(tl.int32), 1), 0)
+                every = tl.min(tl.min((keep | ~(inside & exists)).to(tl.int32), 1), 0)
+                any_kept = tl.maximum(any_kept, some)
+                all_kept = tl.minimum(all_kept, every)
+                start += 32
+            kept |= any_kept << part
+            full |= (any_kept & all_kept) << part
+    at = _list_bits_ptr + 2 * line.to(tl.int64) * words + word
     tl.store(at, kept.to(tl.float32, bitcast=True), mask=word < words)
+    tl.store(at + words, full.to(tl.float32, bitcast=True), mask=word < words)
 
 
 @triton.jit(do_not_specialize=['list_blocks'])
@@ -207,16 +247,20 @@ def unsorted_documents_lists(
     _lists_ptr, _list_bits_ptr,
     list_blocks,
 ):
-    """Of one list the blocks whose bits are set, ascending: how many, then which."""
+    """Of one list the blocks whose bits are set, ascending: how many, then twice the number of each, and one more
+    where the mask does not keep all of it.
+    """
     line = tl.program_id(0)
     list_row = _lists_ptr + line.to(tl.int64) * (list_blocks + 1)
     words = (list_blocks + 31) // 32
     found = tl.zeros([], tl.int32)
     for first in range(0, list_blocks, 128):
         block = first + tl.arange(0, 128)
-        at = _list_bits_ptr + line.to(tl.int64) * words + block // 32
+        at = _list_bits_ptr + 2 * line.to(tl.int64) * words + block // 32
         bits = tl.load(at, mask=block < list_blocks, other=0.0).to(tl.int32, bitcast=True)
         named = (bits >> (block % 32)) & 1
+        bits = tl.load(at + words, mask=block < list_blocks, other=0.0).to(tl.int32, bitcast=True)
+        block = 2 * block + (1 - ((bits >> (block % 32)) & 1))
         at = found + tl.cumsum(named, 0) - named
         tl.store(list_row + 1 + at, block.to(tl.float32, bitcast=True), mask=named > 0)
         found += tl.sum(named, 0)
@@ -239,11 +283,15 @@ def unsorted_documents_columns(
     for first in range(0, list_rows, 512):
         row = first + tl.arange(0, 512)
         line = group * ((M + 127) // 128) + row
-        at = _list_bits_ptr + line * words + word
+        at = _list_bits_ptr + 2 * line * words + word
         bits = tl.load(at, mask=(row < list_rows) & (word < words), other=0.0).to(tl.int32, bitcast=True)
         named = (bits[:, None] >> (block % 32)[None, :]) & 1
+        bits = tl.load(
+            at + words, mask=(row < list_rows) & (word < words), other=0.0,
+        ).to(tl.int32, bitcast=True)
+        rows = 2 * row[:, None] + (1 - ((bits[:, None] >> (block % 32)[None, :]) & 1))
+        rows = rows.to(tl.float32, bitcast=True)
         at = found[None, :] + tl.cumsum(named, 0) - named
-        rows = tl.broadcast_to(row[:, None], [512, 4]).to(tl.float32, bitcast=True)
         tl.store(column[None, :] + 1 + at, rows, mask=(named > 0) & (block < list_blocks)[None, :])
         found += tl.sum(named, 0)
     tl.store(column, found.to(tl.float32, bitcast=True), mask=block < list_blocks)
@@ -251,21 +299,20 @@ def unsorted_documents_columns(
 
 @triton.jit
 def _forward_step(
-    acc, l, m, q, K, V, b, h_kv, kv_lo, N, stride_kn, stride_vn, q_pos, doc_q, doc_row, stride_doc_1,
-    MASKED: tl.constexpr, BLOCK_N: tl.constexpr, TMA: tl.constexpr,
+    acc, l, m, q, K, V, b, h_kv, kv_lo, N, stride_kn, stride_vn, q_pos, doc_q, doc_row, stride_doc_1, partial,
+    BLOCK_N: tl.constexpr, TMA: tl.constexpr,
 ):
     """One kv tile: FlashAttention-2, algorithm 1, lines 8 to 10."""
     k = _load_rows(K, b, h_kv, kv_lo, N, stride_kn, BLOCK_N, 128, TMA)
     s = tl.dot(q, k.T)
-    if MASKED:
+    if partial:
         # unsorted_documents.attn:9  mask = causal and doc[b, q_pos] == doc[b, kv_idx]
         kv_idx = kv_lo + tl.arange(0, BLOCK_N)
         doc_kv = tl.load(doc_row + kv_idx.to(tl.int64) * stride_doc_1, mask=kv_idx < N, other=0)
         keep = (kv_idx[None, :] <= q_pos[:, None]) & (doc_q[:, None] == doc_kv[None, :])
         s = tl.where(keep, s, -float("inf"))
     m_new = tl.maximum(m, tl.max(s, 1) * SCALE)
-    # -inf - -inf is NaN: rows yet unseen
-    shift = tl.where(m_new == -float("inf"), 0.0, m_new) if MASKED else m_new
+    shift = tl.where(m_new == -float("inf"), 0.0, m_new)  # -inf - -inf is NaN: rows yet unseen
     p = tl.exp2(s * SCALE - shift[:, None])
     alpha = tl.exp2(m - shift)
     l_new = l * alpha + tl.sum(p, 1)
@@ -323,13 +370,12 @@ def unsorted_documents_forward(
     list_row = _lists_ptr + tl.cast(list_line, tl.int64) * (list_blocks + 1)
     listed = _list_length(list_row, list_line >= 0)
     for list_item in range(0, listed * (128 // BLOCK_N)):
-        kv_lo = (
-            _list_entry(list_row + 1 + list_item // (128 // BLOCK_N)) * 128
-            + list_item % (128 // BLOCK_N) * BLOCK_N
-        )
+        list_entry = _list_entry(list_row + 1 + list_item // (128 // BLOCK_N))
+        kv_lo = list_entry // 2 * 128 + list_item % (128 // BLOCK_N) * BLOCK_N
+        hides_some = list_entry % 2 != 0
         acc, l, m = _forward_step(
             acc, l, m, q, K, V, b, h_kv, kv_lo, N, stride_kn, stride_vn, q_pos, doc_q, doc_row, stride_doc_1,
-            MASKED=True, BLOCK_N=BLOCK_N, TMA=TMA,
+            partial=hides_some, BLOCK_N=BLOCK_N, TMA=TMA,
         )
 
     # line 12: o = diag(l)^-1 acc. A row that saw nothing has l = 0 and gives o = 0, lse = -inf.
@@ -343,7 +389,7 @@ def unsorted_documents_forward(
 @triton.jit
 def _backward_dq_step(
     dq, q, K, V, do, lse2, delta, b, h_kv, kv_lo, N, stride_kn, stride_vn, q_pos, doc_q, doc_row,
-    stride_doc_1, MASKED: tl.constexpr, BLOCK_N: tl.constexpr, TMA: tl.constexpr,
+    stride_doc_1, partial, BLOCK_N: tl.constexpr, TMA: tl.constexpr,
 ):
     """One kv tile: the scores once more, and dq."""
     k = _load_rows(K, b, h_kv, kv_lo, N, stride_kn, BLOCK_N, 128, TMA)
@@ -351,7 +397,7 @@ def _backward_dq_step(
     s = tl.dot(q, k.T)
     dp = tl.dot(do, v.T)
     p = tl.exp2(s * SCALE - lse2[:, None])
-    if MASKED:
+    if partial:
         # unsorted_documents.attn:9  mask = causal and doc[b, q_pos] == doc[b, kv_idx]
         kv_idx = kv_lo + tl.arange(0, BLOCK_N)
         doc_kv = tl.load(doc_row + kv_idx.to(tl.int64) * stride_doc_1, mask=kv_idx < N, other=0)
@@ -424,13 +470,12 @@ def unsorted_documents_backward_dq(
     list_row = _lists_ptr + tl.cast(list_line, tl.int64) * (list_blocks + 1)
     listed = _list_length(list_row, list_line >= 0)
     for list_item in range(0, listed * (128 // BLOCK_N)):
-        kv_lo = (
-            _list_entry(list_row + 1 + list_item // (128 // BLOCK_N)) * 128
-            + list_item % (128 // BLOCK_N) * BLOCK_N
-        )
+        list_entry = _list_entry(list_row + 1 + list_item // (128 // BLOCK_N))
+        kv_lo = list_entry // 2 * 128 + list_item % (128 // BLOCK_N) * BLOCK_N
+        hides_some = list_entry % 2 != 0
         dq = _backward_dq_step(
             dq, q, K, V, do, lse2, delta, b, h_kv, kv_lo, N, stride_kn, stride_vn, q_pos, doc_q, doc_row,
-            stride_doc_1, MASKED=True, BLOCK_N=BLOCK_N, TMA=TMA,
+            stride_doc_1, partial=hides_some, BLOCK_N=BLOCK_N, TMA=TMA,
         )
 
     # 0.08838834764831843: constant factor of d score / d dot, left out of ds
@@ -440,7 +485,7 @@ def unsorted_documents_backward_dq(
 @triton.jit
 def _backward_dkdv_step(
     dk, dv, k, v, q_head, do_head, lse2_head, delta_head, b, h, row, q_lo, M, N, stride_qm, stride_dom,
-    kv_idx, doc_kv, doc_row, stride_doc_1, MASKED: tl.constexpr, BLOCK_M: tl.constexpr, TMA: tl.constexpr,
+    kv_idx, doc_kv, doc_row, stride_doc_1, partial, BLOCK_M: tl.constexpr, TMA: tl.constexpr,
 ):
     """One q tile: FlashAttention-2, algorithm 2, lines 11 to 16, with keys as rows and queries as columns."""
     q_idx = q_lo + tl.arange(0, BLOCK_M)
@@ -452,7 +497,7 @@ def _backward_dkdv_step(
     s = tl.dot(k, q.T)
     dp = tl.dot(v, do.T)
     p = tl.exp2(s * SCALE - lse2[None, :])
-    if MASKED:
+    if partial:
         # unsorted_documents.attn:9  mask = causal and doc[b, q_pos] == doc[b, kv_idx]
         doc_q = tl.load(doc_row + q_pos.to(tl.int64) * stride_doc_1, mask=(0 <= q_pos) & (q_pos < N), other=0)
         p = tl.where(
@@ -521,13 +566,13 @@ def unsorted_documents_backward_dkdv(
         list_row = _columns_ptr + tl.cast(list_line, tl.int64) * (list_rows + 1)
         listed = _list_length(list_row, list_line >= 0)
         for list_item in range(0, listed * (128 // BLOCK_M)):
-            q_lo = (
-                _list_entry(list_row + 1 + list_item // (128 // BLOCK_M)) * 128
-                + list_item % (128 // BLOCK_M) * BLOCK_M
-            )
+            list_entry = _list_entry(list_row + 1 + list_item // (128 // BLOCK_M))
+            q_lo = list_entry // 2 * 128 + list_item % (128 // BLOCK_M) * BLOCK_M
+            hides_some = list_entry % 2 != 0
             dk, dv = _backward_dkdv_step(
                 dk, dv, k, v, q_head, do_head, lse2_head, delta_head, b, h, row, q_lo, M, N, stride_qm,
-                stride_dom, kv_idx, doc_kv, doc_row, stride_doc_1, MASKED=True, BLOCK_M=BLOCK_M, TMA=TMA,
+                stride_dom, kv_idx, doc_kv, doc_row, stride_doc_1, partial=hides_some, BLOCK_M=BLOCK_M,
+                TMA=TMA,
             )
 
     # 0.08838834764831843: constant factor of d score / d dot, left out of ds
@@ -539,7 +584,7 @@ def unsorted_documents_backward_dkdv(
 
 CALL = TritonAttention(
     name="unsorted_documents",
-    operator="unsorted_documents_default_2dacbac5",
+    operator="unsorted_documents_default_4ea4b7e2",
     inputs=(
         Tensor("q", "bf16[B, M, H, 128]", "bmh"),
         Tensor("k", "bf16[B, N, Hkv, 128]", "bnh"),
@@ -553,7 +598,7 @@ CALL = TritonAttention(
     tuned=TUNED,
     scratch={
         "_lists": "(B) * ((M + 127) // 128) * (list_blocks + 1)",
-        "_list_bits": "(B) * ((M + 127) // 128) * cdiv(list_blocks, 32)",
+        "_list_bits": "2 * (B) * ((M + 127) // 128) * cdiv(list_blocks, 32)",
     },
     launches=(
         Kernel(
@@ -587,7 +632,7 @@ CALL = TritonAttention(
             Made("lse2", type="f32[B, H, M_padded]"),
             Made("delta", type="f32[B, H, M_padded]"),
             Made("_lists", type="f32[max((B) * ((M + 127) // 128) * (list_blocks + 1), 1)]"),
-            Made("_list_bits", type="f32[max((B) * ((M + 127) // 128) * cdiv(list_blocks, 32), 1)]"),
+            Made("_list_bits", type="f32[max(2 * (B) * ((M + 127) // 128) * cdiv(list_blocks, 32), 1)]"),
             Made("_columns", type="f32[max((B) * list_blocks * (list_rows + 1), 1)]"),
         ),
         launches=(
