@@ -15,7 +15,7 @@ with a value for each query and key, which skip no tile.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sized
 from functools import lru_cache, partial
 from operator import index
 from typing import Any, TypeAlias
@@ -35,7 +35,7 @@ from attnc.adapters.specs import (
     run_kernel,
     tile_rows,
 )
-from attnc.api.fastest import SHORT_KEYS, are_few, count_sharing, exceeds
+from attnc.api.fastest import SHORT_KEYS, are_few, count_sharing, exceeds, share_keys
 from attnc.api.repeats import keep, repeat
 from attnc.api.tensors import FLOATS, NUMBERS, GivenTensors, draw_seed, lowered, to_dropout
 from attnc.support.arguments import requires_gradient
@@ -185,7 +185,7 @@ def attention(
         s_aux is not None,
         len(dropped) > 0,
         (*(("q", "k", "v") if gradients else ()), *wanted),
-        0 if gradients or wanted or len(dropped) else _rows_of_few(query, key),
+        0 if gradients or wanted or len(dropped) else _rows_of_few(query, key, value, band, tables),
         exceeds(key.shape[2], SHORT_KEYS),
     )
     sinks = () if s_aux is None else (s_aux.float(),)
@@ -327,11 +327,18 @@ def _kernel_name(
     )
 
 
-def _rows_of_few(query: torch.Tensor, key: torch.Tensor) -> int:
-    """Returns the rows of a tile of a call with few queries, 0 for more of them: a constant, as `_is_one`."""
+def _rows_of_few(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, band: Band | None, tables: Sized
+) -> int:
+    """Returns the rows of a tile of a call whose programs share keys, 0 for others: a constant, as `_is_one`.
+    Such are calls of few queries, and chunks beside a cache of which they see all before them.
+    """
     (heads, kv_heads), queries = (x.shape[1] for x in (query, key)), query.shape[2]
     if not any(are_few(known) for known in (queries,)):
-        return 0
+        sees_all = (band is None or band.left is None) and not tables and not is_compiling()
+        rows, sizes = query.transpose(1, 2), (heads, kv_heads)
+        if not sees_all or not share_keys("attention", rows, key, value, heads=sizes, keys=key.shape[2]):
+            return 0
     return tile_rows(count_sharing(queries, heads, kv_heads))
 
 

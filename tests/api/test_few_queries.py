@@ -18,7 +18,7 @@ from attnc.adapters import flashinfer, transformers
 from attnc.adapters.bands import Band, carry
 from attnc.api import fastest, repeats
 from attnc.api.fastest import FEW, HOPPER, SM80, TRITON, count_sharing, targets_of_few
-from attnc.compat import flash_attn, flash_attn_interface, sdpa
+from attnc.compat import call, flash_attn, flash_attn_interface, sdpa
 from attnc.flex import family_of, flex_attention
 from attnc.tuned.tables import guess_rows
 from attnc.verify.interpreter import ensure_interpreter
@@ -389,6 +389,18 @@ def test_chunks_that_leave_a_hopper_idle_share_keys(
     assert not fastest.share_keys("door", q.float(), k.float(), k.float(), heads=heads, keys=keys)
     fastest.run_on(TRITON)
     assert not fastest.share_keys("door", q, k, k, heads=heads, keys=keys)
+
+
+@pytest.mark.parametrize("door", [by_transformers, by_flash, by_cache, by_pages, by_sdpa])
+def test_chunks_that_share_keys_have_the_same_results(
+    door: Callable[[int], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = door(20)
+    for module in (transformers, call):
+        monkeypatch.setattr(module, "share_keys", lambda *given, **named: True)
+    repeats.forget()
+    assert shares(lambda: door(20))
+    torch.testing.assert_close(door(20), expected)
 
 
 @pytest.mark.parametrize("target", fastest.NEEDS)
