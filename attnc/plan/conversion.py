@@ -28,6 +28,8 @@ from attnc.plan.signature import arguments, feature, normalise
 #: Threads of a block, blocks for each multiprocessor, columns that a thread loads together, and the most that
 #: it converts at a time.
 CONVERT_THREADS, CONVERT_BLOCKS, CONVERT_CHUNK, COLUMNS_AT_ONCE = 256, 8, 8, 16
+#: Columns of rows of which 2^32 take 768 GB. To divide a number of 64 bits takes five times as long as one of 32.
+FEWEST_COLUMNS_COUNTED = 64
 
 
 def list_convertible(attention: Attention) -> list[Tensor]:
@@ -95,8 +97,17 @@ class ConvertedRows:
     tensors: tuple[Converted, ...]
 
     @property
+    def columns(self) -> int:
+        return feature(self.tensors[0].stored.tensor)
+
+    @property
     def at_once(self) -> int:
-        return gcd(feature(self.tensors[0].stored.tensor), COLUMNS_AT_ONCE)
+        return gcd(self.columns, COLUMNS_AT_ONCE)
+
+    @property
+    def is_counted_in_32_bits(self) -> bool:
+        """Whether no memory has room for more rows: three bytes of each column."""
+        return self.columns >= FEWEST_COLUMNS_COUNTED
 
     @property
     def chunks(self) -> int:
@@ -104,7 +115,7 @@ class ConvertedRows:
 
     @property
     def pieces(self) -> int:
-        return feature(self.tensors[0].stored.tensor) // self.at_once
+        return self.columns // self.at_once
 
 
 def group_rows(conversion: Conversion) -> list[ConvertedRows]:

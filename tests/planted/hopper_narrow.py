@@ -230,8 +230,15 @@ BUGS: tuple[HopperBug, ...] = (
         name="one scale for eight columns that have their own",
         attention="hopper_narrow_before",
         story="scales were of blocks, until one model had them of columns",
-        anchor="const int column = column_lo + 8 * c + j;",
-        patch="const int column = column_lo + 8 * c;",
+        anchor="const int column = column_lo + 32 * c + j;",
+        patch="const int column = column_lo + 32 * c;",
+    ),
+    HopperBug(
+        name="chunks of a lane stored side by side",
+        attention="hopper_narrow_before",
+        story="a lane had sixteen neighbouring columns",
+        anchor="args.made_v_ptr + 64ll * line + column_lo + 32 * c",
+        patch="args.made_v_ptr + 64ll * line + 2 * column_lo + 8 * c",
     ),
     HopperBug(
         name="pages taken for rows that follow each other",

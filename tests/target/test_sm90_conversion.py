@@ -51,13 +51,13 @@ def source_of(module: Module) -> str:
 def test_the_number_of_a_row_is_taken_apart(axes: str, order: str) -> None:
     module = module_of(axes, packed="S" in axes)
     counts = [SIZES[axis] for axis in axes.split(", ")]
-    (_, body) = source_of(module).split("const int column_lo = i % 4 * 16;\n", 1)
+    (_, body) = source_of(module).split("const int column_lo = i % 4 * 8;\n", 1)
     statements = body[: body.index("float k_x[2][8];")].splitlines()
     seen = []
     for line in range(math.prod(counts)):
         names = {**SIZES, "line": line}
         for statement in filter(None, map(str.strip, statements)):
-            found = re.fullmatch(r"const (?:int|long long) (\w+) = ([^;]+);", statement)
+            found = re.fullmatch(r"const (?:int|u32) (\w+) = ([^;]+);", statement)
             assert found
             names[found[1]] = eval(found[2].replace("args.", "").replace("/", "//"), {}, names)
         seen.append(tuple(names[name] for name in order.split()))
@@ -78,7 +78,7 @@ def test_a_scale_is_loaded_once_for_columns_that_share_it(block: str, alike: boo
     module = module_of("B, N, Hkv", block=block)
     part = text_of(module).parts[0]
     assert part.is_alike == alike
-    assert ("const int column = column_lo + 8 * c + j;" in source_of(module)) != alike
+    assert ("const int column = column_lo + 32 * c + j;" in source_of(module)) != alike
 
 
 def test_packed_keys_find_their_sequence_where_a_scale_asks_for_it() -> None:

@@ -171,19 +171,19 @@ __device__ __forceinline__ void exponentials(float (&s)[BLOCK_N / 8][4], const f
 }
 
 // Keys and values of q's type, in memory of their own: what is stored times its scale, rounded once. A thread converts
-// 16 columns of a row at a time.
+// 16 columns of a row at a time, eight beside those of its neighbours.
 extern "C" __global__ void __launch_bounds__(256) kv8_blocks_convert(const __grid_constant__ Args args)
 {
     const long long first = (long long)blockIdx.x * 256 + threadIdx.x, step = (long long)gridDim.x * 256;
     wait_for_launch();  // this kernel is launched while the previous one ends
     allow_next_launch();
     for (long long i = first; i < 1ll * args.B * args.N * args.Hkv * 8; i += step) {
-        const long long line = i / 8;
-        const int column_lo = i % 8 * 16;
+        const u32 line = i / 8;
+        const int column_lo = i % 8 * 8;
         const int h_kv = line % args.Hkv;
-        const long long rest_2 = line / args.Hkv;
+        const u32 rest_2 = line / args.Hkv;
         const int n = rest_2 % args.N;
-        const long long rest_1 = rest_2 / args.N;
+        const u32 rest_1 = rest_2 / args.N;
         const int b = rest_1;
         const int kv_len = args.kv_len_ptr[b * args.stride_kv_len_0];
         if (n >= kv_len)
@@ -193,16 +193,16 @@ extern "C" __global__ void __launch_bounds__(256) kv8_blocks_convert(const __gri
         #pragma unroll
         for (int c = 0; c < 2; ++c) {
             load_eight(args.stored_k_ptr + b * args.stride_stored_kb + n * args.stride_stored_kn
-                + h_kv * args.stride_stored_kh + column_lo + 8 * c, k_x[c]);
+                + h_kv * args.stride_stored_kh + column_lo + 64 * c, k_x[c]);
             load_eight(args.stored_v_ptr + b * args.stride_stored_vb + n * args.stride_stored_vn
-                + h_kv * args.stride_stored_vh + column_lo + 8 * c, v_x[c]);
+                + h_kv * args.stride_stored_vh + column_lo + 64 * c, v_x[c]);
         }
         #pragma unroll
         for (int c = 0; c < 2; ++c) {
             float (&x)[8] = k_x[c];
             const int N = args.N;
             const int key_row = n;
-            const int column = column_lo + 8 * c;
+            const int column = column_lo + 64 * c;
             const int k_scale_tile = key_row < N && column / 32 < 4
                 ? args.k_scale_ptr[b * args.stride_k_scale_0 + key_row * args.stride_k_scale_1
                 + h_kv * args.stride_k_scale_2 + (column / 32) * args.stride_k_scale_3] : 0;
@@ -210,7 +210,7 @@ extern "C" __global__ void __launch_bounds__(256) kv8_blocks_convert(const __gri
             #pragma unroll
             for (int j = 0; j < 8; ++j)
                 x[j] *= of_columns;
-            *(Chunk*)(args.made_k_ptr + 16 * i + 8 * c) =
+            *(Chunk*)(args.made_k_ptr + 128ll * line + column_lo + 64 * c) =
                 Chunk{{pack(x[0], x[1]), pack(x[2], x[3]), pack(x[4], x[5]), pack(x[6], x[7])}};
         }
         #pragma unroll
@@ -218,7 +218,7 @@ extern "C" __global__ void __launch_bounds__(256) kv8_blocks_convert(const __gri
             float (&x)[8] = v_x[c];
             const int N = args.N;
             const int key_row = n;
-            const int column = column_lo + 8 * c;
+            const int column = column_lo + 64 * c;
             const int v_scale_tile = key_row < N && column / 32 < 4
                 ? args.v_scale_ptr[b * args.stride_v_scale_0 + key_row * args.stride_v_scale_1
                 + h_kv * args.stride_v_scale_2 + (column / 32) * args.stride_v_scale_3] : 0;
@@ -226,7 +226,7 @@ extern "C" __global__ void __launch_bounds__(256) kv8_blocks_convert(const __gri
             #pragma unroll
             for (int j = 0; j < 8; ++j)
                 x[j] *= of_columns;
-            *(Chunk*)(args.made_v_ptr + 16 * i + 8 * c) =
+            *(Chunk*)(args.made_v_ptr + 128ll * line + column_lo + 64 * c) =
                 Chunk{{pack(x[0], x[1]), pack(x[2], x[3]), pack(x[4], x[5]), pack(x[6], x[7])}};
         }
     }
