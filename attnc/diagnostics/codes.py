@@ -221,7 +221,7 @@ _TYPES = {
     "E0319": CodeInfo(
         "gradient that does not exist",
         "Gradients are of float inputs that the score or the sink reads. Keys and values of 8 bits have "
-        "none, and beside them, or a scale of v, nothing has.",
+        "none, and beside a scale of v nothing has.",
     ),
     "E0320": CodeInfo(
         "division by zero",

@@ -124,24 +124,22 @@ def check_grads_of_parts(tree: ast.Attention, attention: Attention, report: Repo
 
 
 def check_grads_of_narrow(tree: ast.Attention, attention: Attention, report: Reporter) -> None:
-    """Reports gradients beside k or v of 8 bits, or beside a scale of v, which no backward knows."""
+    """Reports gradients of k or v of 8 bits, or beside a scale of v, which no backward knows."""
     names = _grad_names(tree)
     if not names:
         return
     for tensor in (attention.k, attention.v):
         narrow = next((dtype for dtype in _dtypes(attention, tensor) if dtype.is_narrow), None)
-        if narrow is not None:
-            own = next((name for name in names if name.id == tensor.name), names[0])
-            is_own = own.id == tensor.name
-            message = f"'{own.id}' has no gradient" + ("" if is_own else f" beside {tensor.name} of {narrow}")
+        own = next((name for name in names if name.id == tensor.name), None)
+        if narrow is not None and own is not None:
             related = (
                 () if tensor.span is None else (Label(tensor.span, f"'{tensor.name}' is declared here"),)
             )
             report.error(
                 "E0319",
-                message,
+                f"'{own.id}' has no gradient",
                 own.span,
-                f"its elements are {narrow}" if is_own else "no backward reads such elements",
+                f"its elements are {narrow}",
                 related=related,
                 hints=("train with keys and values of 16 bits, in an attention of its own",),
             )

@@ -15,7 +15,11 @@ from attnc.model.knobs import KEYS
 from attnc.model.schedule import Choice, Knob, Schedule
 from attnc.plan.columns import refuse_column_scales, refuse_joined_keys
 from attnc.plan.conversion import convert_variant
-from attnc.plan.differentiable import refuse_backward, refuse_rounded_gradients
+from attnc.plan.differentiable import (
+    refuse_backward,
+    refuse_narrow_gradients,
+    refuse_rounded_gradients,
+)
 from attnc.plan.fitting import unsupported
 from attnc.plan.list_refusals import refuse_lists
 from attnc.plan.listed_rows import lists_rows
@@ -40,6 +44,7 @@ def check_lowerable(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic
     yield from refuse_sizes(variant)
     yield from refuse_foreign_keys(schedule, knobs)
     yield from refuse_joined_keys(variant, schedule, target)
+    yield from refuse_narrow_gradients(variant, schedule)
     if target.converts_before(variant, schedule):
         variant = convert_variant(variant)
     yield from refuse_narrow_types(variant, schedule, target)

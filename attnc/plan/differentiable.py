@@ -10,6 +10,7 @@ from attnc.diagnostics import Diagnostic, Label
 from attnc.model.attention import Attention, Variant
 from attnc.model.dtypes import DType
 from attnc.model.schedule import PARTS, Schedule
+from attnc.model.tensors import Tensor
 from attnc.plan.fitting import unsupported
 from attnc.plan.gradients import wanted_loads
 from attnc.plan.lists import lists_blocks, selects_keys
@@ -29,6 +30,7 @@ def has_backward(attention: Attention, schedule: Schedule) -> bool:
     is_forward = is_forward or not target.refuse_wide_gradients(normalise(attention))
     if schedule.is_decode and lists_blocks(attention):
         is_forward = differentiates_selection(attention, schedule)
+    is_forward &= _reads_keys(attention, schedule)
     return bool(attention.grads) and is_forward and can_differentiate(attention, target)
 
 
@@ -49,6 +51,15 @@ def can_differentiate(attention: Attention, target: Target) -> bool:
     """Returns whether the target has kernels for gradients of tensors that are stored like these."""
     lacks = attention.v.storage.is_part and target.refuse_latent_gradients(normalise(attention))
     return has_rows(attention) and target.has_backward and not lacks
+
+
+def _reads_keys(attention: Attention, schedule: Schedule) -> bool:
+    """Returns whether kernels of gradients take k and v as they are stored."""
+    if _find_narrow(attention) is None:
+        return True
+    return not lists_blocks(attention) and target_of(schedule.target).differentiates_narrow(
+        attention, schedule
+    )
 
 
 def check_differentiable(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
@@ -85,6 +96,15 @@ def _without_backward(attention: Attention, schedule: Schedule) -> tuple[Span | 
     if not target.has_backward:
         label = f"{schedule.target} has no backward kernels yet"
         return schedule.span or attention.span, label, _other_target(attention)
+    narrow = _find_narrow(attention)
+    if narrow is not None and not _reads_keys(attention, schedule):
+        instead = (
+            "to train, write 'convert = before'"
+            if target.reads_narrow(schedule)
+            else _other_target(attention)
+        )
+        instead = "to train, pass 16 bits" if lists_blocks(attention) else instead
+        return narrow.span, f"no kernel of gradients reads {narrow.dtype}", instead
     if schedule.is_decode and lists_blocks(attention):
         return _without_selected_gradients(attention, schedule)
     place = next((knob.span for knob in schedule.decode_knobs), None)
@@ -167,6 +187,34 @@ def refuse_backward(variant: Variant, schedule: Schedule, target: Target) -> Ite
                     "its index is not one of b, h, q_idx, q_pos and kv_idx",
                     "write 'atomic', which is what a schedule that says nothing gets",
                 )
+
+
+def refuse_narrow_gradients(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
+    """Yields gradients beside k or v of 8 bits that are sums over queries: their kernels read 16 bits."""
+    attention = variant.attention
+    narrow = _find_narrow(attention)
+    if narrow is None or not has_backward(attention, schedule) or not _sums_over_queries(attention, schedule):
+        return
+    beside = f"beside {narrow.name} of {narrow.dtype}"
+    yield unsupported(
+        f"gradients of what keys have {beside} are not lowered to {schedule.target}",
+        narrow.span,
+        "kernels that sum over queries read 16 bits",
+        "leave them out of 'grad', or pass 16 bits",
+    )
+
+
+def _find_narrow(attention: Attention) -> Tensor | None:
+    stored = (attention.k, attention.v)
+    return next((tensor for tensor in stored if DType(tensor.dtype).is_narrow), None)
+
+
+def _sums_over_queries(attention: Attention, schedule: Schedule) -> bool:
+    """Returns whether a gradient is a sum over queries for each key, or dq one that such a kernel adds to."""
+    of_keys = any(entry.along == ("kv",) for entry in wanted_loads(normalise(attention)))
+    knob = schedule.phases["backward"].get("accumulate.dq")
+    said = knob is not None and knob.choices != ("two_pass",)
+    return of_keys or said or bool({"k", "v"} & set(attention.grads))
 
 
 def _makes_dq_apart(variant: Variant, schedule: Schedule, target: Target, way: str) -> str:

@@ -116,6 +116,10 @@ class Target(ABC):
         """Returns whether kernels of the schedule take k and v of 8 bits, and a scale of v."""
         return False
 
+    def differentiates_narrow(self, attention: Attention, schedule: Schedule) -> bool:
+        """Returns whether kernels of gradients take k and v of 8 bits, which have none themselves."""
+        return False
+
     def refuse_column_scale(self, attention: Attention, schedule: Schedule, name: str) -> tuple[str, ...]:
         """Returns why kernels of the schedule cannot multiply columns of "k" or "v" by a scale, and what to
         write instead; nothing if they can.

@@ -21,13 +21,15 @@ from .sizes import Names, evaluate
 @dataclass(frozen=True)
 class Made:
     """A tensor that the backward allocates. like: the input or result whose shape it has; type: its own, or
-    the element type where it is not that of `like`. zero: kernels add to it, or leave some of it alone.
+    the element type where it is not that of `like`. zero: kernels add to it, or leave some of it alone;
+    copied: it is that input, of 8 bits, in the type.
     """
 
     name: str
     like: str = ""
     type: str = ""
     zero: bool = False
+    copied: bool = False
 
 
 @dataclass(frozen=True)
@@ -200,7 +202,8 @@ class PreparedGradients(NamedTuple):
     """What the gradients of all such tensors have in common.
 
     made: layouts of what is allocated; zeroed: the positions of what starts from 0, those of a type together;
-    finish: the gradients, from what is made once the kernels are done; returned: to autograd, from that.
+    finish: the gradients, from what is made once the kernels are done; returned: to autograd, from that;
+    copies: positions of what is copied there, and among the tensors.
     """
 
     made: tuple[Layout, ...]
@@ -208,6 +211,12 @@ class PreparedGradients(NamedTuple):
     launches: tuple[Any, ...]
     finish: Callable[[Sequence[torch.Tensor]], tuple[torch.Tensor, ...]]
     returned: Callable[[Sequence[torch.Tensor]], tuple[torch.Tensor | None, ...]]
+    copies: tuple[tuple[int, int], ...] = ()
+
+
+def list_copies(made: Sequence[Made], given: Sequence[str]) -> tuple[tuple[int, int], ...]:
+    """Returns the positions of what is copied among what is made, and among what is given."""
+    return tuple((at, given.index(one.like)) for at, one in enumerate(made) if one.copied)
 
 
 def group_zeros(made: Sequence[Made], layouts: Sequence[Layout]) -> tuple[tuple[int, ...], ...]:
@@ -395,6 +404,8 @@ def _launch_prepared(
             made[places[0]].zero_()
         else:
             torch._foreach_zero_([made[at] for at in places])
+    for at, source in found.copies:
+        made[at].copy_(tensors[source])
     given = [*tensors, *made, None]
     for launch in found.launches:
         launch.run(given)
@@ -464,6 +475,7 @@ def prepared_of(
     zeroed: tuple[tuple[int, ...], ...],
     launches: tuple[Any, ...],
     finish: Callable[[Sequence[torch.Tensor]], tuple[torch.Tensor, ...]],
+    copies: tuple[tuple[int, int], ...] = (),
 ) -> PreparedGradients:
     """Returns prepared gradients, and what autograd is given of them: each, or None, for each argument."""
     count, wanted = len(call.inputs), len(call.wanted)
@@ -476,7 +488,8 @@ def prepared_of(
         return (*_BEFORE_INPUTS, *by_input(call, finish(made)))
 
     are_first = call.wanted == tuple(range(wanted))  # as they mostly are: no list then
-    return PreparedGradients(made, zeroed, launches, finish, returned_first if are_first else returned)
+    chosen = returned_first if are_first else returned
+    return PreparedGradients(made, zeroed, launches, finish, chosen, copies)
 
 
 def by_input(call: DifferentiableCall, found: Sequence[torch.Tensor]) -> tuple[torch.Tensor | None, ...]:

@@ -351,7 +351,18 @@ class BackwardDeclaration:
             },
         )
 
+    @property
+    def _copied(self) -> dict[str, str]:
+        """By the name of an input of 8 bits what its copy of 16 is called, which kernels read."""
+        made = self.module.conversion
+        return (
+            {} if made is None else {x.stored.tensor.name: f"_{x.stored.tensor.name}" for x in made.tensors}
+        )
+
     def list_allocations(self) -> Iterator[CallText]:
+        element = str(self.module.variant.attention.element)
+        for name, copy in self._copied.items():
+            yield declare_allocation(copy, element, like=name, copied=True)
         for name in dict.fromkeys(self._makes):
             like = name.removeprefix("d")
             dtype = "f32" if like in self._f32 else ""
@@ -435,12 +446,16 @@ class BackwardDeclaration:
         return CallText("Gradient", [quote_word(name)], fields)
 
 
-def declare_allocation(name: str, type_: str = "", *, like: str = "", zero: bool = False) -> CallText:
+def declare_allocation(
+    name: str, type_: str = "", *, like: str = "", zero: bool = False, copied: bool = False
+) -> CallText:
     fields: dict[str, Value] = {"like": quote_word(like)} if like else {}
     if type_:
         fields["type"] = quote_word(type_)
     if zero:
         fields["zero"] = "True"
+    if copied:
+        fields["copied"] = "True"
     return CallText("Made", [quote_word(name)], fields)
 
 

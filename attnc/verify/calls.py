@@ -12,7 +12,7 @@ import ctypes
 import re
 import struct
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cache, cached_property, partial
@@ -197,11 +197,17 @@ class _Calls:
         if (failure := error or later) is not None:
             return f"{second.name}: {type(failure).__name__}: {failure}"
         for event in (*fresh, *warm):
-            if (message := _is_wrong(event, second.name)) is not None:
+            if (message := _is_wrong(event, second.name, self._copied)) is not None:
                 return f"{second.name}: {message}"
         if launches_agree(fresh, warm, held_then, self._find_held()):
             return None
         return f"{second.name}: after another call it is not launched as at first"
+
+    @property
+    def _copied(self) -> set[str]:
+        """Inputs of 8 bits that kernels of gradients have copies of."""
+        backward = self.call.backward
+        return set() if backward is None else {made.like for made in backward.made if made.copied}
 
     def _find_held(self) -> set[int]:
         held = (*self.memory.values(), *self.base.values())
@@ -401,7 +407,8 @@ def _sbrk() -> Callable[[int], int]:
     return cast("Callable[[int], int]", found)
 
 
-def _is_wrong(event: Event, what: str) -> str | None:
+def _is_wrong(event: Event, what: str, copied: Collection[str]) -> str | None:
+    """copied: inputs of which kernels of gradients read copies."""
     match event:
         case ("quick", name, _, stream, *arguments):
             if stream != _STREAM:
@@ -411,9 +418,11 @@ def _is_wrong(event: Event, what: str) -> str | None:
         case ("cuda", kernel, stream, aligned, *_):
             if stream != _STREAM:
                 return f"{kernel} is not launched on the caller's stream"
-            unaligned = re.match(r"(alignment|odd strides) of (d?)[qkvo]\b", what)
+            unaligned = re.match(r"(alignment|odd strides) of (d?)([qkvo])\b", what)
             others = ("_forward", "_lists") if unaligned and unaligned[2] else ("_lists",)
             reads_it = unaligned and not str(kernel).endswith(others)
+            if unaligned and unaligned[3] in copied and "_backward_" in str(kernel):
+                reads_it = False
             if aligned and reads_it:
                 return f"{kernel} for aligned rows is launched on others"
     return None

@@ -51,6 +51,7 @@ from .gradients import (
     apply_again,
     group_zeros,
     launch_gradients,
+    list_copies,
     prepared_of,
     resume,
     resume_gradients,
@@ -585,7 +586,8 @@ class Attention(ABC):
         launches = self.made_ready(backward.launches, place.with_memories(memories))
         made_now = plain(memories[name] for name in written)
         finish = backward.finish({name: i for i, name in enumerate(written)}, wanted, first.device, names)
-        return prepared_of(self, made_now, group_zeros(allocated, made_now), launches, finish)
+        zeroed, copies = group_zeros(allocated, made_now), list_copies(allocated, given)
+        return prepared_of(self, made_now, zeroed, launches, finish, copies)
 
     # --- targets
 

@@ -393,6 +393,32 @@ def test_prompts_of_what_was_converted_before_have_the_bits_of_16(kind: str) -> 
         assert list(violations(made, given, only="8 bits equal 16")) == []
 
 
+@pytest.mark.parametrize("target", ["cuda.sm_90a", "triton"])
+def test_other_inputs_have_gradients(target: str) -> None:
+    """Of q, which wgmma makes on Hopper from copies of 16 bits, and of a scale for each head."""
+    lines = [
+        "input q: bf16[B, M, Hkv * G, 64]",
+        "input k: e4m3[B, N, Hkv, 64]",
+        "input v: i8[B, N, Hkv, 64]",
+        "input temperature: f32[Hkv]",
+        "score = dot(q, k) * temperature[h // G] / 8",
+        "mask = causal",
+        "normalize = softmax",
+        "output o: bf16[B, M, Hkv * G, 64]",
+        "grad q, temperature",
+    ]
+    (module,) = modules_of(spec(lines, "loops = [q, kv]", target=target))
+    made = subject_of(module)
+    found = check(
+        made,
+        Case(dims={"B": 2, "M": 70, "Hkv": 1, "G": 2, "N": 130}, logits="rising", seed=3),
+        fills=("nan",),
+    )
+    assert found.ok, found.message
+    assert module.backward is not None
+    assert [planned.kind for planned in module.backward.kernels] == ["dq"]
+
+
 def case(made: Subject, sizes: tuple[int, int, int, int], **changes: Any) -> Case:
     b, m, g, n = sizes
     m = min(m, made.configs[0].BLOCK_M // 2)  # two tiles of grouped rows

@@ -39,6 +39,7 @@ from attnc.model.attention import Attention, Variant
 from attnc.model.configs import configs
 from attnc.model.schedule import BackwardConfig, Knob, Schedule, Summation, TileConfig
 from attnc.plan.access import LastSection, Section
+from attnc.plan.conversion import list_convertible
 from attnc.plan.device import DEVICES
 from attnc.plan.fitting import Tiles, backward_phase_of, nothing_fits, unsupported
 from attnc.plan.gradients import has_constant_slope, wanted_loads
@@ -369,7 +370,7 @@ def sum_of_dq(variant: Variant, *, deterministic: bool) -> Summation:
     wgmma makes dq, dk and dv in one kernel, no other way has as few products.
     """
     attention = normalise(variant.attention)
-    if not adds_dq(variant, "atomic"):
+    if not adds_dq(variant, "atomic") or list_convertible(variant.attention):  # beside no dk and dv
         return "two_pass"
     if not deterministic:
         return "atomic"

@@ -126,6 +126,10 @@ class Sm90a(Target):
     def converts_before(self, variant: Variant, schedule: Schedule) -> bool:
         return converts_before(variant.attention, schedule)
 
+    def differentiates_narrow(self, attention: Attention, schedule: Schedule) -> bool:
+        """Copies are made for kernels of gradients, as for the forward where it has some."""
+        return converts_before(attention, schedule)
+
     def check(self, variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
         return check_sm90(variant, schedule)
 

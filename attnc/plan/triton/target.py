@@ -297,6 +297,9 @@ class Triton(Target):
     def reads_narrow(self, schedule: Schedule) -> bool:
         return True
 
+    def differentiates_narrow(self, attention: Attention, schedule: Schedule) -> bool:
+        return True
+
     def refuse_latent_gradients(self, attention: Attention) -> str:
         is_sum = attention.softmax.form == "none"
         return "" if not is_sum else "the factor of these weights is left to the end of a sum"

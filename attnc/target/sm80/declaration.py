@@ -208,6 +208,11 @@ def _section(module: Module, kernel: Forward | Decode, text: CudaText) -> str:
     return section(kernel.grid.section, heads, "N" if keys == "N" else f"{keys} // B", row_bytes)
 
 
+def _renamed(stride: str, copied: Iterable[tuple[str, str]]) -> str:
+    """Returns the name of a stride, of a copy where there is one."""
+    return next((copy + stride[-1] for name, copy in copied if stride[:-1] == name), stride)
+
+
 #: Walks over queries for each multiprocessor that are enough, and parts of them where they are fewer.
 _WALKS = (4, 8)
 
@@ -234,13 +239,15 @@ class CudaBackward(BackwardDeclaration):
 
     @property
     def declared(self) -> CallText:
+        copies = self._copied
+        copied = [(f"stride_{name}", f"stride_{copy}") for name, copy in copies.items()]
         launch = cuda_kernels(
             list(self.kernels()),
-            [name for _, name in self._arguments.pointers if name != COUNTER],
-            self._arguments.strides,
+            [copies.get(name, name) for _, name in self._arguments.pointers if name != COUNTER],
+            [[_renamed(name, copied) for name in names] for names in self._arguments.strides],
             self._arguments.sizes,
             self.sections,
-            self.maps,
+            {copies.get(name, name): rows for name, rows in self.maps.items()},
         )
         return self.fields(self.sizes, Items([*self.first_launches, launch]))
 

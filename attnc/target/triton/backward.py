@@ -20,7 +20,16 @@ from attnc.target.kernel_view import BY_QUERY, BackwardView
 from attnc.target.printer import IN_KEYS, IN_ROWS, AdjointText
 from attnc.target.triton.kernel import ProgramText, list_types, unique
 from attnc.target.triton.parameters import Parameters, PrologueText, TritonTensors
-from attnc.target.triton.printer import TL_DTYPES, address, load, scalar, score, tiled, transposed
+from attnc.target.triton.printer import (
+    TL_DTYPES,
+    address,
+    load,
+    scalar,
+    score,
+    tiled,
+    transposed,
+    widening,
+)
 from attnc.target.triton.sticks import SticksText
 
 # --- sums of gradients
@@ -209,6 +218,7 @@ class BackwardText(ProgramText):
             without_mask="no mask: whole tiles, then those that are cut short",
         )
         self.precision = ', input_precision="tf32x3"' if attention.q.dtype is DType.F32 else ""
+        self._element = attention.element
 
     # -- expressions ---------------------------------------------------------------------------------------
 
@@ -467,7 +477,9 @@ class BackwardText(ProgramText):
         text, width = self._columns(text, name, part)
         where = f"b, {head}, " if self.kernel.tma else ""
         tma = ", TMA" if self.kernel.tma else ""
-        return f"_load_rows({text}, {where}{start}, {stop}, stride_{name}{letter}, {rows}, {width}{tma})"
+        load = f"_load_rows({text}, {where}{start}, {stop}, stride_{name}{letter}, {rows}, {width}{tma})"
+        widened = widening(DType(self.tensors.by_name[name].dtype), self._element)
+        return f"{widened}({load}, True)" if widened else load
 
     def _columns(self, text: str, name: str, part: DotPart | None) -> tuple[str, str]:
         if part is None or part.width == self.tensors.size(name):
@@ -491,8 +503,9 @@ class BackwardText(ProgramText):
     @property
     def narrow_do(self) -> str:
         tensors = self.tensors.by_name
-        of_v = tensors[self.v].dtype
-        return "" if tensors["o"].dtype == of_v else f".to({TL_DTYPES[DType(of_v)]})"
+        of_v = DType(tensors[self.v].dtype)
+        of_v = self._element if of_v.is_narrow else of_v
+        return "" if tensors["o"].dtype == of_v else f".to({TL_DTYPES[of_v]})"
 
     @property
     def load_o(self) -> str:
