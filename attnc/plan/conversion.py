@@ -28,7 +28,7 @@ from attnc.plan.signature import arguments, feature, normalise
 #: Threads of a block, blocks for each multiprocessor, columns that a thread loads together, and the most that
 #: it converts at a time.
 CONVERT_THREADS, CONVERT_BLOCKS, CONVERT_CHUNK, COLUMNS_AT_ONCE = 256, 8, 8, 16
-#: Columns of rows of which 2^32 take 768 GB. To divide a number of 64 bits takes five times as long as one of 32.
+#: Columns of rows of which 2^32 take 768 GB. To divide a number of 64 bits takes much longer than one of 32.
 FEWEST_COLUMNS_COUNTED = 64
 
 
