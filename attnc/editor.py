@@ -90,8 +90,8 @@ class Completion:
 
 
 def diagnose(source: Source) -> tuple[Diagnostic, ...]:
-    """Returns what there is to say about a text, errors and warnings, as `attnc check` does of a file: of an
-    attention with many variants about the first ones, since this runs with every key that is pressed.
+    """Returns the errors and warnings of a text, as `attnc check` prints them for a file. This runs at every
+    keystroke, so it checks only the first variants of an attention that has many.
     """
     try:
         return plan_program(resolve(parse(source), prelude()), _FEW).warnings

@@ -194,8 +194,8 @@ _MAKING = threading.RLock()
 
 @contextmanager
 def making() -> Iterator[None]:
-    """What a thread holds while it makes a kernel: a module that another one is importing has no functions
-    yet. Transforms of torch.func are left meanwhile: they would put an axis to the tables of a module.
+    """Holds the lock under which kernels are made: a module that another thread is still importing has no
+    functions yet. Suspends transforms of torch.func, which would add an axis to the tables of a module.
     """
     with _MAKING, _leaving_transforms():
         yield

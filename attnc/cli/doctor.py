@@ -53,14 +53,14 @@ class Finding:
 def doctor(
     device: Annotated[
         str | None,
-        typer.Option(metavar="ARCH", help="Say which targets a GPU takes that is not here, e.g. sm_80."),
+        typer.Option(metavar="ARCH", help="Answer for a GPU that this machine lacks, e.g. sm_80."),
     ] = None,
     as_json: JSON = False,
 ) -> None:
     """Check this machine: versions, GPUs, interpreter, caches, CUDA. Exits with 1 if something is missing.
 
-    Of every function in generated/ that has several targets it says which one a GPU takes for which calls,
-    and whether that was measured; of every function of attnc, whose kernels it runs on.
+    For each function in generated/ with several targets, it lists the target of each kind of call, and
+    whether that choice was measured; for each function of attnc, the kernels that it runs on.
 
     Example: attnc doctor
     """

@@ -280,10 +280,10 @@ def choose_judges(
     *,
     every_target: bool = False,
 ) -> tuple[Judge, ...]:
-    """Returns the modules that the options leave, those of projections last; without a target, of each
-    attention those for Triton, or for its first target, unless every one is wanted. An attention without a
-    schedule has those that `attnc.compile` gives it. Raises DiagnosticError, and Mistake when they leave
-    none.
+    """Returns the modules that the options select, projections last. Without a target, each attention is
+    judged on Triton, or on its first target if it has no schedule for Triton; with `every_target`, on all.
+    An attention without a schedule gets those of `attnc.compile`. Raises DiagnosticError, and Mistake if
+    nothing is selected.
     """
     from attnc.build import front, plan_program, schedule_all
     from attnc.effort import limit_steps

@@ -503,8 +503,8 @@ class Call:
             keep(key, Plan(getattr(FUNCTIONS, function), call, arranged(order, changes)))
 
     def order(self, names: Sequence[str], given: Mapping[str, Any]) -> tuple[int | torch.Tensor, ...] | None:
-        """Returns the inputs of the kernel that was called: where they are among the tensors of these names,
-        or numbers on the device. None where they are something else, such as a copy.
+        """Returns, for each input of the kernel that was called, its position among the given tensors, or a
+        number on the device. None if an input is anything else, such as a copy.
         """
         inputs = {name: self._given_as.get(name, x) for name, x in self._inputs.items()}
         order = tuple(names.index(name) if x is given.get(name) else x for name, x in inputs.items())

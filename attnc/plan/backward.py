@@ -343,8 +343,8 @@ def plan_backward(
 
 
 def accumulate_of(entry: WantedLoad, config: BackwardConfig) -> Accumulate:
-    """Returns how a gradient is summed. Of a load that points anywhere it can only be scattered, whatever its
-    neighbours do.
+    """Returns how a gradient is summed. That of a load with arbitrary indices is always scattered by atomic
+    additions.
     """
     chosen = config.accumulate(entry.load.tensor)
     return "atomic" if entry.places is None or chosen == "atomic" else "two_pass"

@@ -136,14 +136,14 @@ def list_sizes(value: Expr, fetches: Iterable[Fetch]) -> list[str]:
 
 
 def count_alike(scale: ColumnScale) -> int:
-    """Returns how many columns, from a multiple of so many on, surely have the same scale."""
+    """Returns the largest known n such that columns n i to n i + n - 1 share a scale, for every i."""
     return count_alike_in(
         *(index for fetch in scale.fetches for index in (*fetch.load.indices, fetch.guard)), scale.value
     )
 
 
 def count_alike_in(*read: Expr) -> int:
-    """Returns how many columns, from a multiple of so many on, surely have the same of these; 0: all have."""
+    """Returns the same for these expressions: n columns share their values. 0: all columns do."""
     return reduce(gcd, map(_count_alike, read), 0)
 
 

@@ -65,8 +65,8 @@ _SHIFTS_OF_32, _SHIFTS_OF_64 = Range(0, BITS // 2 - 1), Range(0, BITS - 1)
 
 
 def bound_places(expr: Expr) -> Expr:
-    """Rewrites `bit(word, i)` so that i is the place of a bit wherever it is asked for: no kernel may shift a
-    word by more bits than it has, or by fewer than none.
+    """Rewrites every `bit(word, i)` whose i may be outside 0 .. 63: it is false there, and shifts by i % 64
+    elsewhere, since a shift by any other number is undefined.
     """
     expr = rebuild(expr, tuple(map(bound_places, children(expr))))
     match expr:

@@ -95,7 +95,7 @@ def title_of(name: str, params: Mapping[str, object]) -> str:
 
 
 def origin(path: str, sha256: str) -> dict[str, str]:
-    """Returns what a header says of where its file comes from. Arguments as for `header`."""
+    """Returns what a header says about the source of its file. Arguments as for `header`."""
     return {"version": __version__, "path": comment(path), "command": command(path), "sha256": sha256}
 
 

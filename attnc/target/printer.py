@@ -102,7 +102,7 @@ class Printer:
         return self._print(expr)[0]
 
     def division(self, op: str, left: Expr, right: Expr) -> str:
-        """Returns the function that divides, or gives a remainder; empty where an operator does."""
+        """Returns the name of the function for // or %; "" if the language has an operator for it."""
         if op not in ("//", "%"):
             return ""
         is_safe = is_positive(right) and not {Dim("M"), Dim("N")} & set(walk(right))  # 0 of an empty sequence

@@ -352,9 +352,9 @@ _NO_BLOCKS = (-1, -(2**31), 2**30, 2**31 - 1)
 
 
 def draw_lists(rng: Rng, shape: tuple[int, ...], blocks: int, *, distinct: bool) -> Array:
-    """Returns lists of blocks, along the last axis: all of them, a few neighbours, the same for all queries,
-    or any, with repeated ones unless they are distinct. Some entries name no block; of one tensor in eight
-    none does.
+    """Returns lists of blocks, along the last axis: all blocks, a few neighbours, the same blocks for all
+    queries, or any, with repetitions unless they are distinct. Some entries name no block; in one tensor of
+    eight, no entry does.
     """
     places, rows = shape[-1], shape[:-1]
     most = max(blocks, 1)

@@ -47,8 +47,8 @@ def is_dense(attention: Attention) -> bool:
 
 
 def has_values(attention: Attention) -> bool:
-    """Returns whether v has memory of its own, of a type that holds the double of most of its numbers, and o
-    is linear in it.
+    """Returns whether doubling v doubles o: v has its own memory, its type holds twice most of its numbers,
+    and o is linear in it.
     """
     return (
         attention.epilogue is None

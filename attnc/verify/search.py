@@ -76,9 +76,11 @@ class Report:
 
 
 class Trial(ABC):
-    """A module that is judged, and its cases. name: of the file that a failing case is kept in; fit: what a
-    case may say; device: cuda or cpu; place: the same for a reader; kept: failures to run again; simulated:
-    of a module on a GPU, cases that run on the CPU beside the others.
+    """A module under test, and its cases.
+
+    name: of the file that keeps failing cases; fit: the limits of a case; device: cuda or cpu; place: the
+    device as messages name it; kept: failures to run again; simulated: for a module on a GPU, cases that run
+    on the CPU as well.
     """
 
     name: str

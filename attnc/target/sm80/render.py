@@ -109,8 +109,8 @@ def render_host(
 
 
 def list_fields(module: Module, back: CudaBackward | None) -> list[str]:
-    """Returns the fields of a config besides those that all have; those that not all of its kernels have are
-    0 in the others.
+    """Returns the fields of a config that only some modules have, as `name: type`. A field that only some
+    kernels of the module use is 0 by default.
     """
     kernel = module.kernel
     names = [] if kernel.layout is None else list(kernel.layout.chosen(kernel.configs[0]))

@@ -198,7 +198,7 @@ class DecodeText(KernelText):
         return "q_idx < M" if self.view.clears else ""
 
     def row_at(self, name: str) -> str:
-        """Pointers to the rows of q, o or lse, once the tensor's own points to the sequence."""
+        """Returns pointers to rows of q, o or lse; the tensor's own pointer is at the sequence already."""
         pointer = MATRICES.get(name, f"{name}_ptr")
         return f"{pointer} + q_idx.to(tl.int64) * stride_{name}m + h.to(tl.int64) * stride_{name}h"
 
