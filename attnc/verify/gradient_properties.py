@@ -34,6 +34,7 @@ from attnc.verify.memory import shuffle_programs
 from attnc.verify.problem import Problem, Value, build
 from attnc.verify.rerun import may_exclude, poisoned_keys
 from attnc.verify.running_error import U
+from attnc.verify.storage import convert
 from attnc.verify.subject import Subject
 from attnc.verify.tolerance import SLACK, expect, to_float64
 
@@ -319,7 +320,8 @@ def _the_unseen_does_not_matter(run: GradientRun) -> str | None:
         value = inputs[name]
         assert isinstance(value, torch.Tensor)
         kept = torch.from_numpy(part).to(value.device)
-        junk = torch.where(kept.isnan(), kept, torch.full_like(kept, _JUNK)).to(value.dtype)
+        junk = torch.where(kept.isnan(), kept, torch.full_like(kept, _JUNK))
+        junk = convert(junk, DType(run.attention.tensor(name).dtype))  # finite in 8 bits, too
         inputs[name] = torch.where(kept == 1, value, junk)
     return run.again(inputs, unread=_rows_of_nobody(run))
 
