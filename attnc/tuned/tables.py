@@ -17,6 +17,7 @@ from typing import Any, TypeAlias
 from attnc.expr.construct import ZERO
 from attnc.files import update_text
 from attnc.model.dtypes import DType
+from attnc.model.tensors import Role
 from attnc.model.variants import variant_name
 from attnc.plan import ir
 from attnc.plan.projection import ProjectionModule
@@ -43,7 +44,7 @@ TILES_ROWS, MOST_CONVERTED, _HEADS = 256, 1 << 30, (16, 64, 256, 1024)
 _BUSY = 0.75 * 132
 #: Of more queries, for Hopper: how many there may be; by keys up to which tiles of rows that walk over all of
 #: them are faster, tiles of 64 rows of all heads up to which a decode kernel is. Measured on an H200.
-_CHUNKS, _CHUNK_TILES = (64, 128, 256, 512), ((1024, 16), (3072, 48))
+_CHUNKS, _CHUNK_TILES = (64, 128, 256, 512), ((1024, 16), (1700, 32), (7000, 64))
 #: Queries of a call that have tiles of their own, where others share them over the union of their lists. With
 #: shared ones steps of decoding take longer, and 4,096 queries a third of the time. Measured on an H200.
 _ALONE = 256
@@ -234,10 +235,13 @@ def _guess_chunks(family: Sequence[ir.Module]) -> LabelRows:
         return ()
     if other.kernel.regions.loops[0].start != ZERO:
         return ()
+    attention = decode.variant.attention
+    is_grouped = attention.q.size(Role.HEAD) != attention.k.size(Role.HEAD)
+    counts = (32, *_CHUNKS) if is_grouped else _CHUNKS  # rows of several heads fill a tile
     rows: list[tuple[tuple[int | None, ...], str]] = []
     for keys, tiles in _CHUNK_TILES:
         rows.append(((None, keys, None), other.label))
-        rows += [((queries, None, 64 * tiles // queries), decode.label) for queries in _CHUNKS]
+        rows += [((queries, None, 64 * tiles // queries), decode.label) for queries in counts]
     return tuple(rows)
 
 

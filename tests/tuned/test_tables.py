@@ -153,12 +153,13 @@ def test_a_device_that_nobody_measured_splits_keys_for_few_rows(family: tuple[ir
         ((16, 300, 4096), "decode"),
         ((17, 300, 1), "prompt"),  # few keys
         ((17, 2048, 8), "decode"),
-        ((64, 2048, 17), "prompt"),
-        ((64, 8192, 32), "decode"),  # Llama-3-8B
-        ((64, 8192, 64), "prompt"),  # two of these
-        ((128, 32768, 24), "decode"),
-        ((512, 32768, 6), "decode"),
-        ((512, 32768, 8), "prompt"),
+        ((20, 2048, 32), "decode"),  # Llama-3-8B
+        ((64, 2048, 33), "prompt"),
+        ((128, 8192, 32), "decode"),
+        ((64, 8192, 96), "prompt"),  # three of these
+        ((128, 4096, 32), "prompt"),
+        ((512, 32768, 8), "decode"),
+        ((512, 32768, 9), "prompt"),
         ((4096, 32768, 1), "prompt"),
     ],
     ids=str,
