@@ -13,9 +13,10 @@ them, by tables of positions that derived specs read (`derive.TABLES`); their gr
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from typing import TypeAlias
 
@@ -102,12 +103,15 @@ Extras: TypeAlias = Mapping[str, torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A part of the plan: its rows, the tables that the kernel takes, and the `stops` of `view_of`."""
+    """A part of the plan: its rows, the tables that the kernel takes, and the `stops` of `view_of`; of inputs
+    that the plan depends on, the views that were made last.
+    """
 
     part: RowGroup
     queries: RowPlaces
     tables: Mapping[str, torch.Tensor]
     stops: Mapping[str, int]
+    views: dict[object, tuple[weakref.ref[torch.Tensor], int, torch.Tensor]] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -130,6 +134,14 @@ class Coming:
     event: torch.cuda.Event | None
     memory: Tensors
     open_keys: Callable[[], Pair]
+
+
+def _is_captured(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
+def _stream_of(device: torch.device) -> int:
+    return torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
 
 
 def _opened(window: Pair) -> Pair:
@@ -347,13 +359,26 @@ class Stages:
         inputs: list[torch.Tensor] = []
         for item in self.kernels.derived.inputs:
             if isinstance(item, View):
-                x = extras[item.tensor]
-                inputs.append(view_of(item, task.part, task.tables, x, first, heads, task.stops))
+                inputs.append(self._view(task, item, extras[item.tensor], first, heads))
             elif item == "head_first":
                 inputs.append(torch.full((), first, dtype=torch.int32, device=self.device))
             else:
                 inputs.append(task.tables[item])
         return (self._add_batch_axis(task.queries.take(q, axis)), *map(self._add_batch_axis, keys), *inputs)
+
+    def _view(self, task: Task, view: View, x: torch.Tensor, first: int, heads: int) -> torch.Tensor:
+        """Returns what the task takes of an input: again what it took before, if the plan depends on it, as
+        on numbers of documents, and nobody has written to it since.
+        """
+        if view.tensor not in self.kernels.visibility.reads or x.is_inference() or _is_captured(self.device):
+            return view_of(view, task.part, task.tables, x, first, heads, task.stops)
+        key = view.name, first, heads, _stream_of(self.device)
+        known = task.views.get(key)
+        if known is not None and known[0]() is x and known[1] == x._version:
+            return known[2]
+        made = view_of(view, task.part, task.tables, x, first, heads, task.stops)
+        task.views[key] = weakref.ref(x), x._version, made
+        return made
 
     # --- pieces -------------------------------------------------------------------------------------------
 

@@ -9,7 +9,8 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from attnc.distributed import ContextParallel
+from attnc.distributed import ContextParallel, views
+from attnc.distributed.derive import View
 from attnc.distributed.estimate import Rates
 from attnc.distributed.offers import Chunks, evened
 from attnc.distributed.plan import RowGroup
@@ -101,6 +102,35 @@ def test_rows_that_see_keys_far_from_those_of_others_are_computed_apart(
     first, second = max(waiting, key=len)
     assert first.hi + 32 <= second.lo + 16
     assert second.at == len(first.keys)
+
+
+def test_what_a_plan_depends_on_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By all layers and their gradients, unless it is another tensor, or was written to."""
+    made: list[str] = []
+
+    def view_of(view: View, *given: Any) -> torch.Tensor:
+        made.append(view.tensor)
+        return views.view_of(view, *given)
+
+    monkeypatch.setattr("attnc.distributed.stages.view_of", view_of)
+
+    def work(group: Thread) -> list[int]:
+        cp = ContextParallel(SPECS["documents"], group, strategy="need")
+        doc = torch.arange(45).int()[None] // 20
+        leaves = [x.requires_grad_() for x in cp.shard(*whole(), doc=doc)[:3]]
+        counts, results = [], []
+        for number in range(5):
+            given = doc.clone() if number == 2 else doc.add_(0) if number == 4 else doc
+            before = len(made)
+            o, _ = cp(*leaves, doc=given)
+            results.append(torch.autograd.grad(o.sum(), leaves))
+            counts.append(len(made) - before)
+        assert all(torch.equal(x, y) for found in results for x, y in zip(found, results[0], strict=True))
+        return counts
+
+    first, *others = on_ranks(1, work)[0]
+    assert first == 2, "of queries and of keys"
+    assert others == [0, 2, 2, 2]
 
 
 @pytest.mark.parametrize(
