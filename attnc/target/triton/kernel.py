@@ -207,14 +207,11 @@ class ProgramText:
 
 
 def is_padded(module: Module) -> bool:
-    """Returns whether some tile has more columns than its rows have, a power of two: the functions that move
-    rows then take both numbers.
-    """
+    """Returns whether some tile has more columns than rows: functions that move rows take both numbers."""
     d, dv = feature(module.variant.attention.k), feature(module.variant.attention.v)
     backward = () if module.backward is None else module.backward.kernels
-    if any(kernel.v_in_k and not kernel.parts for kernel in backward) and d != dv:
-        return True  # do has the columns of k
-    if has_wide_values(module.variant.attention):
+    pads_do = any(kernel.v_in_k and not kernel.parts for kernel in backward) and d != dv  # to columns of k
+    if pads_do or has_wide_values(module.variant.attention):
         return True
     kernels = (module.kernel, *backward)
     widths = {dv, *(part.width for kernel in kernels for part in parts_of(module, kernel))}
