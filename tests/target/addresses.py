@@ -361,10 +361,12 @@ def _between(ends: Iterable[Value]) -> Value:
     return Value(bound=min(max(end.bound for end in several), LIMIT - 1))
 
 
-#: An entry of a list is the number of a block. Times the size of blocks, it is the position of the first key
-#: or query: the host counts the blocks of the longest sequence (`_BLOCKS`), and the kernel that makes the
-#: lists keeps no entry beyond, and each once.
-_LISTED = re.compile(r"_list_entry\([^()]*\((\d+) // BLOCK_[MN]\)\) \* \1|listed \* (\d+)")
+#: An entry of a list is the number of a block, or twice that and a bit. Times the size of blocks, a number is
+#: the position of the first key or query: the host counts the blocks of the longest sequence (`_BLOCKS`),
+#: and the kernel that makes the lists keeps no entry beyond, and each once.
+_LISTED = re.compile(
+    r"_list_entry\([^()]*\((\d+) // BLOCK_[MN]\)\) \* \1|(?:listed|list_entry // 2) \* (\d+)"
+)
 _BLOCKS = re.compile(r"\(\w+ \+ (\d+)\) // (\d+)")
 
 #: b, h and tiles number programs, of which there are fewer than 2^31. So there are of rows of q, which have
