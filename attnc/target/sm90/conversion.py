@@ -92,7 +92,6 @@ class ConvertedText:
 class ConversionText:
     """Text of the kernel. groups: tensors by how their rows lie; length: of the keys of a sequence that are
     converted, "": all; length_sizes, length_values: sizes that it mentions, and statements that load it.
-
     warps: of all configs, where those of the kernel that follows decide how its text is compiled; 0: others.
     """
 

@@ -37,8 +37,7 @@ class Sm90DecodeText(CudaDecodeText):
 
     def __init__(self, module: Module, kernel: Decode, layout: Sm90DecodeLayout) -> None:
         super().__init__(module.converted, kernel, layout)
-        warps = kernel.configs[0].warps  # of all, since they say how many consumers there are
-        made = module.conversion
+        made, warps = module.conversion, kernel.configs[0].warps  # which say how many consumers there are
         self.conversion = None if made is None else ConversionText(module, self.dtypes, warps=warps)
         self.body = "decode_warps" if layout.by_warps else "decode"
         self.frame = "warps_module" if layout.by_warps else "decode_module"
