@@ -144,6 +144,8 @@ FLASHINFER = Kit(
         "takes tens of GB": r"-16384-128\]",
         "hands its tables to `run`, as another backend of FlashInfer's takes them": r"test_cutlass_mla",
         "deprecated names of `run`, which the adapter has not": r"test_kv_scale_forwarding",
+        "imports FlashInfer in a process of its own": r"torch_compile_cuda_graph",
+        "asks what FlashInfer's wrapper keeps for itself": r"cta_tile_q_smem_probe",
         "expects a refusal of what attnc computes": r"fp8_kv_plan_rejects_fp16_q",
         "expects FlashInfer's words for what attnc refuses in its own": (
             r"rejects_(dtype_)?mismatch|requires_scales"

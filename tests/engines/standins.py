@@ -14,7 +14,10 @@ from types import ModuleType
 from typing import Any
 
 #: What vLLM imports and its attention does not ask.
-VLLM = ("llguidance", "openai", "openai_harmony", "vllm.vllm_flash_attn", "xgrammar")
+VLLM = (
+    "PIL", "gguf", "llguidance", "openai", "openai_harmony", "orjson", "sentencepiece", "tvm_ffi", "uvloop",
+    "vllm.vllm_flash_attn", "xgrammar",
+)  # fmt: skip
 
 
 class _Anything(type):

@@ -5,7 +5,7 @@
 FOLDER is vLLM's source of the version that is installed (its sdist on PyPI has it); vLLM itself is imported
 from where Python finds it. The files run as they are but for their lists of backends. What does not fit a
 machine has a stand-in: configurations of models that would be downloaded, the platform where there is no GPU,
-and two compiled operations on a cache where they are not loaded. `--write` keeps outcomes in
+and compiled operations on a cache where they are not loaded. `--write` keeps outcomes in
 `outcomes/vllm.json`.
 """
 
@@ -79,19 +79,45 @@ MODELS: dict[str, dict[str, Any]] = {
         "vocab_size": 129280,
         "torch_dtype": "bfloat16",
     },
+    "deepseek-ai/DeepSeek-V2-Lite-Chat": {
+        "architectures": ["DeepseekV2ForCausalLM"],
+        "model_type": "deepseek_v2",
+        "hidden_size": 2048,
+        "intermediate_size": 10944,
+        "moe_intermediate_size": 1408,
+        "num_hidden_layers": 27,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 16,
+        "kv_lora_rank": 512,
+        "q_lora_rank": None,
+        "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64,
+        "v_head_dim": 128,
+        "n_routed_experts": 64,
+        "n_shared_experts": 2,
+        "num_experts_per_tok": 6,
+        "max_position_embeddings": 163840,
+        "vocab_size": 102400,
+        "torch_dtype": "bfloat16",
+    },
 }
-_MODULES = ("qwen3.Qwen3ForCausalLM", "mistral.MistralForCausalLM", "deepseek_v2.DeepseekV3ForCausalLM")
-_LIST = r"^( *)(\w*BACKENDS_TO_TEST)(?:: [^=]+)? = (?:\[[^\]]*\]|\([^)]*\)|[^\n]+)$"
+_MODULES = (
+    "qwen3.Qwen3ForCausalLM", "mistral.MistralForCausalLM", "deepseek_v2.DeepseekV3ForCausalLM",
+    "deepseek_v2.DeepseekV2ForCausalLM",
+)  # fmt: skip
+_LIST = r"^( *)(\w*BACKENDS_TO_TEST|SPARSE_BACKEND\w*)(?:: [^=]+)? = (?:\[[^\]]*\]|\([^)]*\)|[^\n]+)$"
 _TESTS = "tests/v1/attention"
-DENSE, LATENT = "test_attention_backends.py", "test_mla_backends.py"
+DENSE, LATENT, SPARSE = "test_attention_backends.py", "test_mla_backends.py", "test_sparse_mla_backends.py"
 #: Tests of each file that ask any backend, and why the rest of the file is not run.
 ABOUT = {
     DENSE: ("test_causal_backend", "test_sliding_window_backend", "test_non_causal_backend"),
     LATENT: ("test_backend_correctness", "test_chunked_context_backend"),
+    SPARSE: ("test_sparse_backend_decode_correctness",),
 }
 #: Cases that are run where kernels are interpreted.
 _SMALL = {
     DENSE: r"(auto-4-.*-(small_|mixed_small)|fp8-4-.*-small_decode|2-.*-small_prefill|Qwen.*mixed_small)",
+    SPARSE: r"deepseek-1.0-1.0-64-4-(auto|fp8_ds_mla)-(small_decode|mixed_small)-attnc",
     LATENT: r"deepseek-.*-(1.0-1.0-auto-16-.*-(small_|spec_decode_small)|2.0-3.0-fp8-16-.*-small_decode)",
 }
 
@@ -110,9 +136,18 @@ def changed(text: str, name: str) -> str:
     """The text of a test file with attnc's backends in its lists, and in theirs of larger blocks none."""
     head = "from tests_engines_vllm_backends import Listed as _Listed\n"
     ours = "AttentionBackendEnum.CUSTOM" if name == DENSE else 'AttentionBackendEnum["ATTNC_MLA"]'
+    if name == SPARSE:
+        head += "from attnc.adapters.vllm.mla import AttncMLAPrefill as _Prefill\n"
+        head += "from attnc.adapters.vllm.sparse import AttncSparseMLABackend as _Sparse\n"
+        ours = "_Sparse"
+        text = text.replace("= get_mla_prefill_backend(vllm_config)(", "= _Prefill(")  # made, and not asked
+        text = text.replace("if not (current_platform.is_cuda() or", "if False and (")  # skips the file
 
     def listed(found: re.Match[str]) -> str:
+        if found[2].startswith("SPARSE_BACKEND_") and not found[2].endswith("IDS"):
+            return found[0]
         kept = "MLAPrefillBackendEnum.CUSTOM" if found[2].startswith("PREFILL") else ours
+        kept = '"attnc"' if found[2].endswith("IDS") else kept
         return f"{found[1]}{found[2]} = _Listed([{kept}])"
 
     text = re.sub(_LIST, listed, text, flags=re.MULTILINE)
@@ -129,7 +164,7 @@ def folder(source: Path) -> Iterator[Path]:
         for package in ("tests", "tests/v1", _TESTS):
             (made / package).mkdir()
             (made / package / "__init__.py").touch()
-        for file in ("utils.py", DENSE, LATENT):
+        for file in ("utils.py", *ABOUT):
             text = (source / _TESTS / file).read_text(encoding="utf-8")
             kept = text if file == "utils.py" else changed(text, file)
             (made / _TESTS / file).write_text(kept, encoding="utf-8")
@@ -147,6 +182,8 @@ def prepare(device: str) -> None:
         from vllm.platforms.cpu import CpuPlatform
 
         platforms._current_platform = CpuPlatform()
+        cuda: Any = torch.cuda
+        cuda.get_device_capability = lambda device=None: (9, 0)
         from vllm.model_executor.layers import linear, utils
 
         # Layers of these tests are not loaded, which is when vLLM chooses a product on a CPU.
@@ -159,6 +196,7 @@ def prepare(device: str) -> None:
 
     if not hasattr(torch.ops._C_cache_ops, "concat_and_cache_mla"):
         ops.concat_and_cache_mla = concat_and_cache_mla
+        ops.convert_fp8 = convert_fp8
         ops.gather_and_maybe_dequant_cache = gather_and_maybe_dequant_cache
 
 
@@ -173,9 +211,19 @@ def concat_and_cache_mla(
 ) -> None:
     """Stands in for vLLM's compiled operation of this name."""
     rows, kept = torch.cat([kv_c, k_pe], -1), slot_mapping >= 0
-    if kv_cache_dtype.startswith("fp8"):
+    if kv_cache_dtype == "fp8_ds_mla":
+        groups = kv_c.float().unflatten(-1, (-1, 128))
+        scales = (groups.abs().amax(-1) / 448).clamp(min=1e-4).log2().ceil().exp2()
+        codes = (groups / scales[..., None]).to(torch.float8_e4m3fn).flatten(-2)
+        rows = torch.cat([x.view(torch.uint8) for x in (codes, scales, k_pe.contiguous())], -1)
+    elif kv_cache_dtype.startswith("fp8"):
         rows = (rows.float() / scale).to(torch.float8_e4m3fn).view(torch.uint8)
     kv_cache.view(-1, kv_cache.shape[-1])[slot_mapping[kept]] = rows[: len(kept)][kept]
+
+
+def convert_fp8(output: torch.Tensor, x: torch.Tensor, scale: float = 1.0, kv_dtype: str = "fp8") -> None:
+    """Stands in for vLLM's compiled operation of this name, where x has the bytes of e4m3."""
+    output.copy_(x.view(torch.float8_e4m3fn).float() * scale)
 
 
 def gather_and_maybe_dequant_cache(
@@ -314,7 +362,7 @@ def main() -> int:
             del sys.modules[name]  # vLLM's package has the same name
         sys.path.insert(0, str(place))
         os.chdir(place)
-        files = [f"{_TESTS}/{file}" for file in (DENSE, LATENT)]
+        files = [f"{_TESTS}/{file}" for file in ABOUT]
         pytest.main(
             ["-v", "-p", "no:cacheprovider", "--rootdir", str(place), *files], plugins=[chosen, Fixtures()]
         )
