@@ -254,13 +254,17 @@ class Chosen:
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         """Leaves the cases of a part, in an order that soon sees something of everything."""
         by_test: dict[str, list[pytest.Item]] = {}
+        excluded: dict[Outcome, None] = {}
         for item in items:
             name = _name(item.nodeid)
             if why := self.kit.why(name):
-                if self.options.part.startswith("0/"):  # one process says it
-                    self.outcomes.append(Outcome(name.partition("[")[0], "excluded", why))
+                excluded[Outcome(name.partition("[")[0], "excluded", why)] = None
             elif re.search(self.options.only, name):
                 by_test.setdefault(name.partition("[")[0], []).append(item)
+        if self.options.part.startswith("0/"):  # one process says it
+            self.outcomes += excluded
+            if self.options.part != WHOLE:
+                announce([*excluded])
         draw, most = random.Random(self.options.seed), self.options.sample
         left = [
             item
@@ -378,7 +382,6 @@ def main() -> int:
         return keep(kit.kept, kit.version, device, before + shared, write=options.write)
     found = run(kit, options, device, {outcome.name for outcome in before})
     if options.part != WHOLE:
-        announce([outcome for outcome in found if outcome.result == "excluded"])
         return 0
     return keep(kit.kept, kit.version, device, before + found, write=options.write)
 

@@ -102,7 +102,10 @@ def passed_before(engine: str, version: str, device: str) -> list[Outcome]:
     """Reads which tests of this version have passed on such a device."""
     path = FOLDER / f"{engine}.json"
     known = json.loads(path.read_text(encoding="utf-8")).get(device, {}) if path.exists() else {}
-    return [Outcome(name, "passed") for name in known.get("passed", ()) if known["version"] == version]
+    passed = known.get("passed", ()) if known.get("version") == version else ()
+    if isinstance(passed, dict):
+        passed = [f"{test}[{case}]" if case else test for test, cases in passed.items() for case in cases]
+    return [Outcome(name, "passed") for name in passed]
 
 
 def keep(engine: str, version: str, device: str, outcomes: list[Outcome], *, write: bool) -> int:
@@ -124,13 +127,25 @@ def keep(engine: str, version: str, device: str, outcomes: list[Outcome], *, wri
     return int(counts["failed"] > 0)
 
 
+#: Names from which on they are kept by test.
+_MANY = 1000
+
+
+def _by_test(names: list[str]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for name in sorted(names):
+        test, _, case = name.removesuffix("]").partition("[")
+        found.setdefault(test, []).append(case)
+    return found
+
+
 def _listed(outcomes: list[Outcome], result: str) -> Any:
-    """Names with this result, or reasons and the names that have them, with how many where a name stands for
-    several.
+    """Names with this result, where there are hundreds by test and case; or reasons and the names that have
+    them, with how many where a name stands for several.
     """
     names = [outcome.name for outcome in outcomes if outcome.result == result]
     if result == "passed":
-        return names
+        return names if len(names) < _MANY else _by_test(names)
     found: dict[str, list[str]] = {}
     for outcome in outcomes:
         if outcome.result == result:

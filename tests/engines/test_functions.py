@@ -67,8 +67,8 @@ def test_files_run_on_attncs_functions(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.engines.functions", "flashinfer", "--source", str(tmp_path)]
     ran = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     assert ran.returncode == 1
-    assert ran.stdout.splitlines()[-1].endswith("2 passed, 1 failed, 2 excluded")
+    assert ran.stdout.splitlines()[-1].endswith("2 passed, 1 failed, 1 excluded")
     command += ["--only", "single_decode", "--sample", "1"]
     ran = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     assert ran.returncode == 0
-    assert ran.stdout.splitlines()[-1].endswith("1 passed, 2 excluded")
+    assert ran.stdout.splitlines()[-1].endswith("1 passed, 1 excluded")

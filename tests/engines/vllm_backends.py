@@ -19,6 +19,7 @@ import sys
 import tempfile
 from collections.abc import Container, Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -178,6 +179,7 @@ def prepare(device: str) -> None:
     """Loads the plug-in, and stands in for what this machine does not have."""
     stand_in(VLLM)
     if device == "cpu":
+        _have_triton()
         import vllm.platforms as platforms
         from vllm.platforms.cpu import CpuPlatform
 
@@ -200,6 +202,17 @@ def prepare(device: str) -> None:
         ops.gather_and_maybe_dequant_cache = gather_and_maybe_dequant_cache
 
 
+def _have_triton() -> None:
+    """Lets vLLM find Triton, which it takes where a driver is active, though kernels are interpreted."""
+    from triton.backends import backends
+
+    driver: Any = backends["nvidia"].driver
+    is_active = driver.is_active
+    driver.is_active = staticmethod(lambda: True)
+    import_module("vllm.triton_utils")
+    driver.is_active = is_active
+
+
 def concat_and_cache_mla(
     kv_c: torch.Tensor,
     k_pe: torch.Tensor,
@@ -212,7 +225,7 @@ def concat_and_cache_mla(
     """Stands in for vLLM's compiled operation of this name."""
     rows, kept = torch.cat([kv_c, k_pe], -1), slot_mapping >= 0
     if kv_cache_dtype == "fp8_ds_mla":
-        groups = kv_c.float().unflatten(-1, (-1, 128))
+        groups = kv_c.float().view(*kv_c.shape[:-1], -1, 128)
         scales = (groups.abs().amax(-1) / 448).clamp(min=1e-4).log2().ceil().exp2()
         codes = (groups / scales[..., None]).to(torch.float8_e4m3fn).flatten(-2)
         rows = torch.cat([x.view(torch.uint8) for x in (codes, scales, k_pe.contiguous())], -1)
