@@ -69,16 +69,18 @@ _ROWS = re.compile(r"D$|DV$|\w+_SIZE$|M_padded$|KEY_ROWS$")
 @dataclass(frozen=True, slots=True)
 class _Measure:
     """An expression. sizes: how many sizes it is a product of; lengths: how many of these are lengths of
-    sequences, of which the product of two is as large as a matrix of scores; is_wide: whether it has 64 bits.
+    sequences, of which the product of two is as large as a matrix of scores; is_wide: whether it has 64 bits;
+    is_float: it is no integer, but a score.
     """
 
     sizes: int = 0
     is_wide: bool = False
     lengths: int = 0
+    is_float: bool = False
 
     @property
     def is_large(self) -> bool:
-        return self.sizes > _MOST or self.lengths > 1
+        return not self.is_float and (self.sizes > _MOST or self.lengths > 1)
 
 
 @lru_cache(maxsize=64)
@@ -92,7 +94,8 @@ def narrow_offsets(text: str) -> tuple[str, ...]:
     sizes = frozenset(name for body in structs if body[1] == "Args" for name in _declared(body, {"int"}))
     found: dict[str, None] = {}
     for body in _bodies_of(tokens, "__device__", "__global__"):
-        reader = _OffsetReader(body, fields | frozenset(_declared(body, _WIDE)), sizes)
+        floats = frozenset(_declared(body, {"float"}))
+        reader = _OffsetReader(body, fields | frozenset(_declared(body, _WIDE)), sizes, floats)
         found |= dict.fromkeys(reader.read())
     return tuple(found)
 
@@ -141,6 +144,7 @@ class _OffsetReader:
     tokens: list[str]
     wide: frozenset[str]
     sizes: frozenset[str]
+    floats: frozenset[str]
     at: int = 0
     found: dict[int, str] = field(default_factory=dict)
     seen: set[int] = field(default_factory=set)
@@ -209,7 +213,10 @@ class _OffsetReader:
             if sign == "*":
                 is_product = value.sizes > 0 < other.sizes
                 value = _Measure(
-                    value.sizes + other.sizes, value.is_wide or other.is_wide, value.lengths + other.lengths
+                    value.sizes + other.sizes,
+                    value.is_wide or other.is_wide,
+                    value.lengths + other.lengths,
+                    value.is_float or other.is_float,
                 )
                 if is_product and value.is_large and not value.is_wide:
                     self.found.setdefault(start, _show(self.tokens[start : self.at]))
@@ -285,7 +292,7 @@ class _OffsetReader:
             return _Measure(_ROW, name in self.wide)
         is_size = name in _INDICES or (name in self.sizes and not name.endswith(_FEW))
         is_length = name in _LENGTHS
-        return _Measure(int(is_size or is_length), name in self.wide, int(is_length))
+        return _Measure(int(is_size or is_length), name in self.wide, int(is_length), name in self.floats)
 
     def _suffixes(self, value: _Measure) -> _Measure:
         while self.at < len(self.tokens):
@@ -338,5 +345,8 @@ def _show(tokens: Sequence[str]) -> str:
 
 def _join(one: _Measure, other: _Measure) -> _Measure:
     return _Measure(
-        max(one.sizes, other.sizes), one.is_wide or other.is_wide, max(one.lengths, other.lengths)
+        max(one.sizes, other.sizes),
+        one.is_wide or other.is_wide,
+        max(one.lengths, other.lengths),
+        one.is_float or other.is_float,
     )

@@ -93,6 +93,7 @@ extern "C" __global__ void kernel(const Args args)
     const element* const Q = args.q_ptr + b * args.stride_qb + h * args.stride_qh;
     const long long first_row = (long long)(b * args.H + h) * args.M_padded;
     const long long packed_row = (long long)h * args.M_padded + q_idx;
+    const float mu = args.mu_ptr[h], farness = (q_idx - kv_idx - mu * 10) * (q_idx - kv_idx - mu * 10);
     float* const to = args.o_ptr + (((long long)(b * args.H + h) * M + q_idx) * args.SPLITS + 2) * D;
     const int line = ((long long)b * args.H + h) * args.list_blocks + q_idx / 128;
     for (long long i = threadIdx.x; i < (long long)M * D / 2; i += 32)
@@ -124,6 +125,7 @@ def test_cuda_kernels_count_offsets_in_64_bits(folder: Path) -> None:
     ("old", "new", "line"),
     [
         ("= (long long)(b", "= (int)(b", "(int)(b * args.H + h) * args.M_padded"),
+        ("const float mu", "const int mu", "(q_idx - kv_idx - mu * 10) * (q_idx - kv_idx"),
         ("(long long)h *", "(int)h *", "(int) h * args.M_padded"),
         ("const long long first_row", "const int first_row", "const int first_row = (long long)(b *"),
         ("(((long long)(b", "(((b", "(((b"),
