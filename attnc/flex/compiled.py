@@ -28,6 +28,7 @@ from attnc.flex.recording import Recorder, Reference, Steps
 from attnc.flex.spec import DTYPES, NARROW, CallLayout
 from attnc.flex.symbols import OPERATIONS, apply, tape_of
 from attnc.flex.trace import MaskMod, ScoreMod, Trace, trace
+from attnc.support.arguments import is_transforming, refuse_tangents
 from attnc.support.memory import lay_like
 
 # --- steps as a text, and as mods again ---------------------------------------------------------------------
@@ -180,6 +181,9 @@ def attend(
     target: str | None,
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
     """Returns (o, lse or None, largest scores or None) of checked arguments, as `flex_attention` has them."""
+    refuse_tangents("flex_attention", (query, key, value))
+    if is_transforming():  # what the operator takes in lists no transform sees: it runs outside of the graph
+        torch._dynamo.graph_break("flex_attention inside of a transform of torch.func")
     recorder = Recorder(query.device)
     if scale is not None and not isinstance(scale, int | float):  # a tensor, as numbers of NumPy are here
         score_mod, scale = _scaled(score_mod, torch.as_tensor(scale, device=query.device)), 1.0

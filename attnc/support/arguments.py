@@ -361,11 +361,16 @@ def are_transformed(inputs: Sequence[object]) -> bool:
 
 
 def refuse_tangents(function: str, inputs: Sequence[object]) -> None:
-    """RuntimeError for tensors of forward-mode differentiation: kernels do not see tangents."""
-    if forward_ad._current_level < 0:
+    """RuntimeError for tensors of forward-mode differentiation: kernels do not see tangents. torch.compile
+    does not say which have one: all of them may.
+    """
+    if torch.compiler.is_compiling():
+        if not _has_tangents():
+            return
+    elif forward_ad._current_level < 0:
         return
-    if any(
-        forward_ad.unpack_dual(x).tangent is not None  # type: ignore[no-untyped-call]  # torch's
+    if torch.compiler.is_compiling() or any(
+        forward_ad.unpack_dual(_below_maps(x)).tangent is not None  # type: ignore[no-untyped-call]  # torch's
         for x in inputs
         if isinstance(x, torch.Tensor)
     ):
@@ -374,10 +379,39 @@ def refuse_tangents(function: str, inputs: Sequence[object]) -> None:
         )
 
 
+def _below_maps(x: torch.Tensor) -> torch.Tensor:
+    while torch._C._functorch.is_batchedtensor(x):
+        x = torch._C._functorch.get_unwrapped(x)
+    return x
+
+
+def _is_differentiated() -> bool:
+    """Returns whether a transform of torch.func at work is one that differentiates backward."""
+    kind = torch._C._functorch.TransformType.Grad
+    return any(transform.key() == kind for transform in torch._C._functorch.get_interpreter_stack() or ())
+
+
+def is_transforming() -> bool:
+    """Returns whether a transform of torch.func is at work."""
+    return bool(torch._C._functorch.get_interpreter_stack())
+
+
+def _has_tangents() -> bool:
+    return forward_ad._current_level >= 0
+
+
+# What torch.compiler.assume_constant_result does, without importing the compiler: tracing calls them for
+# real, and guards transforms by itself.
+for _function in (_is_differentiated, is_transforming, _has_tangents):
+    _function._dynamo_marked_constant = True  # type: ignore[attr-defined]  # functions take attributes
+
+
 def requires_gradient(x: torch.Tensor) -> bool:
-    """Returns whether a tensor, or one that torch.func has put an axis to, requires a gradient."""
+    """Returns whether a tensor, or one that torch.func has put an axis to, requires a gradient. torch.compile
+    does not say it of those of torch.func: where that differentiates, all numbers may require one.
+    """
     if torch.compiler.is_compiling():
-        return x.requires_grad
+        return x.requires_grad or (x.is_floating_point() and _is_differentiated())
     while not x.requires_grad:
         if not torch._C._functorch.is_functorch_wrapped_tensor(x):
             return False

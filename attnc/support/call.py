@@ -323,6 +323,7 @@ class Attention(ABC):
         extras: tuple[torch.Tensor | None, ...],
     ) -> Any:
         """Returns what torch.compile traces, and torch.func transforms: one call of an operator."""
+        refuse_tangents(self.name, inputs)
         if self.backward is None:
             refuse_gradients(self.name, inputs)
         elif wants_gradient(*inputs):

@@ -8,9 +8,10 @@ from typing import Any, NoReturn, Protocol
 
 import torch
 from torch._functorch.utils import enable_single_level_autograd_function
+from torch.autograd import forward_ad
 from torch.autograd.function import _SingleLevelFunction
 
-from .arguments import Sizes, Tensor
+from .arguments import Sizes, Tensor, refuse_tangents
 from .configs import KernelConfig
 from .gradients import DifferentiableCall, by_input, refuse_second_derivative
 from .memory import lay_like
@@ -82,18 +83,21 @@ _LIBRARY: Any = torch.library.Library("attnc", "FRAGMENT")  # type: ignore[no-un
 
 
 def _register_derivative(
+    function: str,
     operator: Any,
     keep: Callable[[Any, Tensors, Any], None],
     differentiate: Callable[..., tuple[Any, ...]],
 ) -> None:
     """Registers what `custom_op.register_autograd` does, also for torch.func: the function that torch makes
-    of these two knows no transforms. keep: (ctx, arguments, results), after a call.
+    of these two knows no transforms. function: what messages call it; keep: (ctx, arguments, results), after
+    a call.
     """
 
     class Differentiable(_SingleLevelFunction):  # of one transform: each meets the operator for itself
         @staticmethod
         def forward(ctx: Any, keyset: Any, *given: Any) -> Any:
-            with torch.enable_grad():  # torch has turned it off, for transforms around this one as well
+            # torch has turned these off, for transforms around this one as well
+            with torch.enable_grad(), forward_ad._set_fwd_grad_enabled(True):
                 made = below(keyset, given)
             keep(ctx, given, made)
             return made
@@ -107,6 +111,7 @@ def _register_derivative(
             return operator.redispatch(keyset & torch._C._after_autograd_keyset, *given)
 
     def call(keyset: Any, *given: Any) -> Any:
+        refuse_tangents(function, given)  # also those of a transform around others, which only it sees
         if not (torch.is_grad_enabled() and torch._C._any_requires_grad(*given)):
             return below(keyset, given)
         with enable_single_level_autograd_function():
@@ -168,8 +173,10 @@ class Operators:
         )
         backward.register_fake(self._backward_fake)
         backward.register_vmap(_mapping(f"{call.operator}_backward"))
-        _register_derivative(forward._opoverload, self._keep, self._differentiate)
-        _register_derivative(backward._opoverload, lambda ctx, given, made: None, self._refuse_derivative)
+        _register_derivative(call.name, forward._opoverload, self._keep, self._differentiate)
+        _register_derivative(
+            call.name, backward._opoverload, lambda ctx, given, made: None, self._refuse_derivative
+        )
 
     def _keep(self, ctx: Any, inputs: Tensors, output: Any) -> None:
         *tensors, ctx.chosen = inputs

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.func import grad, jacrev, jvp, vmap
+from torch.func import grad, hessian, jacfwd, jacrev, jvp, vmap
 
 import attnc
 from attnc.verify.interpreter import ensure_interpreter
@@ -124,6 +124,25 @@ def test_what_has_no_rule_is_refused_by_name(attend: Callable[..., torch.Tensor]
         grad(lambda q: vmap(lambda q: family(q, k, v))(q[None]).sum())(q)
     with pytest.raises(RuntimeError, match=r"^without: out: cannot be given inside of torch\.vmap"):
         vmap(lambda q: family(q, k, v, out=torch.empty_like(q)))(q[None])
+
+
+def test_tangents_of_a_transform_around_gradients_are_refused(attend: Callable[..., torch.Tensor]) -> None:
+    """Forward over backward, which tensors of the inner transform do not show: never a silent zero."""
+    q, k, v = drawn((1, 5, 2, 16), (1, 7, 2, 16), (1, 7, 2, 16))
+    for transform in (hessian, lambda f: jacfwd(grad(f)), lambda f: jacfwd(lambda s: vmap(f)(s[None]))):
+        with pytest.raises(RuntimeError, match=r"^transformed has no forward-mode derivative"):
+            transform(lambda s: attend(q * s, k, v).square().sum())(torch.ones(()))
+
+
+def test_tangents_are_refused_inside_of_torch_compile(attend: Callable[..., torch.Tensor]) -> None:
+    q, k, v = drawn((1, 5, 2, 16), (1, 7, 2, 16), (1, 7, 2, 16))
+
+    def pushed() -> Any:
+        return jvp(lambda q: attend(q, k, v), (q,), (q,))
+
+    torch.compiler.reset()
+    with pytest.raises(RuntimeError, match="transformed has no forward-mode derivative"):
+        torch.compile(pushed, backend="aot_eager")()
 
 
 def test_what_is_first_called_in_a_transform_is_made_outside_of_it() -> None:
