@@ -24,8 +24,8 @@ class Sm90DecodeText(CudaDecodeText):
     splits are as for `cuda.sm_80`.
 
     starts_early: whether the first tile is known before any length is; splits_in_turn: whether splits take
-    tiles in turn; unseen_values: whether rows of v in a partial tile have to be made zero; clears_values:
-    whether consumers do so for all; conversion: of keys and values of 8 bits, before the kernel.
+    tiles in turn; unseen_values: whether rows of v in a partial tile have to be made zero; conversion: of
+    keys and values of 8 bits, before the kernel.
     """
 
     kernel: Decode
@@ -37,8 +37,8 @@ class Sm90DecodeText(CudaDecodeText):
 
     def __init__(self, module: Module, kernel: Decode, layout: Sm90DecodeLayout) -> None:
         super().__init__(module.converted, kernel, layout)
-        made, warps = module.conversion, kernel.configs[0].warps  # which say how many consumers there are
-        self.conversion = None if made is None else ConversionText(module, self.dtypes, warps=warps)
+        warps = kernel.configs[0].warps  # of all, since they say how many consumers there are
+        self.conversion = ConversionText(module, self.dtypes, warps=warps) if module.conversion else None
         self.body = "decode_warps" if layout.by_warps else "decode"
         self.frame = "warps_module" if layout.by_warps else "decode_module"
         self.pack = replace(self.pack, last_first=layout.splits_keys)
@@ -69,7 +69,6 @@ class Sm90DecodeText(CudaDecodeText):
         )
         self.narrow = NarrowTiles(self, layout.narrow) if layout.narrow else None
         self.unseen_values = shows_unseen_values(kernel, layout)
-        self.clears_values = self.unseen_values and not layout.by_warps
 
     @property
     def first_loads(self) -> list[str]:
