@@ -40,7 +40,6 @@ class Sm90DecodeText(CudaDecodeText):
         warps = kernel.configs[0].warps  # of all, since they say how many consumers there are
         self.conversion = ConversionText(module, self.dtypes, warps=warps) if module.conversion else None
         self.body = "decode_warps" if layout.by_warps else "decode"
-        self.frame = "warps_module" if layout.by_warps else "decode_module"
         self.pack = replace(self.pack, last_first=layout.splits_keys)
         self.lists = lists_text(module, self.dtypes)
         by_entry, pages = self.lists is not None, self.lists.page_rows if self.lists else ""

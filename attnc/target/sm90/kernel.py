@@ -31,7 +31,7 @@ class Sm90Text(CudaText):
     boxes: Boxes
     wgmma: WgmmaTiles
     score: Scores
-    body, frame = "forward_q_kv", "module"
+    body = "forward_q_kv"
     _fragment = FRAGMENT
 
     def __init__(self, module: Module, kernel: Forward, layout: Sm90Layout) -> None:

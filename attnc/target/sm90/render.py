@@ -31,6 +31,9 @@ from attnc.target.sm90.decode import Sm90DecodeText
 from attnc.target.sm90.kernel import Sm90Text
 from attnc.tuned.choices import NOT_TUNED, Tuned
 
+_NAMES = {"forward_q_kv": "module", "decode": "decode_module", "decode_warps": "warps_module"}
+_FRAMES = {body: f"sm90/{name}.cu.jinja" for body, name in _NAMES.items()}
+
 
 def render_sm90(module: Module, *, path: str, sha256: str, tuned: Tuned = NOT_TUNED) -> dict[str, str]:
     """Returns the texts of one variant. Arguments as for `files.render_files`."""
@@ -45,10 +48,8 @@ def render_sm90(module: Module, *, path: str, sha256: str, tuned: Tuned = NOT_TU
     common = {"module": module, "kernel": kernel, "text": text, "header": page}
     environment = cuda_environment()
     body = environment.get_template(f"sm90/{text.body}.cu.jinja").render(common)
-    numbers = tuple(forward_numbers(module))
-    source = environment.get_template(f"sm90/{text.frame}.cu.jinja").render(
-        common, numbers=numbers, body=body
-    )
+    numbers, frame = tuple(forward_numbers(module)), environment.get_template(_FRAMES[text.body])
+    source = frame.render(common, numbers=numbers, body=body)
     source = tidy_cuda(source)
     back, files = _backward(module.converted, page)
     operator = operator_of(module, source, files)
