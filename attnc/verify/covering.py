@@ -21,7 +21,7 @@ from attnc.plan.kept_blocks import wants_list
 from attnc.plan.lists import listing_of
 from attnc.verify.case import Case, TensorLayout
 from attnc.verify.cover import GROUPS, Coverage, Space
-from attnc.verify.inputs_read import lists
+from attnc.verify.inputs_read import find_sinks, lists
 from attnc.verify.strategies import MOST_WORDS, Limits, free_dims, word_dims
 
 #: Candidates among which each case is chosen.
@@ -275,6 +275,9 @@ def thin_cases(space: Space, limits: Limits) -> Iterator[Case]:
     if _guesses(space):  # a sum of exponentials that a float holds, times values that it does not
         dims = {name: {"M": 5, "N": space.configs[config].BLOCK_N + 1}.get(name, 1) for name in names}
         yield Case(dims=dims, seed=1, config=config, logits="spike", values="vast", lengths=_full(space))
+    if find_sinks(space.attention):  # of rows that see no key they alone are the sum, far from any guess too
+        dims = {name: {"M": _ROWS, "N": 3, "H": 24, "Hkv": 24}.get(name, 1) for name in names}
+        yield Case(dims=dims, seed=1, config=config, extras="far", lengths=_full(space))
     if _is_lazy(space):
         dims = {name: space.configs[config].BLOCK_N + 1 if name == "N" else 1 for name in names}
         for logits in ("large", "huge"):
