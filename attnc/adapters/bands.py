@@ -76,7 +76,7 @@ def carry(band: Band, shape: tuple[int, ...]) -> torch.Tensor:
     """Returns a tensor of this shape, without memory of its size, that carries a band. In a graph of
     torch.compile it is an ordinary one, of NaN, so that what adds it to scores is seen to fail.
     """
-    made = torch.full((), torch.nan, device=band.first.device).expand(shape)
+    made = torch.full((), torch.nan, dtype=torch.float32, device=band.first.device).expand(shape)
     if not torch.compiler.is_compiling():
         made = made.as_subclass(Carrier)
     setattr(made, BAND, band)

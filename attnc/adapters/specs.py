@@ -503,7 +503,7 @@ def expand_scales(
     TypeError for what is neither, ValueError for a tensor of another shape and numbers that are not finite.
     """
     if not isinstance(x, torch.Tensor):
-        return torch.full((), number_of(name, x), device=device).expand(shape)
+        return torch.full((), number_of(name, x), dtype=torch.float32, device=device).expand(shape)
     try:
         return x.detach().expand(shape)
     except RuntimeError:

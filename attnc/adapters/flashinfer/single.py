@@ -63,7 +63,7 @@ def attend_alone(
     terms = write_position_terms(function, pos_encoding_mode, softcap, **rope)
     heads = q.shape[1], k.shape[1]
     given = combine_scales(
-        function, (1, heads[1]), torch.ones((), device=q.device), **scales, always=cache is not None
+        function, (1, heads[1]), q.new_ones((), dtype=torch.float32), **scales, always=cache is not None
     )
     made = _kernel(
         dtype,

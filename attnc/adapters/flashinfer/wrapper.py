@@ -140,7 +140,7 @@ class Wrapper:
             keys=keys,
             tables=tables,
             read=frozenset(line.partition(":")[0] for line in wanted.inputs),
-            one=torch.ones((), device=self.device) if known is None else known.one,
+            one=_one(self.device) if known is None else known.one,
         )
 
     def _mask_tables(
@@ -169,6 +169,10 @@ class Wrapper:
         if not isinstance(pool, torch.Tensor) or pool.shape[:1] != (0,) or self._plan_of_run().keys:
             return pool
         return pool.new_zeros(1, *pool.shape[1:])
+
+
+def _one(device: torch.device) -> torch.Tensor:
+    return torch.ones((), dtype=torch.float32, device=device)
 
 
 def check_call(
