@@ -166,7 +166,9 @@ class Wrapper:
 
     def _with_a_page(self, pool: Any) -> Any:
         """Returns a pool of pages; where it has none, and no request may have a key, one of a page."""
-        if not isinstance(pool, torch.Tensor) or pool.shape[:1] != (0,) or self._plan_of_run().keys:
+        if not isinstance(pool, torch.Tensor) or pool.is_nested or self._plan_of_run().keys:
+            return pool
+        if pool.shape[:1] != (0,):
             return pool
         return pool.new_zeros(1, *pool.shape[1:])
 
