@@ -14,6 +14,7 @@ from attnc.expr.nodes import Dim, Expr, Load, Ref, Search, walk
 from attnc.plan import ir
 from attnc.plan.decay import MARGIN
 from attnc.plan.ir.backward import BackwardKernel
+from attnc.plan.lists import HIDES_SOME
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -153,7 +154,7 @@ def _visits(kernel: ir.Kernel, scene: _Scene, outer: int) -> Iterator[tuple[_Arr
         f"{name}_lo": first,
         f"{name}_hi": np.minimum(first + tile, length) - 1,
     }
-    names: dict[str, Any] = {}
+    names: dict[str, Any] = {HIDES_SOME.name: True}  # which blocks are full is up to the data
 
     def value(expr: Expr, shape: tuple[int, ...]) -> _Array:
         scene.provide(expr)
