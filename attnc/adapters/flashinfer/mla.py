@@ -289,8 +289,9 @@ class BatchMLAPagedAttentionWrapper(Wrapper):
             lse=lse,
             return_lse=return_lse,
         )
-        if isinstance(found, tuple) and return_lse_base_on_e:
-            return found[0], found[1].mul_(LN2)
+        of_call = found[1] if isinstance(found, tuple) else lse
+        if of_call is not None and return_lse_base_on_e:
+            of_call.mul_(LN2)
         return found
 
     def _scales(self, ckv_scale: float | None, kpe_scale: float | None) -> tuple[float, float] | None:

@@ -22,8 +22,8 @@ BUGS = (
     Bug(
         name="lse is in base e",
         place="wrapper._plan_call",
-        old="torch.mul(lse, LOG2E,",
-        new="torch.mul(lse, 1,",
+        old="shape[:-1]), LOG2E,",
+        new="shape[:-1]), 1,",
     ),
     Bug(
         name="masks of all requests begin at the first",

@@ -117,6 +117,10 @@ def test_latents_of_requests_without_keys_and_tables_that_are_longer() -> None:
         wrapper.plan(torch.tensor([0, 1, 2]), indptr, torch.arange(3), torch.tensor([7, 3]), *sizes)
         found.append(wrapper.run(q_nope, q_pe, cache[..., :32], cache[..., 32:]))
     assert torch.equal(*found)
+    given: Any = (q_nope, q_pe, cache[..., :32], cache[..., 32:])
+    kept, (_, log_sum) = torch.empty(2, 4), wrapper.run(*given, return_lse=True, return_lse_base_on_e=True)
+    assert isinstance(wrapper.run(*given, lse=kept, return_lse_base_on_e=True), torch.Tensor)
+    assert torch.equal(kept, log_sum)
     none = torch.zeros(3).int()
     wrapper.plan(torch.tensor([0, 1, 2]), none, none[:0], none[:2], *sizes)
     empty = cache[:0]
