@@ -155,7 +155,8 @@ def find_specs(paths: Sequence[Path], *, reads_stdin: bool = False) -> tuple[Pat
     found: list[Path] = []
     for path in paths or (Path("specs"),):
         if path.is_dir():
-            files = sorted(file for file in path.glob("*.attn") if not file.is_dir())
+            # a link to nothing is said; what is no file, such as a pipe, has no end
+            files = sorted(file for file in path.glob("*.attn") if file.is_file() or not file.exists())
             inside = [file for file in files if not file.name.startswith(".")]  # an editor's, or put away
             if not inside:
                 raise Mistake(f"no .attn files in folder '{path}'", "name another folder, or a spec file")
