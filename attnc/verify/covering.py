@@ -232,7 +232,9 @@ def edges(space: Space) -> Iterator[Case]:
 def _at_halves(space: Space) -> Case:
     """Returns a case whose tensors, and every second row, begin 8 bytes behind a multiple of 16."""
     shape = space.configs[space.usable[-1]]
-    sizes = {"B": 2, "H": 2, "Hkv": 2, "G": 2, "M": shape.BLOCK_M + 3, "N": shape.BLOCK_N + 5}
+    # Each query of a list, or of a decode step, has programs of its own: a few are enough.
+    alone = hasattr(shape, "splits") or listing_of(space.attention) is not None
+    sizes = {"B": 2, "H": 2, "Hkv": 2, "G": 2, "M": 5 if alone else shape.BLOCK_M + 3, "N": shape.BLOCK_N + 5}
     layouts = {}
     for tensor in space.tensors:
         half, rank = 8 // DType(tensor.dtype).bytes, len(tensor.shape)
