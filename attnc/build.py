@@ -447,7 +447,9 @@ def schedule_all(
     names = [name for name in asked if name not in scheduled]
     texts: list[str] = []
     for name in names if wanted else ():
-        texts += _chosen(program, name, wanted, texts)
+        place = program.attention(name).span or program.source.span(0, 0)
+        with report_limit(f"a schedule for '{name}'", place):
+            texts += _chosen(program, name, wanted, texts)
     text = "\n".join(texts)
     return add_schedules(program, text), text
 
