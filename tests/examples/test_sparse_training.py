@@ -9,6 +9,12 @@ from examples import sparse_training
 from examples.sparse_training import BLOCK, choose_by_means, take_best
 
 
+@pytest.fixture(autouse=True)
+def on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter, which all tests of this folder use, checks memory of the CPU alone."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize("run", ["nsa", "moba"])
 def test_training_equals_dense_attention_with_the_same_blocks(
