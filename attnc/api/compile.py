@@ -197,11 +197,12 @@ def making() -> Iterator[None]:
     """Holds the lock under which kernels are made: a module that another thread is still importing has no
     functions yet. Suspends transforms of torch.func, which would add an axis to the tables of a module.
     """
-    with _MAKING, _leaving_transforms():
+    with _MAKING, leaving_transforms():
         yield
 
 
-def _leaving_transforms() -> AbstractContextManager[object]:
+def leaving_transforms() -> AbstractContextManager[object]:
+    """Suspends transforms of torch.func, to which what is made under them belongs."""
     import torch
 
     if torch._C._functorch.peek_interpreter_stack() is None:

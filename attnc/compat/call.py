@@ -14,6 +14,7 @@ from weakref import WeakValueDictionary
 
 import torch
 
+from attnc.api.compile import leaving_transforms
 from attnc.api.fastest import HOPPER, count_sharing, exceeds, share_keys, targets_of_call, targets_of_few
 from attnc.api.repeats import Arrange, Plan, keep
 from attnc.api.tensors import (
@@ -177,7 +178,7 @@ def _scalar_tensor(value: float, dtype: torch.dtype, device: torch.device) -> to
     make = partial(_place_number, value, dtype, device)
     if device.type == "cuda":
         return made_apart(make)
-    with torch.inference_mode(False):
+    with leaving_transforms(), torch.inference_mode(False):
         return make()
 
 

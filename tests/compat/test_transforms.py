@@ -71,3 +71,17 @@ def test_second_derivatives_are_refused_by_name(door: Callable[..., Any]) -> Non
     for call in (bent, torch.compile(bent, backend="aot_eager")):
         with pytest.raises(RuntimeError, match="has no forward-mode derivative"):
             call()
+
+
+def test_numbers_that_a_transform_meets_first_are_no_part_of_it() -> None:
+    q, k, v = drawn()[2:]
+
+    def loss(q: torch.Tensor) -> Any:
+        return flash_attn_func(q, k, v, softmax_scale=0.8125, softcap=2.4375).square().sum()
+
+    found = grad(loss)(q)
+    leaf = q.clone().requires_grad_()
+    loss(leaf).backward()
+    assert leaf.grad is not None
+    torch.testing.assert_close(found, leaf.grad)
+    torch.testing.assert_close(vmap(loss)(q[None]), loss(q)[None])

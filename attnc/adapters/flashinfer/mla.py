@@ -128,9 +128,10 @@ class BatchMLAPagedAttentionWrapper(Wrapper):
                 "plan: scale_mode, output_scale: expected 'default' or 'kv-per-tensor', and 'none', got"
                 f" {scale_mode!r} and {output_scale!r}"
             )
-        given = MLAPlanMetadata.csr(qo_indptr, kv_indptr, kv_indices, kv_len_arr)
-        given = replace(given, cum_seq_lens_q=cum_seq_lens_q, block_tables=block_tables, seq_lens=seq_lens)
-        starts_of_q, tables, requests = self._tables_given(given if metadata is None else metadata, page_size)
+        apart = MLAPlanMetadata.csr(qo_indptr, kv_indptr, kv_indices, kv_len_arr)
+        apart = replace(apart, cum_seq_lens_q=cum_seq_lens_q, block_tables=block_tables, seq_lens=seq_lens)
+        given: Any = apart if metadata is None else metadata
+        starts_of_q, tables, requests = self._tables_given(given, page_size)
         heads = check_integer("plan: num_heads", num_heads, 1), 1
         page = check_integer("plan: page_size", page_size, 1)
         width = check_integer("plan: head_dim_ckv", head_dim_ckv, 1)
@@ -165,7 +166,8 @@ class BatchMLAPagedAttentionWrapper(Wrapper):
             cache=cache,
         )
         mask = (bool(causal), False)
-        keys = int(tables["kv_len"].sum()) if self._capacity is None else None
+        lengths = given.seq_lens if given.kv_indptr is None else given.kv_len_arr
+        keys = int(lengths.sum()) if self._capacity is None else None  # no wait, where they are on the host
         self._keep(wanted, mask, -1, heads, requests, tables, tokens=tokens, rows=starts[-1], keys=keys)
 
     def _tables_given(self, given: Any, page_size: Any) -> tuple[torch.Tensor, dict[str, torch.Tensor], int]:
