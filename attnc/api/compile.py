@@ -18,7 +18,7 @@ import re
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache as once
 from importlib import import_module
@@ -197,19 +197,10 @@ def making() -> Iterator[None]:
     """Holds the lock under which kernels are made: a module that another thread is still importing has no
     functions yet. Suspends transforms of torch.func, which would add an axis to the tables of a module.
     """
+    from attnc.api.tensors import leaving_transforms  # which imports torch
+
     with _MAKING, leaving_transforms():
         yield
-
-
-def leaving_transforms() -> AbstractContextManager[object]:
-    """Suspends transforms of torch.func, to which what is made under them belongs."""
-    import torch
-
-    if torch._C._functorch.peek_interpreter_stack() is None:
-        return nullcontext()
-    from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
-
-    return temporarily_clear_interpreter_stack()
 
 
 def _reset_lock() -> None:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -229,3 +230,12 @@ def refuse_gradients(function: str, **tensors: Any) -> None:
 def _join(dtypes: Sequence[torch.dtype]) -> str:
     *others, last = map(str, dtypes)
     return f"{', '.join(others)} or {last}" if others else last
+
+
+def leaving_transforms() -> AbstractContextManager[object]:
+    """Suspends transforms of torch.func, to which what is made under them belongs."""
+    if torch._C._functorch.peek_interpreter_stack() is None:
+        return nullcontext()
+    from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+
+    return temporarily_clear_interpreter_stack()

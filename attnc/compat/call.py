@@ -14,7 +14,6 @@ from weakref import WeakValueDictionary
 
 import torch
 
-from attnc.api.compile import leaving_transforms
 from attnc.api.fastest import HOPPER, count_sharing, exceeds, share_keys, targets_of_call, targets_of_few
 from attnc.api.repeats import Arrange, Plan, keep
 from attnc.api.tensors import (
@@ -26,6 +25,7 @@ from attnc.api.tensors import (
     is_hidden,
     is_true,
     is_unknown,
+    leaving_transforms,
     refuse_gradients,
     to_dropout,
     to_finite,

@@ -47,10 +47,10 @@ def forms(dtypes: Iterable[str], sizes: Iterable[int]) -> Iterator[Form]:
         )
         yield form
         yield replace(form, splits=0)
-        yield replace(form, kv="ragged", splits=0)
         yield replace(form, grads=trained)
         packed = replace(form, q="ragged", kv="ragged")
         yield packed
+        yield replace(packed, splits=0)
         yield replace(packed, grads=trained)
         yield replace(form, kv="paged", page=256, lengths="cache_seqlens", splits=0)
 

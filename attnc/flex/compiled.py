@@ -182,7 +182,8 @@ def attend(
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
     """Returns (o, lse or None, largest scores or None) of checked arguments, as `flex_attention` has them."""
     refuse_tangents("flex_attention", (query, key, value))
-    if is_transforming():  # what the operator takes in lists no transform sees: it runs outside of the graph
+    # what the operator takes in lists no transform sees: it runs outside of the graph
+    if torch.compiler.is_compiling() and is_transforming():
         torch._dynamo.graph_break("flex_attention inside of a transform of torch.func")
     recorder = Recorder(query.device)
     if scale is not None and not isinstance(scale, int | float):  # a tensor, as numbers of NumPy are here

@@ -177,7 +177,7 @@ static void check_copied(u32 place, bool by_warp, int line)
     if (copier < 0 || (copier == current && unit.is_there && !by_warp))
         return;
     if (!unit.is_there)
-        fail("a load of what a copy brings that nobody has waited for", line);
+        fail("a load of what a copy brings before a wait for it", line);
     if (copier / WARP != current / WARP && unit.barriers >= me.barriers)
         fail("a load of what another warp has copied, without a barrier since it is there", line);
     if (copier / WARP == current / WARP && unit.meetings >= me.meetings)

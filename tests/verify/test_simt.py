@@ -132,7 +132,7 @@ def test_a_missing_wait_shows() -> None:
         ("copy_async(tile, args.in + 1, true);", "a copy that is not aligned"),
         ("copy_async(tile, args.in, true); wait_copies<0>();", "a copy is left without a wait"),
         ("u32 x[4]; ldmatrix_x4(x, 8u);", "not aligned"),
-        (f"{OWN} __syncthreads(); ldmatrix_x4(x, 16 * i);", "that nobody has waited for"),
+        (f"{OWN} __syncthreads(); ldmatrix_x4(x, 16 * i);", "before a wait for it"),
         (f"{OWN} wait_copies<0>(); ldmatrix_x4(x, 16 * i);", "another lane has copied, without a __syncwarp"),
         (f"{OWN} wait_copies<0>(); __syncwarp(); ldmatrix_x4(x, 16 * (i ^ 32));", "without a barrier since"),
         ("args.out[i] = i / (args.n - 64);", "a division by zero"),

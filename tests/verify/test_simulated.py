@@ -91,7 +91,7 @@ def test_registers_that_nothing_has_set_show_in_the_simulator() -> None:
 @pytest.mark.parametrize(
     ("spec", "target", "wait", "message"),
     [
-        ("unified_decode", "cuda.sm_80", "wait_copies<2 * (STAGES - 1)>();", "nobody has waited for"),
+        ("unified_decode", "cuda.sm_80", "wait_copies<2 * (STAGES - 1)>();", "before a wait for it"),
         ("decode", "cuda.sm_90a", "mbarrier_wait(barrier_of(base, FULL, part), 0);", "ends where a copy"),
     ],
 )
