@@ -24,7 +24,7 @@ def test_only_what_the_loops_read_is_made_up() -> None:
 def test_blocks_that_are_found_on_the_device_may_hide_some(kernel: str) -> None:
     """Which of them a mask of data keeps whole is seen at run time, and never said before."""
     module = module_of("unsorted_documents")
-    kernels: dict[str, Any] = {"forward": module.kernel, **module.backward_kernels}
+    kernels: dict[Any, Any] = {"forward": module.kernel, **module.backward_kernels}
     assert {kind for row in picture(kernels[kernel], 256, 256, 64, 64).rows for kind in row} == {PARTIAL}
 
 
