@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from tools import torch_flex
 from tools.torch_flex import (
     EXCLUDED,
     accept_common_positions,
@@ -15,6 +17,7 @@ from tools.torch_flex import (
     judge,
     main,
     read_exclusions,
+    run,
     ungroup,
     use_attnc,
 )
@@ -162,21 +165,44 @@ def test_positions_of_pages_may_be_those_of_all_sequences(
         assert torch.equal(pages.view(2, 1, 4, 16), x)
 
 
+#: Fails, and is not excluded.
+_WRONG = """
+    def test_wrong(self):
+        q = torch.ones(1, 1, 4, 16, device=self.device)
+        assert not torch.equal(flex_attention(q, q, q), q)
+"""
+
+
 @pytest.mark.slow
-def test_a_file_of_torchs_kind_runs(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_file_of_torchs_kind_runs(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = {}
+
+    def run_and_keep(*given: Any) -> tuple[dict[str, tuple[str, str]], bool]:
+        outcomes, is_whole = run(*given)
+        found.update(outcomes)
+        return outcomes, is_whole
+
     file, out = tmp_path / "test_small.py", tmp_path / "out.json"
-    file.write_text(FILE, encoding="utf-8")
-    assert main([str(file), "--out", str(out)]) == 0
+    file.write_text(FILE.replace("\n\nclass TestFlexAttentionCPU", f"{_WRONG}\n\nclass TestFlexAttentionCPU"))
+    monkeypatch.setattr(torch_flex, "run", run_and_keep)
+    assert main([str(file), "--out", str(out)]) == 1
+    said = capfd.readouterr().out
+    assert "test_wrong: failed: assert not True" in said
+    assert "cut short" not in said
     (record,) = json.loads(out.read_text(encoding="utf-8"))["files"]
-    assert sorted(test["outcome"] for test in ungroup(record["tests"]).values()) == [
-        "excluded",
-        "passed",
-        "passed",
-        "skipped",
-    ]
-    file.write_text(FILE.replace("assert torch.equal", "assert not torch.equal"), encoding="utf-8")
-    assert main([str(file)]) == 1
-    assert "test_identity" in capfd.readouterr().out
+    outcomes = {name.partition("::")[2]: test["outcome"] for name, test in ungroup(record["tests"]).items()}
+    assert outcomes == {
+        "test_identity": "passed",
+        "test_builtin_score_mods_float16": "passed",
+        "test_epilogue_fused_mode0": "excluded",
+        "test_skipped": "skipped",
+        "test_wrong": "failed",
+    }
+    right = {name: outcome for name, outcome in found.items() if not name.endswith("::test_wrong")}
+    monkeypatch.setattr(torch_flex, "run", lambda *_: (right, True))
+    assert main([str(file)]) == 0  # of the same tests without that one
 
 
 #: Ends its process, the first time that it runs.
