@@ -34,6 +34,8 @@ def has_backward(attention: Attention, schedule: Schedule) -> bool:
     return bool(attention.grads) and is_forward and can_differentiate(attention, target)
 
 
+#: What to write for gradients in place of a schedule that decodes.
+_OTHER_LOOPS = "to train, write a schedule with 'loops = [q, kv]', without split.kv and pack"
 #: Forms of normalisation whose gradients the kernels make that select keys.
 _SELECTED_FORMS = ("softmax", "softpick")
 
@@ -98,18 +100,19 @@ def _without_backward(attention: Attention, schedule: Schedule) -> tuple[Span | 
         return schedule.span or attention.span, label, _other_target(attention)
     narrow = _find_narrow(attention)
     if narrow is not None and not _reads_keys(attention, schedule):
-        instead = (
-            "to train, write 'convert = before'"
-            if target.reads_narrow(schedule)
-            else _other_target(attention)
-        )
-        instead = "to train, pass 16 bits" if lists_blocks(attention) else instead
+        instead = "to train, write 'convert = before'"
+        if lists_blocks(attention) or (schedule.is_decode and attention.v.storage.is_part):
+            instead = "to train, pass 16 bits"
+        elif not target.reads_narrow(schedule):
+            instead = _other_target(attention)
+        elif schedule.is_decode:  # whose kernel converts rows as they come
+            instead = _OTHER_LOOPS
         return narrow.span, f"no kernel of gradients reads {narrow.dtype}", instead
     if schedule.is_decode and lists_blocks(attention):
         return _without_selected_gradients(attention, schedule)
     place = next((knob.span for knob in schedule.decode_knobs), None)
     lacks = target.refuse_wide_gradients(normalise(attention))
-    instead = "to train, write a schedule with 'loops = [q, kv]', without split.kv and pack"
+    instead = _OTHER_LOOPS
     if lacks != Target.refuse_wide_gradients(target, attention):  # heads that such a schedule does not have
         instead = "to train, write a schedule for the target 'triton'"
     return place or attention.span, lacks, instead

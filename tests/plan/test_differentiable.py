@@ -6,7 +6,9 @@ import pytest
 
 from attnc.model.schedule import Schedule
 from attnc.plan.differentiable import check_differentiable
+from attnc.plan.targets import schedule_for
 from attnc.plan.triton import Triton
+from tests.model.resolving import resolve_text
 from tests.plan.planning import planned
 from tests.refusals import refusal
 from tests.verify.judging import modules_of, spec
@@ -43,9 +45,27 @@ def test_queries_have_gradients_beside_keys_of_8_bits(target: str) -> None:
     assert [planned.kind for planned in module.backward.kernels] == ["dq"]
 
 
-def test_they_have_none_where_tiles_are_converted() -> None:
-    (module,) = modules_of(narrow("convert = tiles"))
+@pytest.mark.parametrize("knobs", ["convert = tiles", "loops = [kv], pack = gqa"])
+def test_they_have_none_where_tiles_are_converted(knobs: str) -> None:
+    text = narrow(knobs)
+    (module,) = modules_of(text)
     assert module.backward is None
+    (schedule,) = resolve_text(text).schedules
+    (warning,) = check_differentiable(module.variant, schedule)
+    decodes = schedule.is_decode  # such a kernel refuses 'convert'
+    assert ("write 'convert = before'" in warning.hints[0]) != decodes
+    assert ("loops = [q, kv]" in warning.hints[0]) == decodes
+
+
+def test_all_calls_of_a_cache_of_8_bits_have_them() -> None:
+    length = ("input lens: i32[B]", "length N = lens[b]")
+    text = narrow("", more=length)
+    (module,) = modules_of(text)
+    assert module.conversion is not None
+    assert module.backward is not None
+    program = resolve_text(text[: text.index("schedule")])
+    made = modules_of(text[: text.index("schedule")] + schedule_for(program, "spec", "cuda.sm_90a"))
+    assert all(module.backward is not None for module in made)
 
 
 @pytest.mark.parametrize(

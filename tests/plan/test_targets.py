@@ -151,6 +151,8 @@ NARROW_CACHE = """attention cache {{
         ({}, ["tiles", "before"]),
         ({"params": "param T in {bf16, i8}", "kv": "T"}, ["tiles", "before"]),
         ({"where": "", "more": LENGTH}, ["tiles", "before"]),
+        ({"where": "", "more": f"{LENGTH}\n  grad q"}, [""]),  # kernels of gradients read 16 bits
+        ({"more": f"{TABLE}\n  grad q"}, ["tiles", "before"]),  # in pages there are none
         ({"kv": "bf16"}, [""]),
         ({"where": "", "more": ""}, [""]),  # all keys are the call's, and are converted before
         ({"more": f"{TABLE}\n  input s: f32[Hkv, 128]", "scale": " * s[h // G, d]"}, [""]),

@@ -19,7 +19,8 @@ from attnc.plan.sm90.layout import WIDEST
 def converts_before(attention: Attention, schedule: Schedule) -> bool:
     """Returns whether K and V are converted before the kernel of a prompt. Those of a cache, of which a call
     uses a part, are only if a schedule says so, or columns have scales and no kernel multiplies them
-    otherwise. Those of wide heads are only if a schedule says so: their kernel decodes, too.
+    otherwise, or there are gradients, whose kernels read 16 bits. Those of wide heads are only if a schedule
+    says so: their kernel decodes, too.
     """
     knob = schedule.forward.get("convert")
     said = "auto" if knob is None else knob.choices[0]
@@ -27,8 +28,9 @@ def converts_before(attention: Attention, schedule: Schedule) -> bool:
         return said == "before" and has_wide_values(attention) and bool(list_convertible(attention))
     if said == "tiles":
         return False
-    is_cache = attention.k.storage.is_paged or "N" in attention.lengths
-    if said == "auto" and is_cache and not attention.column_scales:
+    is_paged = attention.k.storage.is_paged
+    reads_tiles = is_paged or ("N" in attention.lengths and not attention.grads)
+    if said == "auto" and reads_tiles and not attention.column_scales:
         return False
     return bool(list_convertible(attention))
 

@@ -181,9 +181,9 @@ class Sm90a(Target):
             yield "blocks in {1, 2}"  # two for short sequences
 
     def default_labels(self, shape: TileShape) -> Mapping[str, Sequence[str]]:
-        """As `Target.default_labels`: a cache of 8 bits is converted in tiles where calls are short; of an
-        absolute order beside wide rows, segments are shared out where tiles of rows are few; and queries of
-        few heads that select keys share tiles in prompts.
+        """As `Target.default_labels`: a cache of 8 bits is converted in tiles where calls are short, unless
+        there are gradients; of an absolute order beside wide rows, segments are shared out where tiles of
+        rows are few; and queries of few heads that select keys share tiles in prompts.
         """
         if shape.unites and _lists_rows(shape):
             return {"union": ("lists = union",), "each": ("lists = each",)}
@@ -191,7 +191,8 @@ class Sm90a(Target):
             if shape.packed:
                 return Target.default_labels(self, shape)
             return {"whole": (), "segments": (f"split.kv = fixed({shape.segment})",)}
-        if not shape.narrow_cache or shape.width > WIDEST or shape.latent or shape.listed is not None:
+        has_tiles = shape.narrow_cache and not shape.gradients
+        if not has_tiles or shape.width > WIDEST or shape.latent or shape.listed is not None:
             return Target.default_labels(self, shape)
         return {"tiles": ("convert = tiles",), "before": ("convert = before",)}
 
