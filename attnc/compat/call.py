@@ -474,7 +474,7 @@ class Call:
         names that forms have for them, None where left out, so that `repeat` finds them again; or None.
         """
         has_more = bool(self._grads) or "blocks" in self._form or "dropout" in self._form
-        if not has_more and self._shares_keys():
+        if not has_more and self._shares_keys(splits):
             self._form["splits"] = max(0, splits)
         self._choose()
         name, inputs = self._prepare_function()
@@ -523,11 +523,12 @@ class Call:
         )
         return dq, dk, dv
 
-    def _shares_keys(self) -> bool:
+    def _shares_keys(self, splits: int) -> bool:
+        """splits: that are asked for; of a single one only few queries have a kernel of their own."""
         if self._form.get("q", "dense") != "dense":
             return self._has_one
         q, k, v = (self._tensors[name] for name in "qkv")
-        is_known = "left" not in self._form and self._form.get("kv", "dense") != "ragged"
+        is_known = splits != 1 and "left" not in self._form and self._form.get("kv", "dense") != "ragged"
         heads, keys = (q.shape[2], k.shape[-2]), self._count_keys() if is_known else 0
         return share_keys(self._name, q, k, v, heads=heads, keys=keys)
 

@@ -73,7 +73,7 @@ def flash_attn_with_kvcache(
     block_table, page_table: i32[B, P], for caches in pages [pages, page, Hkv, D]
     cu_seqlens_q: i32[B + 1], for q [Tq, H, D] with sequences end to end
     num_splits: programs that share the keys of up to 16 queries, and of chunks that would leave most of a
-        Hopper GPU idle; 0: as many as suit the device
+        Hopper GPU idle, but for 1; 0: as many as suit the device
     rotary_cos, rotary_sin: [positions, R / 2], R <= D, of q's type or float32, together with k and v. The
         first R columns of row i of k are rotated by the angle of position cache_seqlens + i (or
         rotary_seqlens + i, i32[B]) before they are written. Rows of q are rotated in the same way if the

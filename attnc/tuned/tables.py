@@ -222,7 +222,8 @@ def guess_rows(family: Sequence[ir.Module]) -> LabelRows:
 
 def _guess_chunks(family: Sequence[ir.Module]) -> LabelRows:
     """Returns rows for chunks of prompts beside many keys, whose tiles of rows would leave most of a Hopper
-    GPU idle: its decode kernel takes these, where queries see all keys up to theirs.
+    GPU idle: its decode kernel takes these, where queries see all keys up to theirs, and it lacks no
+    gradients, which calls of so many queries may want.
     """
     (decode, other) = (
         next(module for module in family if (module.kernel.structure == "decode") == decodes)
@@ -233,7 +234,8 @@ def _guess_chunks(family: Sequence[ir.Module]) -> LabelRows:
     is_shared = isinstance(kernel, ir.Decode) and kernel.split is not None and not has_segments
     if not target_of(decode.target).decodes_chunks or not is_shared or _reads_narrow(decode):
         return ()
-    if other.kernel.regions.loops[0].start != ZERO:
+    lacks_gradients = decode.backward is None and other.backward is not None
+    if lacks_gradients or other.kernel.regions.loops[0].start != ZERO:
         return ()
     attention = decode.variant.attention
     is_grouped = attention.q.size(Role.HEAD) != attention.k.size(Role.HEAD)

@@ -403,6 +403,20 @@ def test_chunks_that_share_keys_have_the_same_results(
     torch.testing.assert_close(door(20), expected)
 
 
+def test_chunks_share_keys_unless_one_split_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+
+    def share_keys(*given: Any, keys: int, **named: Any) -> bool:
+        found.append(keys)
+        return keys > 0
+
+    monkeypatch.setattr(call, "share_keys", share_keys)
+    for splits in (0, 1, 3):
+        given = partial(flash_attn.flash_attn_with_kvcache, *dense(20), num_splits=splits)
+        assert shares(given) == (splits != 1)
+    assert found == [N, 0, N]
+
+
 @pytest.mark.parametrize("target", fastest.NEEDS)
 def test_a_chosen_target_serves_few_queries_too(target: str, hopper: None) -> None:
     q = torch.empty(1, 1, 8, 128, dtype=torch.float16)

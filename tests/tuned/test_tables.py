@@ -181,6 +181,14 @@ def test_chunks_beside_many_keys_share_them(sizes: tuple[int, int, int], label: 
     assert pick(rows_of("mask = window(99, 0)")) == ("decode" if sizes[0] <= 16 else "prompt")
 
 
+def test_chunks_that_may_want_gradients_have_them() -> None:
+    text = CHUNKS.format(mask="mask = causal\n  grad q")
+    steps = "schedule chunks for cuda.sm_90a as steps { loops = [kv], pack = gqa, split.kv = auto }"
+    modules = modules_of(f"{text}{steps}\nschedule chunks for cuda.sm_90a as rows {{ loops = [q, kv] }}")
+    assert [module.backward is None for module in modules] == [True, False]
+    assert guess_rows(modules) == (((16, None, None), "steps"), ((None, None, None), "rows"))
+
+
 CHUNKS = """attention chunks {{
   input q: bf16[B, M, Hkv * G, 128]
   input k, v: bf16[B, N, Hkv, 128]
