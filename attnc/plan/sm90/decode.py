@@ -70,8 +70,9 @@ _FEWEST_KEYS = 8
 _TILES = (Tiles(tile_kv=64, stages=2), Tiles(tile_kv=32, stages=2))
 #: The same before these where each has columns of V alone; of K one tile may do.
 _SPLIT_TILES = (Tiles(tile_kv=64, stages=2), Tiles(tile_kv=48, stages=2))
-#: The same before these where rows of 8 bits are converted, beside which two blocks have room for no second
-#: stage: one token of 32 sequences of 8192 keys takes 107 us in place of 134 (16 heads on 4 of d128).
+#: The same before these where rows of 8 bits are converted. Two blocks have room for two more tiles of 8 bits
+#: in place of a second stage, and beside scales for no second stage: one token of 32 sequences of 8192 keys
+#: takes 107 us in place of 134 (16 heads on 4 of d128).
 _CONVERTED_TILES = (Tiles(tile_kv=64, stages=1),)
 #: The same before these where rows have up to 64 columns of 16 bits: as many bytes are asked for at once.
 _NARROW_TILES = (Tiles(tile_kv=128, stages=2),)
