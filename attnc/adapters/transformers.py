@@ -175,6 +175,7 @@ def attention(
     wanted = [name for name, x in learned if x is not None and requires_gradient(x)]
     dropped = _draw(dropout, query.device)
     size, size_v = index(query.shape[-1]), index(value.shape[-1])  # numbers for torch.compile too
+    rows = 0 if gradients or wanted or len(dropped) else _rows_of_few(query, key, value, band, tables)
     form = _form_name(
         query.dtype,
         (size, size_v),
@@ -185,8 +186,8 @@ def attention(
         s_aux is not None,
         len(dropped) > 0,
         (*(("q", "k", "v") if gradients else ()), *wanted),
-        0 if gradients or wanted or len(dropped) else _rows_of_few(query, key, value, band, tables),
-        exceeds(key.shape[2], SHORT_KEYS),
+        rows,
+        rows > 0 and exceeds(key.shape[2], SHORT_KEYS),  # other graphs serve any number of keys
     )
     sinks = () if s_aux is None else (s_aux.float(),)
     given = () if band is None else bounds
@@ -322,7 +323,7 @@ def _kernel_name(
             grad=grad,
             decode=rows > 0,
             rows=rows,
-            is_long=rows > 0 and is_long,
+            is_long=is_long,
         )
     )
 

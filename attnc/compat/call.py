@@ -164,7 +164,7 @@ def number(value: Any, dtype: torch.dtype, device: torch.device) -> Any:
 
 #: Those that no graph owns, which plans may hold.
 _KEPT_NUMBERS: WeakValueDictionary[int, torch.Tensor] = WeakValueDictionary()
-#: Bytes of a number's place, whose address kernels take for one of a whole vector; places of a page.
+#: Bytes from one number to the next, so that each is aligned as kernels assume; numbers of a page.
 _PLACE, _PLACES = 16, 1024
 #: By device: pages of numbers, the last of which has places left, and how many of its places are taken.
 _PAGES: dict[torch.device, tuple[list[torch.Tensor], int]] = {}

@@ -281,7 +281,8 @@ class ContextParallel:
         return stages, (q, k, v), extras
 
     def _agree(self, plan: Plan, q: torch.Tensor, problem: Exception | None) -> None:
-        state = hashlib.sha256(plan.hash + self._exchange_digest(q) + str(q.dtype).encode()).digest()
+        means = f"{q.dtype};{self.keep_keys}".encode()
+        state = hashlib.sha256(plan.hash + self._exchange_digest(q) + means).digest()
         mine = torch.tensor([problem is not None, *state], dtype=torch.uint8, device=q.device)
         every = [x.tolist() for x in self.group.gather(mine)] if self.group.size > 1 else [mine.tolist()]
         if problem is not None:
@@ -292,8 +293,8 @@ class ContextParallel:
         other = [rank for rank, x in enumerate(every) if x[1:] != every[0][1:]]
         if other:
             raise RuntimeError(
-                f"rank {other[0]} is about to call {self.spec.attention.name} with another spec, plan or "
-                "type than rank 0: make the plan from the same sizes and inputs on every rank"
+                f"rank {other[0]} is about to call {self.spec.attention.name} with another spec, plan, "
+                "type or keep_keys than rank 0: make the plan from the same sizes and inputs on every rank"
             )
 
     def _exchange_digest(self, q: torch.Tensor) -> bytes:

@@ -154,10 +154,11 @@ class Plan:
         return first, int(keys[-1]) + 1
 
     def kept(self, rank: int) -> Ints | None:
-        """Returns the keys of the window, ascending, without those that waiting rows do without; None for all
-        of them. Where positions are compared with each other alone, tiles are left out that no row sees, but
-        for the row's own place, for what lies before and behind it to be so there; else what lies between
-        the keys of some rows and those of the others (`_cut`).
+        """Returns the keys of the window that waiting rows are computed against, ascending; None: all of it.
+
+        If the mask compares positions with each other alone, tiles that no row sees are left out. The tile of
+        a row's own position stays, so that keys before it stay before it. Otherwise the longest run
+        between the keys of some rows and those of the others is left out (`_cut`).
         """
         if (cut := self._cut(rank)) is not None:
             (lo, hi), (_, first_hi, second_lo) = self.window(rank), cut

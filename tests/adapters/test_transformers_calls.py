@@ -16,6 +16,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch._dynamo.testing import CompileCounterWithBackend
 from torch.utils.checkpoint import checkpoint
 
 from attnc.adapters.transformers import _ends_of, _run_of_ones, _values_of, attention, mask
@@ -499,3 +500,19 @@ def test_padding_is_a_run_of_ones_before_the_last_query(rows: list[list[bool]], 
     assert is_run
     for at, begin, end in zip(seen, first.tolist(), last.tolist(), strict=True):
         assert list(range(begin, end)) == at
+
+
+def test_a_graph_of_many_queries_serves_any_number_of_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("attnc.adapters.transformers.SHORT_KEYS", 30)
+    torch._dynamo.reset()
+    counter = CompileCounterWithBackend("eager")
+
+    def attend(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+        return attention(torch.nn.Identity(), q, k, k, None, is_causal=False)[0]
+
+    compiled = torch.compile(attend, fullgraph=True, backend=counter, dynamic=True)
+    q = torch.randn(1, 2, 20, 16)
+    for keys in (24, 40):
+        k = torch.randn(1, 2, keys, 16)
+        torch.testing.assert_close(compiled(q, k), attend(q, k))
+    assert counter.frame_count == 1

@@ -348,11 +348,14 @@ def test_one_plan_serves_tensors_of_several_types() -> None:
     torch.testing.assert_close(half.float(), o, rtol=5e-3, atol=5e-3)
 
 
-@pytest.mark.parametrize("other", ["plan", "spec"])
+@pytest.mark.parametrize("other", ["plan", "spec", "keep_keys"])
 def test_a_rank_that_means_something_else_is_an_error_on_all(other: str) -> None:
     def work(group: Thread) -> str:
         spec = text("kv_idx < q_pos + 1" if other == "spec" and group.rank else "kv_idx <= q_pos")
-        cp = ContextParallel(spec, group, strategy="gather" if other == "plan" and group.rank else "need")
+        strategy: Any = "gather" if other == "plan" and group.rank else "need"
+        cp = ContextParallel(
+            spec, group, strategy=strategy, keep_keys=other == "keep_keys" and group.rank == 1
+        )
         q, k, v = cp.shard(*whole())
         try:
             cp(q, k, v)
@@ -361,7 +364,7 @@ def test_a_rank_that_means_something_else_is_an_error_on_all(other: str) -> None
         return "no error"
 
     for message in on_ranks(2, work):
-        assert message.startswith("rank 1 is about to call small with another spec, plan or type than rank 0")
+        assert message.startswith("rank 1 is about to call small with another spec, plan, type or keep_keys")
 
 
 def test_what_is_not_covered_is_said_before_anything_moves() -> None:
