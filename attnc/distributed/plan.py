@@ -208,6 +208,8 @@ class Plan:
             return None
         chunk = self.rows(rank)[self._ready_rows(rank)[1]] // self.chunk
         first, stop = self.spans[chunk].T
+        nothing, begin = first == stop, self.window(rank)[0]  # rows that see nothing are in the first launch
+        first, stop = np.where(nothing, begin, first), np.where(nothing, begin, stop)
         order = first.argsort(kind="stable")
         reached = np.maximum.accumulate(stop[order])
         gaps = first[order][1:] - reached[:-1]

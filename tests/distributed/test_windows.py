@@ -104,6 +104,27 @@ def test_rows_that_see_keys_far_from_those_of_others_are_computed_apart(
     assert second.at == len(first.keys)
 
 
+def test_rows_that_see_nothing_are_far_from_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where there are more queries than keys, or sequences end early."""
+    monkeypatch.setattr("attnc.distributed.plan.TILE", 16)
+    monkeypatch.setattr("attnc.distributed.plan._APART", 32)
+
+    def owners(chunks: Chunks, *_: object) -> dict[str, npt.NDArray[np.int64]]:
+        return {"in turns": np.arange(len(chunks.work)) % 2}
+
+    monkeypatch.setattr("attnc.distributed.plan.assignments", owners)
+
+    def work(group: Thread) -> tuple[Verdict, list[RowGroup]]:
+        cp = ContextParallel(text("window(8, 0)"), group, rates=SLOW_LINKS)
+        dims = {"B": 1, "M": 288, "N": 96, "Hkv": 1, "G": 1}
+        verdict = run_case(cp, cp.spec.variants[0], RanksCase(case=Case(dims=dims, seed=3), strategy="need"))
+        return verdict, list(cp._current().parts(group.rank))
+
+    for verdict, parts in on_ranks(2, work):
+        assert verdict.ok, verdict.message
+        assert all(part.lo <= part.hi and part.at >= 0 for part in parts)
+
+
 def test_what_a_plan_depends_on_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """By all layers and their gradients, unless it is another tensor, or was written to."""
     made: list[str] = []
