@@ -201,7 +201,8 @@ def target_rows(
 def guess_rows(family: Sequence[ir.Module]) -> LabelRows:
     """Returns rows for a device without measurements: decode kernels up to as many rows as a tile has, and
     for chunks beside many keys, then the first other schedule; where one converts keys and values of 8 bits
-    in tiles and another before, the first for few rows, and for more keys than should be converted; of two
+    in tiles and another before, the first for few rows, and for more keys than should be converted, unless
+    the other alone has gradients; of two
     that decode in segments, the one that shares them out while tiles of rows leave multiprocessors idle; of
     two over lists, the one whose queries have tiles of their own for few of them.
     """
@@ -215,6 +216,8 @@ def guess_rows(family: Sequence[ir.Module]) -> LabelRows:
     tiles = next((module for module in others if module.conversion is None), None)
     if before is None or before.conversion is None or tiles is None or not _reads_narrow(tiles):
         return (*rows, (anything, others[0].label))
+    if before.backward is not None and tiles.backward is None:  # any call may want gradients
+        return (*rows, (anything, before.label))
     key_bytes = sum(2 * feature(tensor.made.tensor) for tensor in before.conversion.tensors)
     stairs = [((None, MOST_CONVERTED // key_bytes // heads, heads), before.label) for heads in _HEADS]
     return (*rows, ((TILES_ROWS, *anything[1:]), tiles.label), *stairs, (anything, tiles.label))

@@ -270,6 +270,13 @@ def test_schedules_that_convert_alike_are_not_told_apart() -> None:
     assert guess_rows(modules_of(of_16_bits)) == (((16, None, None), "few"), ((None, None, None), "before"))
 
 
+def test_calls_beside_a_cache_that_may_want_gradients_have_them() -> None:
+    of_rows = CACHE.replace(" via paged(table, page = 16)", "").replace("input table: i32[B, P]", "grad q")
+    modules = modules_of(of_rows)
+    assert [module.backward is None for module in modules] == [True, False, True]
+    assert guess_rows(modules) == (((16, None, None), "few"), ((None, None, None), "before"))
+
+
 def test_measured_schedules_are_embedded(family: tuple[ir.Module, ...]) -> None:
     known = ChoiceTable(
         name="extend",
