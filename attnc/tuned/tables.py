@@ -202,9 +202,9 @@ def guess_rows(family: Sequence[ir.Module]) -> LabelRows:
     """Returns rows for a device without measurements: decode kernels up to as many rows as a tile has, and
     for chunks beside many keys, then the first other schedule; where one converts keys and values of 8 bits
     in tiles and another before, the first for few rows, and for more keys than should be converted, unless
-    the other alone has gradients; of two
-    that decode in segments, the one that shares them out while tiles of rows leave multiprocessors idle; of
-    two over lists, the one whose queries have tiles of their own for few of them.
+    the other alone has gradients; of two that decode in segments, the one that shares them out while tiles of
+    rows leave multiprocessors idle; of two over lists, the one whose queries have tiles of their own for few
+    of them.
     """
     anything: tuple[int | None, ...] = (None,) * len(ATTENTION_SIZES)
     others = [module for module in family if module.kernel.structure != "decode"]
