@@ -415,7 +415,8 @@ class _Patch:
                 definition = transform.visit(defined[place])
                 definition.decorator_list = []
                 tree = ast.fix_missing_locations(ast.Module([definition], []))
-                defined[place] = compile(tree, code.co_filename, "exec")
+                with PARSING:
+                    defined[place] = compile(tree, code.co_filename, "exec")
             names = {**rewriter.kwargs}
             for key, value in vars(self.interpreter).items():
                 function.__globals__.setdefault(key, value)
