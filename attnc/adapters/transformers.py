@@ -335,7 +335,7 @@ def _rows_of_few(
     Such are calls of few queries, and chunks beside a cache of which they see all before them.
     """
     (heads, kv_heads), queries = (x.shape[1] for x in (query, key)), query.shape[2]
-    if not any(are_few(known) for known in (queries,)):
+    if not are_few(queries):
         sees_all = (band is None or band.left is None) and not tables and not is_compiling()
         rows, sizes = query.transpose(1, 2), (heads, kv_heads)
         if not sees_all or not share_keys("attention", rows, key, value, heads=sizes, keys=key.shape[2]):
