@@ -351,17 +351,9 @@ class BackwardDeclaration:
             },
         )
 
-    @property
-    def _copied(self) -> dict[str, str]:
-        """By the name of an input of 8 bits what its copy of 16 is called, which kernels read."""
-        made = self.module.conversion
-        return (
-            {} if made is None else {x.stored.tensor.name: f"_{x.stored.tensor.name}" for x in made.tensors}
-        )
-
     def list_allocations(self) -> Iterator[CallText]:
         element = str(self.module.variant.attention.element)
-        for name, copy in self._copied.items():
+        for name, copy in copies_of(self.module).items():
             yield declare_allocation(copy, element, like=name, copied=True)
         for name in dict.fromkeys(self._makes):
             like = name.removeprefix("d")
@@ -444,6 +436,12 @@ class BackwardDeclaration:
         elif name == "q" and self._adds_dq and not self.rounds_dq:
             fields["scale"] = repr(self._backward.kernels[0].chain.scale)
         return CallText("Gradient", [quote_word(name)], fields)
+
+
+def copies_of(module: Module) -> dict[str, str]:
+    """Returns, by the name of an input of 8 bits, what its copy of 16 is called, which kernels read."""
+    tensors = () if module.conversion is None else module.conversion.tensors
+    return {x.stored.tensor.name: f"_{x.stored.tensor.name}" for x in tensors}
 
 
 def declare_allocation(

@@ -19,6 +19,7 @@ from attnc.target.declaration import (
     Value,
     Words,
     attention_fields,
+    copies_of,
     declare_allocation,
     in_words,
     quote_word,
@@ -239,7 +240,7 @@ class CudaBackward(BackwardDeclaration):
 
     @property
     def declared(self) -> CallText:
-        copies = self._copied
+        copies = copies_of(self.module)
         copied = [(f"stride_{name}", f"stride_{copy}") for name, copy in copies.items()]
         launch = cuda_kernels(
             list(self.kernels()),

@@ -22,7 +22,7 @@ from attnc.plan.ir import Module
 from attnc.plan.ir.module import Converted
 from attnc.plan.lists import KV_HEAD
 from attnc.plan.signature import feature
-from attnc.target.declaration import CallText, show_size, tensor
+from attnc.target.declaration import CallText, copies_of, show_size, tensor
 from attnc.target.sm80.declaration import cuda_kernel
 from attnc.target.sm80.printer import scalar, statement, stored_type
 
@@ -51,7 +51,7 @@ class ConvertedText:
         self._converted, self._dtypes = converted, dtypes
         tensor, scale = converted.stored.tensor, converted.scale
         storage = tensor.storage
-        self.name, self.columns, self.made = tensor.name, feature(tensor), f"_{tensor.name}"
+        self.name, self.columns, self.made = tensor.name, feature(tensor), copies_of(module)[tensor.name]
         self.stored = stored_type(DType(tensor.dtype), module.variant)
         self.sizes = [show_size(bind) for bind in converted.made.axes[:-1]]
         self.table, self.page = storage.table, storage.rows_of_page

@@ -23,6 +23,7 @@ from attnc.target.declaration import (
     Value,
     add_scratch,
     attention_fields,
+    copies_of,
     declare_allocation,
     in_words,
     show_size,
@@ -78,8 +79,8 @@ def hopper_declaration(
         kernels = [converts.launch, *kernels]
         names += (name for part in converts.parts for name in (part.name, part.made))
         strides += (part.declared_strides for part in converts.parts)
-        seen = {part.name: part.made for part in converts.parts}
-        boxes = {seen.get(name, name): rows for name, rows in boxes.items()}
+        copies = copies_of(module)
+        boxes = {copies.get(name, name): rows for name, rows in boxes.items()}
     if text.sums_in_memory:
         blocks = _blocks(text) if isinstance(text, Sm90Text) else PLACES
         add_scratch(fields, "_sums", size_of_sums(module, blocks, text.layout.dv_multiplied))
