@@ -195,13 +195,11 @@ _MAKING = threading.RLock()
 @contextmanager
 def making() -> Iterator[None]:
     """Holds the lock under which kernels are made: a module that another thread is still importing has no
-    functions yet. Suspends transforms of torch.func, which would add an axis to the tables of a module. Other
-    threads make no syntax trees meanwhile, as this one does.
+    functions yet. Suspends transforms of torch.func, which would add an axis to the tables of a module.
     """
     from attnc.api.tensors import leaving_transforms  # which imports torch
-    from attnc.support.sizes import PARSING
 
-    with _MAKING, PARSING, leaving_transforms():
+    with _MAKING, leaving_transforms():
         yield
 
 

@@ -30,6 +30,7 @@ from attnc.flex.symbols import OPERATIONS, apply, tape_of
 from attnc.flex.trace import MaskMod, ScoreMod, Trace, trace
 from attnc.support.arguments import is_transforming, refuse_tangents
 from attnc.support.memory import lay_like
+from attnc.support.sizes import parse_beside_threads
 
 # --- steps as a text, and as mods again ---------------------------------------------------------------------
 
@@ -68,7 +69,7 @@ written._dynamo_marked_constant = True  # type: ignore[attr-defined]  # function
 
 @functools.cache
 def read(program: str) -> CallProgram:
-    return CallProgram(*_value_of(ast.literal_eval(program)))
+    return CallProgram(*_value_of(parse_beside_threads(ast.literal_eval, program)))
 
 
 def mod_of(

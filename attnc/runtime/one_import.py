@@ -12,7 +12,7 @@ from typing import Any
 from attnc.plan.targets import TARGETS, target_of
 from attnc.support.arguments import DTYPES
 from attnc.support.by_target import ByTarget, Needs, Row, runs
-from attnc.support.sizes import PARSING
+from attnc.support.sizes import parse_beside_threads
 from attnc.target.dispatch import fastest_first, needs_of
 from attnc.tuned.tables import TARGET_SIZES
 
@@ -102,9 +102,7 @@ def read_choice(file: Path) -> tuple[ByTarget, Sequence[str]]:
     """
     written = dict[str, Any]()
     try:
-        with PARSING:
-            tree = ast.parse(file.read_bytes())
-        for node in tree.body:
+        for node in parse_beside_threads(ast.parse, file.read_bytes()).body:
             match node:
                 case ast.Assign(targets=[ast.Name(id=name)], value=value) if name in _TABLES:
                     written[name] = _literal(value)

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 from .devices import Gpu
+from .sizes import parse_beside_threads
 
 #: A NamedTuple of the module: tile sizes and launch parameters.
 KernelConfig: TypeAlias = Any
@@ -82,5 +83,6 @@ def encode_configs(config: KernelConfig | None, backward: BackwardConfigs | None
 
 
 def decode_configs(chosen: str, known: type) -> tuple[KernelConfig | None, dict[str, KernelConfig]]:
-    configs = {name: known(*x) for name, x in (ast.literal_eval(chosen) if chosen else {}).items()}
+    choices = parse_beside_threads(ast.literal_eval, chosen) if chosen else {}
+    configs = {name: known(*x) for name, x in choices.items()}
     return configs.pop("", None), configs

@@ -8,13 +8,8 @@ import ast
 import functools
 import math
 import operator
-import threading
 from collections.abc import Callable, Mapping
 from typing import Any
-
-#: Held while Python makes a syntax tree: before 3.11.8 and 3.12.2 it may raise SystemError where two threads
-#: do so at once (gh-106905).
-PARSING = threading.RLock()
 
 #: The names that a text may mention, and under `NAME()` functions besides those of every text.
 Names = Mapping[str, Any]
@@ -141,10 +136,25 @@ def list_names(text: str) -> frozenset[str]:
     return frozenset(node.id for node in ast.walk(_parse(text)) if isinstance(node, ast.Name))
 
 
+def parse_beside_threads(parse: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    """parse(...), which makes a syntax tree; again, where it fails because another thread makes one, too.
+
+    Python before 3.11.8 and 3.12.2 counts the depth of all threads' trees as one (gh-106905), and raises
+    SystemError where the count does not come out. No lock helps: libraries make trees without it.
+    """
+    for _ in range(99):
+        try:
+            return parse(*arguments, **options)
+        except SystemError as failure:
+            if "recursion depth" not in str(failure):
+                raise
+    return parse(*arguments, **options)
+
+
 @functools.cache
 def _parse(text: str) -> ast.expr:
-    with PARSING:
-        return ast.parse(text, mode="eval").body
+    expression: ast.Expression = parse_beside_threads(ast.parse, text, mode="eval")
+    return expression.body
 
 
 def _value(node: ast.expr, names: Names) -> Any:

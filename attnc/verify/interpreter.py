@@ -29,7 +29,7 @@ import torch
 
 from attnc.model.dtypes import DType
 from attnc.reference import bf16_to_f32, f32_to_bf16
-from attnc.support.sizes import PARSING
+from attnc.support.sizes import parse_beside_threads
 from attnc.verify import assembly
 from attnc.verify.interpreted_language import SHORT, Language
 from attnc.verify.memory import WATCH, MemoryFault
@@ -410,13 +410,12 @@ class _Patch:
             name, defined = code.co_name, self.definitions(code.co_filename, text)
             place = (name, code.co_firstlineno)
             if place not in defined:  # inside another function, or without a file
-                return original(rewriter)
+                return parse_beside_threads(original, rewriter)
             if isinstance(defined[place], ast.FunctionDef):
                 definition = transform.visit(defined[place])
                 definition.decorator_list = []
                 tree = ast.fix_missing_locations(ast.Module([definition], []))
-                with PARSING:
-                    defined[place] = compile(tree, code.co_filename, "exec")
+                defined[place] = compile(tree, code.co_filename, "exec")
             names = {**rewriter.kwargs}
             for key, value in vars(self.interpreter).items():
                 function.__globals__.setdefault(key, value)
@@ -431,8 +430,7 @@ class _Patch:
         """Returns the functions at the top level of a file, by name and first line, which may be a
         decorator's.
         """
-        with PARSING:
-            tree = ast.parse(text, path)
+        tree = parse_beside_threads(ast.parse, text, path)
         return {
             (node.name, min([node.lineno, *(part.lineno for part in node.decorator_list)])): node
             for node in tree.body
