@@ -377,8 +377,8 @@ class BackwardDeclaration:
 
     @property
     def leaves_rows(self) -> bool:
-        """Whether kernels write no gradients of some rows: keys that a length cuts off, and rows behind the
-        last packed sequence, are nobody's.
+        """Whether kernels write no gradients of some rows: of keys that a length cuts off, or of rows
+        behind the last packed sequence.
         """
         return self._shortened or not is_plain(self.module.variant.attention)
 

@@ -243,7 +243,7 @@ class RowsText(CudaFileText):
         sink = planned.prologue.sink
         self.sink = "" if sink is None else scalar(sink)
         cleared = list(map(self._clear, list_cleared(module)))
-        self.cleared = ["// Rows behind the last sequence are nobody's.", *cleared] if cleared else []
+        self.cleared = ["// Rows behind the last sequence belong to none.", *cleared] if cleared else []
 
     def statement(self, item: Statement) -> str:
         return statement(item, self.dtypes, ())

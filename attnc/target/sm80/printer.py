@@ -103,6 +103,7 @@ def stored_type(dtype: DType, variant: Variant) -> str:
     return "element" if variant.element_param and dtype is variant.attention.element else STORED[dtype]
 
 
+_SHORT_TAIL = "the tiles that start last are short, and so is the tail of the grid."
 #: C++ precedences, all comparisons alike: mixing them takes parentheses.
 _BINDING = {
     "or": 1, "and": 2,
@@ -274,7 +275,7 @@ class CudaWalk:
         if not self.section:
             yield from self._heads_in_turn
         elif self.last.rounds:
-            yield "// The last section is larger, so that what begins last is short, and nobody waits."
+            yield f"// The last section has more heads: {_SHORT_TAIL}"
             work = f"{tiles} * {self.heads_of_part}" if self.heads_of_part else tiles
             divisor = f"({work})" if self.heads_of_part else work
             last = f"({self.last.rounds} * {self.blocks} + {work} - 1) / {divisor}"
@@ -318,7 +319,7 @@ class CudaWalk:
         if not self.last.rounds:
             yield f"const int first_head = tile / {tiles}, heads = 1, rank = tile % {tiles};"
             return
-        yield "// The last heads are one section, so that what begins last is short, and nobody waits."
+        yield f"// The last heads are one section: {_SHORT_TAIL}"
         yield f"const int last = ({self.last.rounds} * {self.blocks} + {tiles} - 1) / {tiles};"
         yield f"const int others = max({self.all_heads} - last, 0), first_head = min(tile / {tiles}, others);"
         yield f"const int heads = first_head < others ? 1 : {self.all_heads} - others;"

@@ -192,7 +192,7 @@ __device__ __forceinline__ void run_scheduler(const Args& args, u32 base, WorkTi
             break;
         }
         const int tile = taken / tile_parts;
-        // The last section is larger, so that what begins last is short, and nobody waits.
+        // The last section has more heads: the tiles that start last are short, and so is the tail of the grid.
         const int last = (3 * (int)gridDim.x + kv_tiles * part_heads - 1) / (kv_tiles * part_heads);
         const int others = max((B * Hkv * head_parts - last) / args.KV_SECTION, 1) * args.KV_SECTION;
         const int first_head = min(tile / (kv_tiles * args.KV_SECTION) * args.KV_SECTION, others);

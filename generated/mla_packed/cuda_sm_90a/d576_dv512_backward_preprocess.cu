@@ -117,7 +117,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) mla_packed_backward_prepro
             args.delta_ptr[first_row + q_idx] = delta;
         }
     }
-    // Rows behind the last sequence are nobody's.
+    // Rows behind the last sequence belong to none.
     clear_rows(args.dq_ptr, args.cu_q_ptr[args.B * args.stride_cu_q_0], args.T, args.H, 576);
     clear_rows(args.dk_ptr, args.cu_k_ptr[args.B * args.stride_cu_k_0], args.S, 1, 576);
 }

@@ -160,7 +160,7 @@ __device__ __forceinline__ void run_scheduler(const Args& args, u32 base, WorkTi
             mbarrier_arrive_if(barrier_of(base, WORK_FULL, slot.index), is_leader);
             break;
         }
-        // The last section is larger, so that what begins last is short, and nobody waits.
+        // The last section has more heads: the tiles that start last are short, and so is the tail of the grid.
         const int last = (3 * (int)gridDim.x + q_tiles - 1) / q_tiles;
         const int others = max((B * H - last) / args.SECTION, 1) * args.SECTION;
         const int first_head = min(tile / (q_tiles * args.SECTION) * args.SECTION, others);

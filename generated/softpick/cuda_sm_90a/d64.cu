@@ -368,7 +368,7 @@ __device__ __forceinline__ void run_scheduler(const Args& args, u32 base, WorkTi
             mbarrier_arrive_if(barrier_of(base, WORK_FULL, slot.index), is_leader);
             break;
         }
-        // The last heads are one section, so that what begins last is short, and nobody waits.
+        // The last heads are one section: the tiles that start last are short, and so is the tail of the grid.
         const int last = (2 * (int)gridDim.x + q_tiles - 1) / q_tiles;
         const int others = max(B * H - last, 0), first_head = min(tile / q_tiles, others);
         const int heads = first_head < others ? 1 : B * H - others;
