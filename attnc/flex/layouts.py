@@ -9,10 +9,7 @@ import torch
 
 #: The orders of the axes of o, outermost first. A kernel writes those that end with D; the contiguous one and
 #: that of [B, M, H, D] come first.
-_ORDERS = sorted(
-    ("".join(axes) for axes in permutations("BHMD")),
-    key=lambda order: (order[3] != "D", order[0] != "B", order),
-)
+_ORDERS = sorted(("".join(axes) for axes in permutations("BHMD")), key=lambda order: (order[3] != "D", order))
 _AXES = "BHMD"
 
 
@@ -20,20 +17,20 @@ def order_like(shape: Sequence[int], query: torch.Tensor) -> str:
     """Returns the order of the axes of a result of this shape whose strides are ordered as the query's: those
     of axes of one element, and equal ones, included.
     """
-    wanted = _fill_axes(query.stride())
+    *outer, width = query.stride()
+    wanted = _fill_axes([*outer, -1 if width == 1 else width])  # before axes that are expanded
     for order in _ORDERS:
         if _fill_axes(_strides(shape, order)) == wanted:
             return order
-    return _ORDERS[0]
+    return "".join([_AXES[axis] for axis in reversed(wanted)])
 
 
 def _strides(shape: Sequence[int], order: str) -> list[int]:
-    strides, count = [0] * 4, 1
+    strides, count = {}, 1
     for axis in reversed(order):
-        at = _AXES.index(axis)
-        strides[at] = count
-        count = count * shape[at]
-    return strides
+        strides[axis] = count
+        count = count * shape[_AXES.index(axis)]
+    return [strides[axis] for axis in _AXES]
 
 
 def _fill_axes(strides: Sequence[int]) -> list[int]:

@@ -182,13 +182,11 @@ def find_token(taken: Snapshot) -> Token | None:
     return None if found is None else found[0]
 
 
-def keep_token(taken: Snapshot) -> Token:
-    """Returns the token of a snapshot, kept until one of the tensors is gone that it names by identity."""
-    found = _TOKENS.get(taken.key)
-    if found is None:
+def keep_token(taken: Snapshot) -> None:
+    """Gives a snapshot a token, which is kept until one of the tensors is gone that it names by identity."""
+    if taken.key not in _TOKENS:
         if len(_TOKENS) >= _MOST_TOKENS:
             _TOKENS.clear()
         key = taken.key
         refs = [weakref.ref(x, lambda _: _TOKENS.pop(key, None)) for x in taken.looked_at]
-        found = _TOKENS[key] = Token(), refs
-    return found[0]
+        _TOKENS[key] = Token(), refs

@@ -136,7 +136,7 @@ class Scalar(Operand):
         return f"<{self.kind} {self.tape.show(self.at)}>"
 
     def __getitem__(self, index: Any) -> Scalar:
-        if index is Ellipsis or index == ():
+        if all(part is Ellipsis for part in _list_index(index)):
             return self
         raise refuse("E0901", "a scalar has no axes", "index, score and positions are single values")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -14,8 +15,10 @@ from torch.nn.attention.flex_attention import _vmap_for_bhqkv
 from attnc.expr.derive import derive
 from attnc.expr.evaluate import Env, evaluate
 from attnc.expr.nodes import show
+from attnc.flex.dense import _value
 from attnc.flex.spec import CallLayout, write_spec
-from attnc.flex.trace import trace
+from attnc.flex.symbols import Scalar
+from attnc.flex.trace import Trace, trace
 from attnc.model.attention import Attention
 from attnc.model.resolve import resolve
 from attnc.source import Source
@@ -115,6 +118,70 @@ def check_meaning(score_mod: Mod, mask_mod: Mod, product: torch.Tensor) -> None:
     found, expected = spec_scores(score_mod, mask_mod, product), torch_scores(score_mod, mask_mod, product)
     assert torch.equal(found.kept, expected.kept)
     torch.testing.assert_close(found.score, expected.score, rtol=2e-5, atol=2e-5, equal_nan=True)
+
+
+def check_tape(score_mod: Mod, mask_mod: Mod, product: torch.Tensor, *, has_rows: bool = False) -> None:
+    """Compares what the tape of a mod computes with torch, without a spec; and each value on the way with the
+    bounds that are claimed of it. has_rows: whether the mod takes rows of tensors.
+    """
+    claims = set[tuple[int, float, float]]()
+    make = Scalar.__init__
+
+    def noting(self: Scalar, *given: Any, **more: Any) -> None:
+        make(self, *given, **more)
+        claims.add((self.at, self.low, self.high))
+
+    with patch.object(Scalar, "__init__", noting):
+        traced = trace_at(score_mod, mask_mod, product)
+    found = tape_values(traced, product)
+    for at, low, high in claims:
+        assert low == -np.inf or low <= found[at].min(), (traced.tape.show(at), low)
+        assert high == np.inf or found[at].max() <= high, (traced.tape.show(at), high)
+    kept = found[traced.mask].expand_as(product)
+    scores = Scores(found[traced.score].expand_as(product), kept)
+    expected = (torch_scores if has_rows else _scores_at_once)(score_mod, mask_mod, product)
+    assert torch.equal(scores.kept, expected.kept)
+    torch.testing.assert_close(
+        scores.score.double(), expected.score.double(), rtol=2e-5, atol=2e-5, equal_nan=True
+    )
+
+
+def trace_at(score_mod: Mod, mask_mod: Mod, product: torch.Tensor) -> Trace:
+    """Returns the tape of mods at the sizes of these products."""
+    sizes = dict(zip("BHMN", product.shape, strict=True))
+    return trace(score_mod, mask_mod, scale=1.0, sizes=sizes, device=torch.device("cpu"))
+
+
+def tape_values(traced: Trace, product: torch.Tensor) -> dict[int, torch.Tensor]:
+    """Returns the entries of a tape for all pairs, in shapes that broadcast to that of the products."""
+    indices = dict(zip(("b", "h", "q_idx", "kv_idx"), _positions(product), strict=True))
+    found: dict[int, torch.Tensor] = {}
+    for at in range(len(traced.tape.entries)):
+        found[at] = _value(traced.tape, at, found, indices, product.float())
+    return found
+
+
+def _positions(product: torch.Tensor) -> list[torch.Tensor]:
+    axes = range(product.dim())
+    return [
+        torch.arange(size).view([-1 if axis == at else 1 for axis in axes])
+        for at, size in enumerate(product.shape)
+    ]
+
+
+def _scores_at_once(score_mod: Mod, mask_mod: Mod, product: torch.Tensor) -> Scores:
+    """Returns what torch computes of mods that are given all pairs together, which is quicker; one by one
+    where a mod reshapes what it is given.
+    """
+    score, kept = product, torch.ones_like(product, dtype=torch.bool)
+    try:
+        if score_mod is not None:
+            score = score_mod(product, *_positions(product)).double()
+        if mask_mod is not None:
+            kept = mask_mod(*_positions(product))
+        return Scores(score.expand_as(product).detach(), kept.expand_as(product))
+    except RuntimeError:
+        return torch_scores(score_mod, mask_mod, product)
 
 
 def _as_read(captured: torch.Tensor) -> torch.Tensor:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import random
+import sys
+from collections.abc import Sequence
 from itertools import permutations
 
 import pytest
@@ -12,21 +15,48 @@ from attnc.flex import flex_attention
 from attnc.flex.layouts import as_logical, as_written, laid_out, order_like
 from tests.flex.oracle import torch_flex
 
+#: The module is hidden behind the operator of its name.
+permute_strides = sys.modules["torch._higher_order_ops.flex_attention"]._permute_strides
 ORDERS = list(permutations(range(4)))
 
 
 @pytest.mark.parametrize("shape", [(2, 3, 5, 16), (2, 1, 5, 16), (1, 1, 1, 16), (4, 2, 1, 16), (1, 3, 5, 1)])
-@pytest.mark.parametrize("order", ORDERS)
-def test_the_order_of_a_query(order: tuple[int, ...], shape: tuple[int, ...]) -> None:
-    """torch's own function gives results the order that this one of Inductor's finds."""
-    query = torch.empty(shape).permute(order)
-    axes = order_like(query.shape, query)
-    sizes = dict(zip("BHMD", query.shape, strict=True))
+def test_the_order_of_a_query(shape: tuple[int, ...]) -> None:
+    """As Inductor sees it, whichever axes have one element."""
+    for order in ORDERS:
+        query = torch.empty(shape).permute(order)
+        o = _result_like(query.shape, query)
+        assert get_stride_order(o.stride()) == get_stride_order(query.stride())
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_strides_of_a_result_are_torchs(seed: int) -> None:
+    """Of queries whose rows are contiguous: parts of larger tensors, and what is expanded."""
+    chance = random.Random(seed)
+    for _ in range(60):
+        shape = [chance.choice((1, 1, 2, 3, 4)) for _ in range(3)]
+        order, width = chance.sample(range(3), 3), chance.choice((1, 2, 5))
+        stored = torch.empty([shape[axis] + chance.choice((0, 0, 1, 2)) for axis in order] + [width])
+        query = stored.permute([*(order.index(axis) for axis in range(3)), 3])
+        query = query[tuple(slice(size) for size in shape)]
+        if chance.random() < 0.2:
+            query = query[:1].expand(shape[0], -1, -1, -1)
+        wanted = (*shape, chance.choice((width, 1, 7)))
+        found, expected = _result_like(wanted, query), permute_strides(torch.empty(wanted), query.stride())
+        assert found.shape == expected.shape
+        for size, ours, theirs in zip(wanted, found.stride(), expected.stride(), strict=True):
+            assert size == 1 or ours == theirs, (wanted, query.stride(), found.stride(), expected.stride())
+
+
+def _result_like(shape: Sequence[int], query: torch.Tensor) -> torch.Tensor:
+    """Returns a result of this shape that lies as a query does."""
+    axes = order_like(shape, query)
+    sizes = dict(zip("BHMD", shape, strict=True))
     written = torch.randn([sizes[axis] for axis in (*axes.replace("D", ""), "D")])
     o = laid_out(as_logical(written, axes), axes)
-    assert o.shape == query.shape
-    assert get_stride_order(o.stride()) == get_stride_order(query.stride())
+    assert o.shape == (*shape,)
     assert torch.equal(as_written(o, axes), written)
+    return o
 
 
 @pytest.mark.one_in(3)

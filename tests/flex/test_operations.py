@@ -4,17 +4,21 @@ pair.
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.flex.meaning import check_meaning, products, spec_slopes, torch_slopes
+from attnc.flex import FlexError
+from attnc.flex.symbols import OPERATIONS
+from tests.flex.meaning import check_meaning, check_tape, products, spec_slopes, torch_slopes, trace_at
 from tests.flex.mods import CASES, Case, Setting
 from tests.flex.random_mods import drawn
 
@@ -29,7 +33,7 @@ BYTES = torch.randint(0, 256, (9,), generator=_DRAW).to(torch.uint8)
 SHORT = torch.randint(-30000, 30000, (9,), generator=_DRAW).to(torch.int16)
 #: What texts may read beside score, b, h, q, kv.
 SPACE = {"torch": torch, "F": F, "rows": ROWS, "ints": INTS, "flags": FLAGS, "bytes_": BYTES, "short": SHORT,
-         "three": torch.tensor(3), "yes": torch.tensor(True)}  # fmt: skip
+         "wide": torch.ones(9, 33), "three": torch.tensor(3), "yes": torch.tensor(True)}  # fmt: skip
 
 
 def _split(texts: str) -> tuple[str, ...]:
@@ -52,7 +56,8 @@ OF_ANY = _split(
     torch.clamp(x, -2); x.clamp_min(1); x.clamp_max(1); x.to(dtype=torch.bool); torch.zeros_like(x);
     torch.ones_like(x); x.new_zeros(()); x.new_ones(()); torch.full_like(x, 3); x.new_full((), 2.5);
     x.new_tensor(1.5); torch.full_like(x, 2, dtype=torch.int32) // 3 * x;
-    x.new_ones((), dtype=torch.bool) & (x > 0)
+    x.new_ones((), dtype=torch.bool) & (x > 0); x[...] + x[()]; F.softplus(x, beta=0.5);
+    torch.relu(x) ** 1.5; torch.relu(x) ** 2.5; torch.relu(x) ** 0.5; torch.relu(x) ** 2.0
     """
 )
 OF_POSITIVE = _split(
@@ -87,7 +92,7 @@ OF_INTEGERS = _split(
     i + j; i - j; i * j; i // j; i // 3; i // -2; i % j; i % 3; i % -4; torch.floor_divide(i, j);
     torch.remainder(i, 3); torch.div(i, j, rounding_mode='floor'); torch.div(i, j, rounding_mode='trunc');
     torch.div(q, j, rounding_mode='trunc'); torch.div(i, q + 1, rounding_mode='trunc');
-    torch.div(kv, -3, rounding_mode='trunc'); torch.ceil(i / j);
+    torch.div(kv, -3, rounding_mode='trunc'); torch.div(kv - 1, 2, rounding_mode='trunc'); torch.ceil(i / j);
     torch.ceil(i / -3); torch.ceil(i); torch.trunc(i / 4); torch.trunc(i / -2);
     torch.fix(i / j);
     torch.floor(i / j); torch.floor(i); (i / j).int(); (i / j).long(); (i / 3).to(torch.int32); i / j;
@@ -107,7 +112,10 @@ OF_INTEGERS = _split(
     torch.bitwise_and(i, 2147483647); torch.bitwise_or(i, 12); torch.bitwise_xor(i, 12); i & -2147483648;
     q & kv; q | kv; q ^ kv; q & i; kv & three; (i & 7) ^ (j & 3); (i & 15) | (kv & 3); i & (i > j);
     bytes_[kv] & 15; bytes_[kv] & bytes_[q]; bytes_[kv] | bytes_[q]; bytes_[kv] ^ bytes_[q];
-    short[kv] & 255; short[kv] ^ 255; short[kv] & bytes_[q]; ints[kv, 0] & q; ints[kv, 0] | q;
+    short[kv] & 255; short[kv] ^ 255; short[kv] & bytes_[q];
+    3 * bytes_[kv]; 200 + bytes_[kv]; (i > j) + bytes_[kv]; bytes_[kv] / -3;
+    bytes_[kv] / (bytes_[q] + 1); i.detach(); (i > j).detach(); torch.fmod(q - 1, 3); ints[kv, 0] & q;
+    ints[kv, 0] | q;
     ints[kv, 0] ^ q; i << kv; three << kv; i >> kv; short[kv].int() >> q; (ints[q, 1] >> kv) & 1;
     torch.bitwise_left_shift(three, q); torch.bitwise_right_shift(i, q); (q & -q) * 2; ~i & 7; i & h
     """
@@ -134,12 +142,13 @@ OF_ROWS = _split(
     torch.vdot(rows[kv], rows[q]); (rows[kv] - rows[q]).abs().amax(); rows[kv][2]; rows[kv, -1];
     rows[kv][-2]; (rows[kv] * 2 + 1)[3]; torch.where(rows[kv] > 0, rows[q], 0.0).sum();
     (ints[q] == ints[kv]).all(); torch.amax(rows[kv]); torch.mean(rows[q] ** 2); (1 - rows[kv]).sum();
-    rows[-1 - kv][0]; rows[q - kv][1]
+    rows[-1 - kv][0]; rows[q - kv][1]; (rows[kv] * 2).ndim + rows[kv].ndim; (rows[kv] * 2).shape[0];
+    rows[kv].shape[0] * x; x.ndim + x.dim() + x.numel() + len(x.size()) + len(x.shape)
     """
 )
 
 
-def _mod(text: str, *, is_mask: bool) -> Callable[..., Any]:
+def mod_of_text(text: str, *, is_mask: bool) -> Callable[..., Any]:
     """Returns a mod of this text, whose value is made a score."""
     lines = {
         "x": "x = torch.abs(score) + 0.25" if text in OF_POSITIVE else "x = score * 1.5 - 0.25 * h",
@@ -149,7 +158,8 @@ def _mod(text: str, *, is_mask: bool) -> Callable[..., Any]:
         "c": "c = q >= kv",
         "d": "d = (q + kv) % 3 == 0",
     }
-    body = "".join(f"    {line}\n" for line in lines.values() if not is_mask or "score" not in line)
+    used = [line for name, line in lines.items() if re.search(rf"\b{name}\b", text)]
+    body = "".join(f"    {line}\n" for line in used)
     head = "b, h, q, kv" if is_mask else "score, b, h, q, kv"
     result = text if is_mask else f"score * 0 + ({text})"
     space: dict[str, Any] = dict(SPACE)
@@ -158,16 +168,36 @@ def _mod(text: str, *, is_mask: bool) -> Callable[..., Any]:
     return mod
 
 
+def _sum(texts: Sequence[str]) -> str:
+    """Returns the sum of texts, each of which has a factor of its own."""
+    return " + ".join(f"{1 + 0.37 * at} * ({text})" for at, text in enumerate(texts))
+
+
 TEXTS: Mapping[str, bool] = {
     **dict.fromkeys((*OF_ANY, *OF_POSITIVE, *OF_TWO, *OF_INTEGERS, *OF_ROWS), False),
     **dict.fromkeys(OF_CONDITIONS, True),
 }
 
 
+GROUPS = {
+    "one": OF_ANY, "positive": OF_POSITIVE, "two": OF_TWO, "integers": OF_INTEGERS,
+    "conditions": OF_CONDITIONS, "rows": [_sum(OF_ROWS[at : at + 6]) for at in range(0, len(OF_ROWS), 6)],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_a_tape_computes_what_torch_computes(group: str) -> None:
+    for text in GROUPS[group]:
+        print(text)
+        mod = mod_of_text(text, is_mask=text in OF_CONDITIONS)
+        is_mask = text in OF_CONDITIONS
+        check_tape(None if is_mask else mod, mod if is_mask else None, PRODUCT, has_rows=group == "rows")
+
+
 @pytest.mark.one_in(7)
 @pytest.mark.parametrize("text", TEXTS)
 def test_an_operation_means_what_torch_computes(text: str) -> None:
-    mod = _mod(text, is_mask=TEXTS[text])
+    mod = mod_of_text(text, is_mask=TEXTS[text])
     check_meaning(None if TEXTS[text] else mod, mod if TEXTS[text] else None, PRODUCT)
 
 
@@ -175,7 +205,7 @@ def test_an_operation_means_what_torch_computes(text: str) -> None:
 @pytest.mark.parametrize("text", [text for text, is_mask in TEXTS.items() if not is_mask])
 def test_the_derivative_of_an_operation_is_torchs(text: str) -> None:
     """At 0 too, where many have a kink: scores of padding are 0."""
-    mod = _mod(text, is_mask=False)
+    mod = mod_of_text(text, is_mask=False)
     found, expected = spec_slopes(mod, PRODUCT), torch_slopes(mod, PRODUCT)
     torch.testing.assert_close(found, expected.double(), rtol=1e-4, atol=1e-4, equal_nan=True)
 
@@ -195,6 +225,92 @@ def test_random_mods_mean_what_torch_computes(first: int) -> None:
         print(draw)
         (B, H, M, _), N = draw.q.shape, draw.k.shape[2]
         check_meaning(draw.score_mod, draw.mask_mod, products(B, H, M, N))
+
+
+@pytest.mark.parametrize(
+    ("text", "plain"),
+    [
+        ("torch.fmod(q, 3)", "q % 3"),
+        ("torch.div(q, 3, rounding_mode='trunc')", "q // 3"),
+        ("torch.div(q, kv, rounding_mode='trunc')", "q // kv"),
+        ("(bytes_[kv] // 2).to(torch.uint8)", "bytes_[kv] // 2"),
+        ("bytes_[kv].to(torch.int16) + bytes_[q].to(torch.int16)", "bytes_[kv].int() + bytes_[q].int()"),
+        ("three.long() * 2", "three * 2"),
+        ("~~c", "c"),
+        ("c & True", "c"),
+        ("torch.clone(x)", "x"),
+        ("rows[torch.abs(i) // 2 + bytes_[q] % 2, 1]", "rows[torch.abs(i) // 2 + bytes_[q] % 2][1]"),
+    ],
+)
+def test_nothing_is_computed_that_changes_nothing(text: str, plain: str) -> None:
+    """What is known of integers spares what negative ones need."""
+    found, expected = (trace_at(mod_of_text(each, is_mask=False), None, PRODUCT) for each in (text, plain))
+    assert found.tape.show(found.score, 9) == expected.tape.show(expected.score, 9)
+
+
+def test_defaults_of_operations_are_torchs() -> None:
+    for name in sorted(OPERATIONS):
+        of_torch = getattr(F, name, getattr(torch, name, None))
+        if not isinstance(of_torch, FunctionType):
+            continue
+        theirs = inspect.signature(of_torch).parameters
+        for parameter in inspect.signature(OPERATIONS[name]).parameters.values():
+            if parameter.name in theirs and parameter.default is not parameter.empty:
+                assert parameter.default == theirs[parameter.name].default, (name, parameter.name)
+
+
+#: What mods of these texts are told: the code, and words of the message.
+REFUSED = {
+    "torch.dot(rows[kv], ints[q])": "E0903.*rows of 5 and 3 elements",
+    "(rows[kv] * ints[q]).sum()": "E0903.*rows of 3 and 5 elements",
+    "i & (1 << 31)": "E0901.*bits of 2147483648",
+    "i | (-1 << 32)": "E0901.*bits of -4294967296",
+    "i << 31": "E0901.*a shift by 31",
+    "i >> -1": "E0901.*a shift by -1",
+    "i & ints[kv, 0]": "E0901.*'&' of these integers",
+    "x & 3": "E0901.*'&' of floats",
+    "x << kv": "E0901.*a shift of floats",
+    "x.int()": "E0901.*a float cannot become an integer",
+    "x // 2": "E0901.*'//' of floats",
+    "x % 2": "E0901.*'%' of floats",
+    "torch.div(x, 2, rounding_mode='trunc')": "E0901.*rounding_mode='trunc'",
+    "torch.floor(x)": "E0901.*'floor' cannot be written",
+    "torch.ceil(x)": "E0901.*'ceil' cannot be written",
+    "torch.trunc(x)": "E0901.*'trunc' cannot be written",
+    "x.detach()": "E0901.*'detach' cannot be written",
+    "x.isinf()": "E0901.*infinities and NaN",
+    "x ** 8.5": "E0901.*'pow' with this exponent",
+    "x ** 0.25": "E0901.*'pow' with this exponent",
+    "(-2.0) ** x": "E0901.*'pow' with this exponent",
+    "x.view(torch.int32)": "E0901.*bits as another type",
+    "x[0]": "E0901.*a scalar has no axes",
+    "x[q]": "E0901.*a scalar has no axes",
+    "(rows[kv] * 2)[None]": "E0901.*a row of values takes a number",
+    "rows[kv, :].sum()": "E0901.*':' as an index",
+    "rows[kv, ...].sum()": "E0901.*'...' as an index",
+    "rows[kv, True]": "E0901.*'True' as an index",
+    "rows[kv, q, h]": "E0903.*3 indices of a tensor with 2 axes",
+    "rows[q > kv, 0]": "E0903.*an index that is a bool",
+    "rows[kv] + 1": "E0903.*score_mod .* returned a value of shape",
+    "wide[kv].sum()": "E0903.*a value of shape .33.",
+    "rows.sum() + rows": "E0903.*a tensor of shape .9, 5.",
+    "x + 'a'": "E0903.*a str in a mod",
+    "rows.index_select(0, kv)": "E0901.*a lookup by name",
+}
+
+
+@pytest.mark.parametrize("text", REFUSED)
+def test_what_no_spec_can_say_is_refused(text: str) -> None:
+    mod = mod_of_text(text, is_mask=False)
+    with pytest.raises(FlexError, match=rf"(?s){REFUSED[text]}"):
+        trace_at(mod, None, PRODUCT)
+
+
+def test_powers_have_torchs_slopes_at_0() -> None:
+    mod = mod_of_text(
+        _sum([f"torch.relu(x) ** {exponent}" for exponent in (1.0, 1.5, 2.0, 2.5, 3)]), is_mask=False
+    )
+    torch.testing.assert_close(spec_slopes(mod, PRODUCT), torch_slopes(mod, PRODUCT), rtol=1e-4, atol=1e-4)
 
 
 def test_every_operation_of_the_docs_is_among_them() -> None:

@@ -72,6 +72,13 @@ def test_a_copy_of_the_tree_has_all_that_belongs_to_it() -> None:
     assert not python_judge._LEFT_OUT(str(ROOT), sorted(names - {"__pycache__"}))
 
 
+def test_files_that_are_named_for_a_module_are_there() -> None:
+    for module, files in SETTINGS["own"].items():
+        assert (ROOT / "attnc" / f"{module}.py").is_file(), module
+        assert all((ROOT / file).is_file() for file in files), files
+        assert {*files} <= python_judge._own_files(f"attnc/{module}.py")
+
+
 def test_tests_that_run_a_line_judge_it_those_of_the_module_and_others_in_turn() -> None:
     line = body_of(DEFINED)
     lines = lines_of(

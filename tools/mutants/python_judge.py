@@ -178,7 +178,8 @@ def _own_files(file: str) -> frozenset[str]:
     """Returns the test files of a module, those that exist or not."""
     module = str(Path(file).relative_to("attnc").with_suffix(""))
     own = (own_file(module), ROOT / "tests" / f"{TESTED_ELSEWHERE.get(module, '')}.py")
-    return frozenset(path.relative_to(ROOT).as_posix() for path in own)
+    named = SETTINGS["own"].get(module, ())
+    return frozenset(path.relative_to(ROOT).as_posix() for path in own).union(named)
 
 
 def _cost(test: str, lines: Lines) -> float:
