@@ -197,7 +197,7 @@ def making() -> Iterator[None]:
     """Holds the lock under which kernels are made: a module that another thread is still importing has no
     functions yet. Suspends transforms of torch.func, which would add an axis to the tables of a module.
     """
-    from attnc.api.tensors import leaving_transforms  # which imports torch
+    from attnc.support.arguments import leaving_transforms  # which imports torch
 
     with _MAKING, leaving_transforms():
         yield

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -20,7 +19,6 @@ INTEGERS = (torch.int32, torch.int64)
 NUMBERS = (*FLOATS, torch.float64)
 #: Columns of a head that a spec may have, which says the same; this file is exported without the compiler.
 LARGEST_HEAD = 1024
-_LARGEST = torch.finfo(torch.float32).max
 
 
 class GivenTensors:
@@ -198,7 +196,7 @@ def to_float(name: str, value: Any) -> float:
 def to_finite(name: str, value: Any) -> float:
     """Returns `to_float`. ValueError for what float32 does not hold, NaN too."""
     found = to_float(name, value)
-    if not abs(found) <= _LARGEST:
+    if not abs(found) <= torch.finfo(torch.float32).max:  # no global: torch.compile opens floats of those
         raise ValueError(f"{name}: expected a finite number of float32, got {show_value(value)}")
     return found
 
@@ -230,12 +228,3 @@ def refuse_gradients(function: str, **tensors: Any) -> None:
 def _join(dtypes: Sequence[torch.dtype]) -> str:
     *others, last = map(str, dtypes)
     return f"{', '.join(others)} or {last}" if others else last
-
-
-def leaving_transforms() -> AbstractContextManager[object]:
-    """Suspends transforms of torch.func, to which what is made under them belongs."""
-    if torch._C._functorch.peek_interpreter_stack() is None:
-        return nullcontext()
-    from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
-
-    return temporarily_clear_interpreter_stack()

@@ -25,7 +25,6 @@ from attnc.api.tensors import (
     is_hidden,
     is_true,
     is_unknown,
-    leaving_transforms,
     refuse_gradients,
     to_dropout,
     to_finite,
@@ -34,7 +33,7 @@ from attnc.compat.blocks import list_of_blocks
 from attnc.compat.compiled import builds_in, load_form, making
 from attnc.compat.form import Facts, Form, Layout
 from attnc.diagnostics.shown import show_value
-from attnc.support.arguments import requires_gradient
+from attnc.support.arguments import leaving_transforms, requires_gradient
 from attnc.support.memory import made_apart, make_picker
 
 #: No row is further from another; q_pos - left stays inside of 32 bits.

@@ -23,6 +23,7 @@ from .arguments import (
     check_probability,
     check_tensor,
     clear,
+    leaving_transforms,
     plain_number,
     refuse_gradients,
     refuse_shared,
@@ -74,6 +75,7 @@ from .sizes import as_tuple, evaluate
 from .splits import Split
 
 is_compiling, is_grad_enabled = torch.compiler.is_compiling, torch.is_grad_enabled
+peek_transforms = torch._C._functorch.peek_interpreter_stack
 is_negated = torch.Tensor.is_neg
 #: Prepared calls that are kept.
 _MOST_CALLS = 1024
@@ -191,8 +193,7 @@ class Attention(ABC):
             if traces and is_compiling():
                 return self.trace(inputs, out, config, backward_config, extras)
             is_plain = out is None and config is None and backward_config is None
-            if forward_ad._current_level >= 0:
-                is_plain = False  # tensors that look alike may have tangents
+            is_plain = is_plain and forward_ad._current_level < 0  # tensors that look alike may have tangents
             if is_plain and extras:
                 for x in extras:
                     if x is not None:
@@ -211,8 +212,11 @@ class Attention(ABC):
                     if again is not None:
                         return again(inputs)
             refuse_tangents(name, inputs)
-            if traces and inputs and (isinstance(inputs[0], FakeTensor) or are_transformed(inputs)):
+            if traces and inputs and (isinstance(inputs[0], FakeTensor) or are_transformed(inputs, out)):
                 return self.trace(inputs, out, config, backward_config, extras)
+            if peek_transforms() is not None:  # of other tensors: what is made here is none of theirs
+                with leaving_transforms():
+                    return run(inputs, out, config, backward_config, extras, keeps)
             if has_backward:
                 if is_grad_enabled():
                     for x in inputs:
@@ -392,10 +396,9 @@ class Attention(ABC):
 
     def empty_kept(self, inputs: tuple[Any, ...]) -> tuple[torch.Tensor, ...]:
         """Memory for what is kept for gradients, whose sizes are those of q."""
-        first = inputs[0]
         if not self.kept:
             return ()
-        check_dense(self.input_names[0], first)
+        check_dense(self.input_names[0], first := inputs[0])
         found = self.kept_layouts.get(first.shape)
         if found is None:
             if len(self.kept_layouts) >= _MOST_CALLS:
@@ -408,8 +411,7 @@ class Attention(ABC):
 
     def bind_sizes(self, inputs: Sequence[torch.Tensor]) -> Sizes:
         """Returns the sizes of inputs that are known to fit each other."""
-        sizes = self._sizes()
-        sizes.bind(self.inputs, inputs)
+        (sizes := self._sizes()).bind(self.inputs, inputs)
         return sizes
 
     def _sizes(self) -> Sizes:
@@ -528,9 +530,8 @@ class Attention(ABC):
         return tuple(map(memory_of, given))
 
     def _refuse_shared(self, inputs: Sequence[Any], out: Any, extras: Sequence[Any]) -> None:
-        names, written = [], []
-        if out is not None:
-            names, written = [*self.written_names], [out] if self.is_single else [*out]
+        written = [] if out is None else [out] if self.is_single else [*out]
+        names = [*self.written_names] if written else []
         for tensor, x in zip(self.extras, extras, strict=False):
             if x is not None:
                 names.append(tensor.name)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, Protocol
 
 import torch
+from torch._compile import _disable_dynamo
 from torch._functorch.utils import enable_single_level_autograd_function
 from torch.autograd import forward_ad
 from torch.autograd.function import _SingleLevelFunction
@@ -102,6 +103,7 @@ def _register_derivative(
             return made
 
         @staticmethod
+        @_disable_dynamo  # or a graph around a transform that left it would have derivatives of gradients
         def backward(ctx: Any, *cotangents: Any) -> Any:
             return (None, *differentiate(ctx, *cotangents))
 

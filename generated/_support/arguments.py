@@ -4,6 +4,7 @@
 import math
 import re
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -351,14 +352,24 @@ def check_probability(name: str, x: object) -> None:
         raise ValueError(f"{name}: expected a probability, 0 to 1{came}")
 
 
-def are_transformed(inputs: Sequence[object]) -> bool:
+def are_transformed(inputs: Sequence[object], out: object = None) -> bool:
     """Returns whether some are tensors of a transform of torch.func, which operators see through and kernels
-    do not.
+    do not. out: where results go, one or several.
     """
     if torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is None:
         return False
     is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
-    return any(is_wrapped(x) for x in inputs if isinstance(x, torch.Tensor))
+    written = out if isinstance(out, (tuple, list)) else (out,)
+    return any(is_wrapped(x) for x in (*inputs, *written) if isinstance(x, torch.Tensor))
+
+
+def leaving_transforms() -> AbstractContextManager[object]:
+    """Suspends transforms of torch.func, to which what is made under them belongs."""
+    if torch._C._functorch.peek_interpreter_stack() is None:
+        return nullcontext()
+    from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+
+    return temporarily_clear_interpreter_stack()
 
 
 def refuse_tangents(function: str, inputs: Sequence[object]) -> None:

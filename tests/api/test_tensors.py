@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from attnc.api.tensors import FLOATS, INTEGERS, GivenTensors, refuse_gradients
+from attnc.api.tensors import FLOATS, INTEGERS, GivenTensors, refuse_gradients, to_finite
 
 
 def test_sizes_that_one_binds_the_next_ones_have() -> None:
@@ -64,3 +64,21 @@ def test_gradients_are_refused_where_they_are_wanted() -> None:
         refuse_gradients("door", q=None, k=leaf)
     with torch.no_grad():
         refuse_gradients("door", k=leaf)
+
+
+def test_torch_compile_traces_numbers_of_open_graphs_once() -> None:
+    """It opens floats of modules too, and what depends on them is traced again."""
+    traces = []
+
+    @torch.compiler.assume_constant_result
+    def note() -> None:
+        traces.append(None)
+
+    def scale(x: torch.Tensor) -> torch.Tensor:
+        note()
+        return x * to_finite("scale", 0.3)
+
+    compiled = torch.compile(scale, backend="aot_eager", dynamic=True, fullgraph=True)
+    for length in (6, 9, 11):
+        compiled(torch.ones(length))
+    assert len(traces) == 1
