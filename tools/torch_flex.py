@@ -75,21 +75,33 @@ def use_attnc(text: str) -> str:
     raise ValueError(f"expected an import of {_FUNCTION} from {_MODULE}")
 
 
+def list_methods(text: str) -> frozenset[str]:
+    """Returns the names of a test file's methods, which its tests have, with parameters behind them."""
+    functions = (node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef))
+    return frozenset(node.name for node in functions if node.name.startswith("test"))
+
+
 def judge(
     found: Mapping[str, tuple[str, str]],
     exclusions: Mapping[str, str],
+    methods: Iterable[str],
     earlier: Mapping[str, Mapping[str, str]] | None = None,
 ) -> dict[str, dict[str, str]]:
     """Returns the outcome of each test, with its reason. found: (outcome, what the failure says) by name;
-    earlier: outcomes of tests that ran before. A method is excluded for nothing if all its tests pass.
+    methods: of the file; earlier: outcomes of tests that ran before. A method is excluded for nothing if all
+    its tests pass.
     """
-    methods = {name: next((method for method in exclusions if _is_of(name, method)), "") for name in found}
-    failing = {methods[name] for name, (outcome, _) in found.items() if outcome == "failed"}
+
+    def is_of(name: str, method: str) -> bool:
+        return _is_of(name, method, methods)
+
+    known = {name: next((method for method in exclusions if is_of(name, method)), "") for name in found}
+    failing = {known[name] for name, (outcome, _) in found.items() if outcome == "failed"}
     excluded = [name for name, test in (earlier or {}).items() if test["outcome"] == "excluded"]
-    failing |= {method for method in exclusions if any(_is_of(name, method) for name in excluded)}
+    failing |= {method for method in exclusions if any(is_of(name, method) for name in excluded)}
     judged = {}
     for name, (outcome, said) in sorted(found.items()):
-        method = methods[name]
+        method = known[name]
         if method and outcome == "failed":
             judged[name] = {"outcome": "excluded", "reason": exclusions[method]}
         elif method and outcome == "passed" and method not in failing:
@@ -125,14 +137,17 @@ def ungroup(grouped: Mapping[str, Any]) -> dict[str, dict[str, str]]:
     return tests
 
 
-def _is_of(name: str, method: str) -> bool:
-    """Returns whether a test is one of a method's: its parameters follow the method's name, the device that
-    of the class, which need not be said.
+def _is_of(name: str, wanted: str, methods: Iterable[str]) -> bool:
+    """Returns whether a test is one of those wanted: an expression for a method, and for its first parameters
+    or for all of them; the class need not be said. Of a test's name the longest method's is its own; its
+    parameters follow that, the device the class's.
     """
-    of_class, _, own = method.rpartition("::")
+    of_class, _, own = wanted.rpartition("::")
     found, _, test = name.rpartition("::")
+    method = max((x for x in methods if f"{test}_".startswith(f"{x}_")), key=len, default=test)
     is_of_class = not of_class or re.fullmatch(rf"{of_class}(CPU|CUDA)?", found) is not None
-    return is_of_class and re.fullmatch(rf"{own}(_.*)?", test) is not None
+    match = re.fullmatch(rf"({own})(_.*)?", test)
+    return is_of_class and match is not None and len(match[1]) >= len(method)
 
 
 def read_outcomes(lines: Iterable[str]) -> dict[str, tuple[str, str]]:
@@ -189,8 +204,9 @@ def compiled_alone(ours: Callable[..., Any], theirs: Callable[..., Any]) -> Call
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Function) -> Iterator[None]:
     """Gives a test torch's function as its reference, where it is to have that."""
-    methods = read_references(EXCLUDED.read_text(encoding="utf-8"))
-    if not any(_is_of(_name(item.nodeid), method) for method in methods):
+    wanted = read_references(EXCLUDED.read_text(encoding="utf-8"))
+    methods = list_methods(item.path.read_text(encoding="utf-8"))
+    if not any(_is_of(_name(item.nodeid), one, methods) for one in wanted):
         return (yield)
     import torch
     from torch.nn.attention import flex_attention as torchs
@@ -298,9 +314,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     whole = True
     for path in options.files:
         digest = hashlib.sha256(path.read_bytes()).hexdigest()
+        methods = list_methods(path.read_text(encoding="utf-8"))
         done = {name: test for name, test in earlier.get(digest, {}).items() if test["outcome"] != "failed"}
         found, is_whole = run(path, options.processes, options.chosen, done, options.seconds)
-        of_file = dict(sorted({**done, **judge(found, exclusions, done)}.items()))
+        of_file = dict(sorted({**done, **judge(found, exclusions, methods, done)}.items()))
         record["files"].append({"name": path.name, "sha256": digest, "tests": group(of_file)})
         tests |= of_file
         whole = whole and is_whole

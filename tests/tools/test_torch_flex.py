@@ -15,6 +15,7 @@ from tools.torch_flex import (
     accept_common_positions,
     group,
     judge,
+    list_methods,
     main,
     read_exclusions,
     run,
@@ -49,7 +50,7 @@ class Tests:
         assert torch.equal(compiled(), flex_attention(q, q, q))
         assert not flex_attention.__module__.startswith("attnc")
 
-    def test_epilogue_fused_mode0(self):
+    def test_epilogue_fused(self):
         raise AssertionError("no such text")
 
     def test_skipped(self):
@@ -87,14 +88,15 @@ def test_what_is_excluded_and_passes_is_told() -> None:
         "TestA::test_known_mode_eager_cuda_float32": ("passed", ""),
         "TestA::test_new_cuda": ("failed", "what went wrong"),
     }
-    judged = judge(found, {"test_known": "a limit", "test_stale": "another"})
+    methods = ["test_fine", "test_known", "test_stale", "test_new"]
+    judged = judge(found, {"test_known": "a limit", "test_stale": "another"}, methods)
     assert [judged[name]["outcome"] for name in found] == ["passed", "excluded", "passed", "passed", "failed"]
     assert judged["TestA::test_known_mode_eager_cuda_float16"]["reason"] == "a limit"
     assert "reason" in judged["TestA::test_stale_cpu"]
     assert "reason" not in judged["TestA::test_known_mode_eager_cuda_float32"]
     assert judged["TestA::test_new_cuda"]["reason"] == "what went wrong"
     earlier = {"TestA::test_stale_cuda": {"outcome": "excluded", "reason": "another"}}
-    judged = judge({"TestA::test_stale_cpu": ("passed", "")}, {"test_stale": "another"}, earlier)
+    judged = judge({"TestA::test_stale_cpu": ("passed", "")}, {"test_stale": "another"}, methods, earlier)
     assert judged == {"TestA::test_stale_cpu": {"outcome": "passed"}}
 
 
@@ -105,9 +107,27 @@ def test_an_exclusion_may_be_of_one_class() -> None:
         "TestTwo::test_known_float16": ("passed", ""),
         "TestTwoCUDA::test_known_cuda": ("failed", "what went wrong"),
     }
-    judged = judge(found, {"TestOne::test_known": "a limit"})
+    judged = judge(found, {"TestOne::test_known": "a limit"}, ["test_known"])
     assert [judged[name]["outcome"] for name in found] == ["excluded", "excluded", "passed", "failed"]
     assert judged["TestTwo::test_known_float16"] == {"outcome": "passed"}
+
+
+def test_a_method_is_not_another_one_that_its_name_begins_like() -> None:
+    found = {
+        "Test::test_known_cuda": ("failed", "no"),
+        "Test::test_known_too_cuda_float16": ("failed", "what went wrong"),
+        "Test::test_other_float16_mode0": ("failed", "no"),
+        "Test::test_other_float64": ("failed", "what went wrong"),
+    }
+    exclusions = {"test_known": "a limit", "test_other_b?float(16|32)": "another"}
+    judged = judge(found, exclusions, ["test_known", "test_known_too", "test_other"])
+    assert [test["outcome"] for test in judged.values()] == ["excluded", "failed", "excluded", "failed"]
+    assert list_methods(FILE) == {
+        "test_identity",
+        "test_builtin_score_mods_float16",
+        "test_epilogue_fused",
+        "test_skipped",
+    }
 
 
 def test_the_page_has_the_figures_of_what_was_kept() -> None:
@@ -196,7 +216,7 @@ def test_a_file_of_torchs_kind_runs(
     assert outcomes == {
         "test_identity": "passed",
         "test_builtin_score_mods_float16": "passed",
-        "test_epilogue_fused_mode0": "excluded",
+        "test_epilogue_fused": "excluded",
         "test_skipped": "skipped",
         "test_wrong": "failed",
     }
