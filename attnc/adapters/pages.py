@@ -34,9 +34,9 @@ from attnc.support.devices import gpu_of
 class _PageForm(NamedTuple):
     """What a kernel of pages depends on. latent: values are columns of the keys; tree: the type of what says
     which new tokens see which; biased_apart: new tokens of each sequence have a bias of their own; split: a
-    number of tokens of every sequence is known; rows: of a tile of queries where keys are split; is_long:
-    tables have room for more than `SHORT_KEYS` keys; converts:
-    the cache becomes 16 bits before the kernel; order: keys of a segment, 0 for none; walks: a block has all
+    number of tokens of every sequence is known; few: it is not, and small; rows: of a tile of queries where
+    keys are split; is_long: tables have room for more than `SHORT_KEYS` keys; converts: the cache becomes 16
+    bits before the kernel; order: keys of a segment, 0 for none; walks: a block has all
     segments of its rows.
     """
 
@@ -54,6 +54,7 @@ class _PageForm(NamedTuple):
     tree: torch.dtype | None
     biased_apart: bool
     split: bool
+    few: bool
     rows: int
     is_long: bool
     converts: bool
@@ -76,6 +77,7 @@ def attend(
     softcap: float,
     by_head: dict[str, torch.Tensor | None],
     tokens: int,
+    few: bool = False,
     causal: bool = True,
     tree: torch.Tensor | None = None,
     qq_bias: torch.Tensor | None = None,
@@ -94,6 +96,7 @@ def attend(
     by_head: "alibi_slopes" and "sinks", f32[Hq] or None
     tokens: of every sequence, T = B * tokens: those of a sequence follow each other, and its keys are split
         among programs; cu_seqlens_q is not looked at. 0: cu_seqlens_q says how many each has
+    few: these are few, so that keys are split, for each token by itself; not beside an order
     causal: a token sees keys up to its own; else all keys of its sequence, of which `left` leaves some out
     tree: bool[B, tokens, tokens], new token i sees new token j, in place of all up to its own; wants
         `tokens`. Or words of uint8, int32 or int64, [B, tokens, ceil(tokens / bits)], the lowest bit first
@@ -116,7 +119,7 @@ def attend(
         "v_descale": None if numbers[1] is not None else v_descale,
         **by_head, "out": out,
     }  # fmt: skip
-    facts = ("attend", scale, left, softcap, tokens, causal, order, *numbers, *by_head)
+    facts = ("attend", scale, left, softcap, tokens, few, causal, order, *numbers, *by_head)
     key, found = repeat(facts, (*given.values(),))
     if found is not None:
         return
@@ -143,9 +146,12 @@ def attend(
             tree=None if tree is None else tree.dtype,
             biased_apart=qq_bias is not None and qq_bias.dim() > 2,
             split=tokens > 0,
-            rows=0 if order else tile_rows(count_sharing(tokens, q.shape[1], heads)),
+            few=few and not tokens and not order,
+            rows=0 if order else tile_rows(count_sharing(tokens or 1, q.shape[1], heads)),
             is_long=tokens > 0 and block_table.shape[1] * k.shape[1] > SHORT_KEYS,
-            converts=_converts(q, k, v, block_table) if cache is not None and not tokens else False,
+            converts=_converts(q, k, v, block_table)
+            if cache is not None and not tokens and not few
+            else False,
             order=order,
             walks=order > 0 and tokens > 0 and _fill_device(q, sequences, tokens),
         )
@@ -270,7 +276,7 @@ def _kernel_name(form: _PageForm) -> str:
             softcap=form.softcap,
             slopes="alibi_slopes" if "alibi_slopes" in form.inputs else "",
             sink="sinks" if "sinks" in form.inputs else "",
-            decode=form.split,
+            decode=form.split or form.few,
             rows=form.rows,
             is_long=form.is_long,
             order=form.order,

@@ -167,6 +167,11 @@ class Wanted:
         return "prefix(" in self.value
 
     @property
+    def decodes_packed(self) -> bool:
+        """Whether queries are decoded that lie end to end, which Triton's kernels alone do."""
+        return self.decode and "ragged(" in self.q
+
+    @property
     def suits_tiles(self) -> bool:
         """Whether Hopper's kernel, of tiles of 64 rows, is the fastest for few queries."""
         is_plain = self.decode and self.cache is None and not self.is_latent and not self.split_size
@@ -398,6 +403,7 @@ def _facts(name: str) -> tuple[str, bool, bool, bool]:
         return wanted.name, wanted.keeps_order_on_hopper, has_values, bool(wanted.grad)
     is_latent = wanted.is_latent and not wanted.split_size
     has_choice = not wanted.decode or is_latent or wanted.suits_warps or wanted.suits_tiles
+    has_choice = has_choice and not wanted.decodes_packed
     return wanted.name, has_choice, has_values, bool(wanted.grad)
 
 

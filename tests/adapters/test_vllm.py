@@ -43,11 +43,17 @@ def problem(queries: list[int], lengths: list[int], page: int = PAGE) -> tuple[d
     return arguments, list(zip(torch.split(q, queries), keys, values, strict=True))
 
 
-def check(queries: list[int], lengths: list[int], *, page: int = PAGE, **changed: Any) -> None:
+def check(
+    queries: list[int], lengths: list[int], *, page: int = PAGE, padding: int = 0, **changed: Any
+) -> None:
+    """padding: rows of q behind the last sequence."""
     arguments, sequences = problem(queries, lengths, page)
+    for name in ("q", "out"):
+        x = arguments[name]
+        arguments[name] = torch.cat([x, x.new_full((padding, *x.shape[1:]), torch.nan)])
     arguments |= changed
     unified_attention(**arguments)
-    found, bias = torch.split(arguments["out"], queries), arguments.get("qq_bias")
+    found, bias = torch.split(arguments["out"][: sum(queries)], queries), arguments.get("qq_bias")
     for b, (o, (q, k, v)) in enumerate(zip(found, sequences, strict=True)):
         expected, _ = attend(
             q,
@@ -78,7 +84,8 @@ VARIANTS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: "-".join(variant) or "plain")
 def test_decode(variant: dict[str, Any]) -> None:
-    check([1, 1, 1], [20, 1, 33], **variant)
+    check([1, 1, 1], [20, 1, 33], are_uniform=True, **variant)
+    check([1, 0, 1], [20, 5, 33], padding=1, **variant)
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: "-".join(variant) or "plain")
@@ -89,15 +96,15 @@ def test_prefill_and_decode_together(variant: dict[str, Any]) -> None:
 @pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: "-".join(variant) or "plain")
 def test_drafts_of_every_sequence(variant: dict[str, Any]) -> None:
     """As many new tokens of each share a tile of queries, and the keys are split."""
-    check([4, 4, 4], [20, 4, 33], **variant)
-    check([7, 7], [9, 40], **variant)
+    check([4, 4, 4], [20, 4, 33], are_uniform=True, **variant)
+    check([7, 0, 6], [9, 5, 40], padding=8, **variant)
 
 
 @pytest.mark.parametrize("queries", [[4, 4], [1, 9, 0]], ids=str)
 def test_tokens_that_see_all_keys(queries: list[int]) -> None:
-    check(
-        queries, [new + old for new, old in zip(queries, [20, 0, 5], strict=False)], causal=False, softcap=2.0
-    )
+    lengths = [new + old for new, old in zip(queries, [20, 0, 5], strict=False)]
+    for are_uniform in {False, len({*queries}) == 1}:
+        check(queries, lengths, causal=False, softcap=2.0, are_uniform=are_uniform)
 
 
 BRANCHES = torch.tensor([[0, 9, 9, 9], [0.5, 0, 9, 9], [1, 9, 0, 9], [0, -2, 9, 0]]).float()
@@ -110,7 +117,8 @@ def test_trees_of_drafts(queries: list[int]) -> None:
     check(queries, [new + old for new, old in zip(queries, [20, 0, 33], strict=False)], qq_bias=hidden)
     check(queries, [new + 5 for new in queries], qq_bias=hidden.bfloat16(), softcap=2.0, window_size=(3, 0))
     each = torch.stack([hidden - 0.5 * b for b in range(len(queries))])
-    check(queries, [new + old for new, old in zip(queries, [20, 0, 33], strict=False)], qq_bias=each)
+    lengths = [new + old for new, old in zip(queries, [20, 0, 33], strict=False)]
+    check(queries, lengths, qq_bias=each, are_uniform=len({*queries}) == 1)
 
 
 def test_biases_of_other_sequences_are_named() -> None:

@@ -221,13 +221,10 @@ def _vllm(**tensors: Any) -> Any:
     return tensors["out"]
 
 
-#: With as many tokens of each sequence, and few, where they begin is not looked at; an engine's function,
-#: through which no gradients flow.
-_STILL_TENSORS = ("complex", "an axis more", "no axes", "without data", "sparse", "nested", "wrapped")
+#: An engine's function, through which no gradients flow.
 _VLLM: Any = {
     "written": ("out",),
     "detached": ("q", "k", "v", "out", "alibi_slopes", "sinks", "qq_bias"),
-    "taken": frozenset(("cu_seqlens_q", kind) for kind in _STILL_TENSORS),
 }
 
 

@@ -357,7 +357,7 @@ def test_flex_takes_them_too(length: int, target: str, hopper: None) -> None:
     q, k = (torch.empty(1, heads, length, 128, dtype=torch.bfloat16) for heads in (32, 8))
     family = family_of(q[:, :, :1], k, k, near, enable_gqa=True)
     assert family.target == target
-    assert "split.kv = auto" in family.spec or target == HOPPER
+    assert "split.kv = auto" in family.spec
 
 
 @pytest.mark.parametrize(

@@ -165,10 +165,11 @@ class Wrapper:
         return self._planned
 
     def _with_a_page(self, pool: Any) -> Any:
-        """Returns a pool of pages; where it has none, and no request may have a key, one of a page."""
-        if not isinstance(pool, torch.Tensor) or pool.is_nested or self._plan_of_run().keys:
-            return pool
-        if pool.shape[:1] != (0,):
+        """Returns a pool of pages; where it has none, and no request has a key, one of a page. Not for a
+        graph, whose later plans may have keys.
+        """
+        is_tensor = isinstance(pool, torch.Tensor) and not pool.is_nested
+        if not is_tensor or pool.shape[:1] != (0,) or self._plan_of_run().keys != 0 or self._capacity:
             return pool
         return pool.new_zeros(1, *pool.shape[1:])
 

@@ -7,8 +7,8 @@
 
 `unified_attention` is that of vllm/v1/attention/ops/triton_unified_attention.py: prefill, decode and any
 mixture of both against a paged cache. `register` is the entry point of vLLM's group `vllm.general_plugins`,
-which it calls in each of its processes; `backend`, `mla` and `sparse`, which it names, are the only modules
-here that import vLLM.
+which it calls in each of its processes; `backend`, `mla` and `sparse`, which it names, and `latent`, which
+both of these have, are the only modules here that import vLLM.
 """
 
 from __future__ import annotations
@@ -57,6 +57,7 @@ def unified_attention(
     use_td: bool = False,
     mm_prefix_clamp_sliding_window: bool = False,
     order: int = 0,
+    are_uniform: bool = False,
     **unsupported: object,
 ) -> None:
     """Writes the attention of every token to `out`.
@@ -75,12 +76,14 @@ def unified_attention(
     trees of drafts, or None; minus infinity hides, and the mask is causal beside it.
     order: keys of a segment, in which sums are formed, so that a token has the same bits in every call; 0:
     sums come in any order.
+    are_uniform: promises that these sequences have max_seqlen_q tokens each and those without any come last,
+    as in vLLM's own steps, which kernels for tokens that follow each other are faster with.
     kv_quant_mode: vLLM's number of 8 bits by a scale of a tensor, or of none; chunk_lookback: -1.
     max_seqlen_k, use_td, seq_threshold_3D and what follows it steer vLLM's own kernels, and
     mm_prefix_clamp_sliding_window ranges that are refused. unsupported: taken as long as it asks for nothing.
 
-    With max_seqlen_q tokens of every sequence, at most 16, tokens of a sequence follow each other (those
-    without any, as graphs are padded with, come last), and the keys of a sequence are split among programs.
+    Where max_seqlen_q tokens, at most 16, of every sequence are as many as q has, the keys of a sequence are
+    split among programs; sequences may have fewer, in any order, and rows behind the last one be padding.
 
     Raises ValueError or TypeError that names the argument, what was expected and what came. Never waits for
     the device.
@@ -95,6 +98,7 @@ def unified_attention(
     for name, x in (("v", v), ("cu_seqlens_q", cu_seqlens_q)):
         if not isinstance(x, torch.Tensor):  # `attend` takes calls without them too
             raise TypeError(f"{name}: expected a tensor, got {type(x).__name__}")
+    tokens = _count_tokens(q, max_seqlen_q, seqused_k)
     attend(
         q,
         k,
@@ -108,7 +112,8 @@ def unified_attention(
         causal=causal,
         softcap=number_of("softcap", softcap, 0.0),
         by_head={"alibi_slopes": alibi_slopes, "sinks": sinks},
-        tokens=_count_tokens(q, max_seqlen_q, seqused_k),
+        tokens=tokens if are_uniform else 0,
+        few=tokens > 0,
         qq_bias=qq_bias,
         k_descale=k_descale,
         v_descale=v_descale,

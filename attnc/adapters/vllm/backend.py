@@ -262,6 +262,7 @@ class AttncImpl(AttentionImpl[AttncMetadata]):  # type: ignore[misc]  # as above
             output_scale=output_scale,
             output_block_scale=output_block_scale,
             order=self.order,
+            are_uniform=True,
         )
         return output
 

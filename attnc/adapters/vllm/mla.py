@@ -17,12 +17,13 @@ from vllm.model_executor.layers.attention.mla_attention import (
     MLACommonMetadataBuilder,
     QueryLenSupport,
 )
-from vllm.v1.attention.backend import AttentionCGSupport, AttentionType, MultipleOf
+from vllm.v1.attention.backend import AttentionCGSupport, MultipleOf
 from vllm.v1.attention.backends.mla.prefill.base import MLAPrefillBackend
 
 from attnc.adapters.pages import attend, attend_packed
 from attnc.adapters.specs import refuse
 from attnc.adapters.vllm.caches import UNQUANTISED, find_misfit, order_of_sums
+from attnc.adapters.vllm.latent import LatentImpl
 from attnc.runtime.slots import store
 
 #: vLLM's common layer hands latents of 8 bits over as this type.
@@ -91,57 +92,12 @@ class AttncMLAMetadataBuilder(MLACommonMetadataBuilder):  # type: ignore[misc]  
     supports_non_causal_multi_token_decode: ClassVar[bool] = True
 
 
-class AttncMLAImpl(MLACommonImpl[MLACommonMetadata]):  # type: ignore[misc]  # as above
+class AttncMLAImpl(LatentImpl, MLACommonImpl[MLACommonMetadata]):  # type: ignore[misc]  # as above
     """The attention of a layer to latents in pages."""
 
-    def __init__(
-        self,
-        num_heads: int,
-        head_size: int,
-        scale: float,
-        num_kv_heads: int,
-        alibi_slopes: list[float] | None,
-        sliding_window: int | None,
-        kv_cache_dtype: str,
-        logits_soft_cap: float | None,
-        attn_type: str,
-        kv_sharing_target_layer_name: str | None,
-        **mla_args: Any,
-    ) -> None:
-        """Keeps what a layer asks for; mla_args: ranks and sizes, for vLLM's common layer. ValueError names
-        what is not supported.
-        """
-        refuse(
-            "attnc's latent attention",
-            alibi_slopes=alibi_slopes,
-            sliding_window=sliding_window,
-            logits_soft_cap=logits_soft_cap,
-            kv_sharing_target_layer_name=kv_sharing_target_layer_name,
-            indexer=mla_args.get("indexer"),
-        )
-        if attn_type != AttentionType.DECODER:
-            raise ValueError(f"attn_type: expected a decoder's self-attention, got {attn_type!r}")
-        if kv_cache_dtype not in (*UNQUANTISED, *_QUANTISED):
-            known = ", ".join((*UNQUANTISED, *_QUANTISED))
-            raise ValueError(f"kv_cache_dtype: expected one of {known}, got {kv_cache_dtype!r}")
-        self.order = order_of_sums()
-        super().__init__(
-            num_heads,
-            head_size,
-            scale,
-            num_kv_heads,
-            alibi_slopes,
-            sliding_window,
-            kv_cache_dtype,
-            logits_soft_cap,
-            attn_type,
-            kv_sharing_target_layer_name,
-            **mla_args,
-        )
-        if self.dcp_world_size > 1:
-            raise ValueError("dcp_world_size: expected 1, as context parallelism is not supported")
-        # Queries keep their 16 bits beside latents of 8.
-        self.supports_quant_query_input = False
+    _title: ClassVar[str] = "attnc's latent attention"
+    _caches: ClassVar[tuple[str, ...]] = (*UNQUANTISED, *_QUANTISED)
+    _unsupported: ClassVar[tuple[str, ...]] = ("indexer",)
 
     def forward_mqa(
         self,
@@ -176,7 +132,7 @@ class AttncMLAImpl(MLACommonImpl[MLACommonMetadata]):  # type: ignore[misc]  # a
             causal=attn_metadata.causal,
             k_descale=scale,
             v_descale=scale,
-            order=self.order,
+            order=order_of_sums(),
         )
         return out, None
 

@@ -15,12 +15,12 @@ from vllm.model_executor.layers.attention.sparse_mla_attention import (
     SparseMLACommonMetadata,
     SparseMLACommonMetadataBuilder,
 )
-from vllm.v1.attention.backend import AttentionBackend, AttentionCGSupport, AttentionType, MultipleOf
+from vllm.v1.attention.backend import AttentionBackend, AttentionCGSupport, MultipleOf
 from vllm.v1.attention.backends.mla.sparse_utils import align_blocks_to_rows, flat_kv_row_view
 
 from attnc.adapters.flash_mla import flash_mla_sparse_fwd, flash_mla_with_kvcache
-from attnc.adapters.specs import refuse
 from attnc.adapters.vllm.caches import UNQUANTISED, find_misfit
+from attnc.adapters.vllm.latent import LatentImpl
 
 #: vLLM's name of rows of 656 bytes: numbers of e4m3, their scales, and rotary columns of 16 bits.
 _PACKED = "fp8_ds_mla"
@@ -100,58 +100,13 @@ class AttncSparseMLAMetadataBuilder(SparseMLACommonMetadataBuilder):  # type: ig
         self._init_reorder_batch_threshold(1, supports_spec_as_decode=True)
 
 
-class AttncSparseMLAImpl(SparseMLACommonImpl[SparseMLACommonMetadata]):  # type: ignore[misc]  # as above
+class AttncSparseMLAImpl(LatentImpl, SparseMLACommonImpl[SparseMLACommonMetadata]):  # type: ignore[misc]  # as above
     """The attention of a layer to the rows that lists name."""
 
+    _title: ClassVar[str] = "attnc's sparse latent attention"
+    _caches: ClassVar[tuple[str, ...]] = (*UNQUANTISED, _PACKED)
     #: vLLM converts what layers share once in a step where all of its tokens are decoded.
     group_conversion_decode_only: ClassVar[bool] = True
-
-    def __init__(
-        self,
-        num_heads: int,
-        head_size: int,
-        scale: float,
-        num_kv_heads: int,
-        alibi_slopes: list[float] | None,
-        sliding_window: int | None,
-        kv_cache_dtype: str,
-        logits_soft_cap: float | None,
-        attn_type: str,
-        kv_sharing_target_layer_name: str | None,
-        **mla_args: Any,
-    ) -> None:
-        """Keeps what a layer asks for; mla_args: ranks, sizes, the indexer or its lists, for vLLM's common
-        layer. ValueError names what is not supported.
-        """
-        refuse(
-            "attnc's sparse latent attention",
-            alibi_slopes=alibi_slopes,
-            sliding_window=sliding_window,
-            logits_soft_cap=logits_soft_cap,
-            kv_sharing_target_layer_name=kv_sharing_target_layer_name,
-        )
-        if attn_type != AttentionType.DECODER:
-            raise ValueError(f"attn_type: expected a decoder's self-attention, got {attn_type!r}")
-        if kv_cache_dtype not in (*UNQUANTISED, _PACKED):
-            known = ", ".join((*UNQUANTISED, _PACKED))
-            raise ValueError(f"kv_cache_dtype: expected one of {known}, got {kv_cache_dtype!r}")
-        super().__init__(
-            num_heads,
-            head_size,
-            scale,
-            num_kv_heads,
-            alibi_slopes,
-            sliding_window,
-            kv_cache_dtype,
-            logits_soft_cap,
-            attn_type,
-            kv_sharing_target_layer_name,
-            **mla_args,
-        )
-        if self.dcp_world_size > 1:
-            raise ValueError("dcp_world_size: expected 1, as context parallelism is not supported")
-        # Queries keep their 16 bits beside rows of 8.
-        self.supports_quant_query_input = False
 
     def _forward_mqa_kernel(
         self,

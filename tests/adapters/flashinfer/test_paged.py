@@ -156,6 +156,13 @@ def test_a_cache_without_pages_serves_requests_without_keys() -> None:
     with pytest.raises(ValueError, match="paged_kv_cache: expected P to be at least 1, got 0"):
         wrapper.run(q, (none, none))
 
+    graph = BatchDecodeWithPagedKVCacheWrapper(
+        workspace(), "NHD", True, False, torch.empty(3), torch.empty(4), torch.empty(2)
+    )  # whose later plans may have keys
+    graph.plan(torch.zeros(3).int(), torch.zeros(0).int(), torch.zeros(2).int(), head_dim=SIZE, **SIZES)
+    with pytest.raises(ValueError, match="paged_kv_cache: expected P to be at least 1, got 0"):
+        graph.run(q, (none, none))
+
 
 def test_a_plan_of_the_same_sizes_needs_no_other_function(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lengths and pages change from step to step, and nothing is looked up again."""
