@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +15,17 @@ from attnc.runtime.nvrtc import Cubin, compile_cubin
 from attnc.runtime.toolchains import toolchain_of, usage_of
 
 
-def refusals(module: Module, *, whole: bool = False) -> dict[str, str]:
+def refusals(
+    module: Module, *, whole: bool = False, archs: Sequence[str] = ("sm_90", "sm_80")
+) -> dict[str, str]:
     """What the compiler of the module's target says of each kernel and config that it does not take.
 
     whole: down to machine code, which knows of registers; else its front end alone, in a tenth of the time.
+    archs: those for which Triton's kernels are compiled, whose text asks which it is; CUDA's are of one.
     Triton's kernels have to be out of reach of its interpreter (`tests.processes.compiling`).
     """
     found = {}
-    for kernel, position, device in _each(module):
+    for kernel, position, device in _each(module, archs if module.target == "triton" else ("sm_90",)):
         try:
             if whole:
                 usage_of(module, position, device, kernel)
@@ -33,9 +36,8 @@ def refusals(module: Module, *, whole: bool = False) -> dict[str, str]:
     return found
 
 
-def _each(module: Module) -> Iterator[tuple[Which, int, Device]]:
-    """Every kernel, config and architecture: Triton's text asks which it is, CUDA's is of one."""
-    archs = ("sm_90", "sm_80") if module.target == "triton" else ("sm_90",)
+def _each(module: Module, archs: Sequence[str]) -> Iterator[tuple[Which, int, Device]]:
+    """Every kernel, config and architecture."""
     for name, kernel in module.kernels.items():
         for position in range(len(kernel.configs)):
             for arch in archs:

@@ -1,11 +1,13 @@
 """Programs in processes of their own, without seconds of imports for each.
 
 They are forked from one process, which has imported PyTorch and what else takes long, and
-neither Triton, which an environment variable decides about as it is imported, nor attnc.
+neither Triton, which an environment variable decides about as it is imported, nor attnc. Those that
+compile with Triton are forked from another one, which has imported both.
 """
 
 from __future__ import annotations
 
+import atexit
 import io
 import os
 import runpy
@@ -13,12 +15,17 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from multiprocessing import get_context
+from importlib import import_module
+from multiprocessing import Pipe, get_context
+from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from subprocess import CompletedProcess
 
 _IMPORTED = ("torch", "numpy", "hypothesis", "jinja2", "lark")
+#: What programs that compile with Triton import besides.
+_COMPILERS = ("triton", "attnc.runtime.toolchains", "tests.compiled", "tests.verify.judging")
+_Run = Callable[[tuple[object, ...]], int | None]
 
 
 def run_program(
@@ -32,18 +39,26 @@ def run_program(
 
     environment: in place of this process's. check: whether another exit status than 0 is an AssertionError.
     """
+    variables = dict(os.environ if environment is None else environment)
+    return _run_in(_fork, program, arguments, stdin, variables, check=check)
+
+
+def _run_in(
+    run: _Run,
+    program: str | Path,
+    arguments: Sequence[str | Path],
+    stdin: str,
+    variables: Mapping[str, str],
+    *,
+    check: bool,
+) -> CompletedProcess[str]:
+    """run: calls `_run` with its arguments in another process, and returns the exit status."""
     command = [str(argument) for argument in (program if isinstance(program, Path) else "-c", *arguments)]
     with tempfile.TemporaryDirectory() as folder:
         said = [Path(folder, name) for name in ("out", "err")]
-        variables = dict(os.environ if environment is None else environment)
         text = None if isinstance(program, Path) else program
-        arguments_of_child = (text, command, stdin, variables, str(Path.cwd()), [str(path) for path in said])
-        child = _forks().Process(target=_run, args=arguments_of_child)
-        child.start()
-        child.join()
+        status = run((text, command, stdin, variables, str(Path.cwd()), [str(path) for path in said]))
         out, err = (path.read_text(encoding="utf-8") if path.is_file() else "" for path in said)
-    status = child.exitcode
-    child.close()
     assert status is not None
     assert status == 0 or not check, f"{command}: {status}\n{out}{err}"
     return CompletedProcess(command, status, out, err)
@@ -53,8 +68,11 @@ def compiling(program: str, *arguments: str | Path, stdin: str = "") -> Complete
     """Runs a program that compiles with Triton, which it does not in a process where tests made it interpret.
     AssertionError where it fails.
     """
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    return run_program(program, *arguments, stdin=stdin, environment=environment, check=True)
+    return _run_in(_fork_compiler, program, arguments, stdin, _compiling_environment(), check=True)
+
+
+def _compiling_environment() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
 
 
 def forked(count: int, work: Callable[[int], object]) -> list[int]:
@@ -72,6 +90,50 @@ def forked(count: int, work: Callable[[int], object]) -> list[int]:
                 os._exit(1)
         children.append(child)
     return [os.waitpid(child, 0)[1] for child in children]
+
+
+def _fork(arguments: tuple[object, ...]) -> int | None:
+    child = _forks().Process(target=_run, args=arguments)
+    child.start()
+    child.join()
+    status = child.exitcode
+    child.close()
+    return status
+
+
+def _fork_compiler(arguments: tuple[object, ...]) -> int | None:
+    connection = _compiler()
+    connection.send(arguments)
+    status: int | None = connection.recv()
+    return status
+
+
+@cache
+def _compiler() -> Connection:
+    """Returns the way to the process that programs are forked from that compile: it ends with this one."""
+    here, there = Pipe()
+    _forks().Process(target=_serve, args=(there, _compiling_environment())).start()
+    there.close()
+    atexit.register(here.close)
+    return here
+
+
+def _serve(connection: Connection, environment: Mapping[str, str]) -> None:
+    """In the process of `_compiler`."""
+    os.environ.clear()
+    os.environ.update(environment)
+    for name in _COMPILERS:
+        import_module(name)
+    while True:
+        try:
+            arguments = connection.recv()
+        except EOFError:
+            return
+        child = get_context("fork").Process(target=_run, args=arguments)
+        child.start()
+        child.join()
+        connection.send(child.exitcode)
+        child.close()
 
 
 @cache

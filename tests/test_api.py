@@ -5,8 +5,6 @@ from __future__ import annotations
 import inspect
 import pickle
 import stat
-import subprocess
-import sys
 from collections.abc import Callable
 from errno import ENOSPC
 from pathlib import Path
@@ -19,6 +17,7 @@ import attnc
 from attnc.api import compile as compiling
 from attnc.diagnostics import DiagnosticError
 from attnc.verify.interpreter import ensure_interpreter
+from tests.processes import run_program
 
 SPEC = """
 attention tiny {
@@ -256,7 +255,7 @@ def test_no_gpu_and_no_preparation() -> None:
         q = torch.ones(1, 3, 1, 16).half()
         print(attnc.compile({SPEC!r})(q, q, q).sum())
     """
-    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    done = run_program(program, check=True)
     assert done.stdout == "tensor(48., dtype=torch.float16)\n"
 
 

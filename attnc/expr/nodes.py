@@ -20,8 +20,9 @@ Semantics, in one place (`evaluate.py` implements them, every target must agree)
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from operator import attrgetter, is_
 from typing import Any, Literal, TypeAlias, TypeVar
 
 from attnc.effort import memo, spend
@@ -354,21 +355,27 @@ FALSE = Const(False)
 def children(expr: Expr) -> tuple[Expr, ...]:
     """Returns the direct operands of a node, in source order."""
     spend()
-    match expr:
-        case Load(indices=indices):
-            return indices
-        case Search(prefix=prefix, value=value, limit=limit):
-            return (*prefix, value) if limit is None else (*prefix, value, limit)
-        case InList(indices=indices, entry=entry, limit=limit):
-            return (*indices, entry) if limit is None else (*indices, entry, limit)
-        case Neg(operand=operand) | Not(operand=operand):
-            return (operand,)
-        case Binary(left=left, right=right) | Compare(left=left, right=right):
-            return (left, right)
-        case And(operands=operands) | Or(operands=operands) | Call(args=operands):
-            return operands
-        case _:
-            return ()
+    return _children(expr)
+
+
+def _children(expr: Expr) -> tuple[Expr, ...]:
+    found: Callable[[Any], tuple[Expr, ...]] | None = _CHILDREN.get(type(expr))
+    return () if found is None else found(expr)
+
+
+#: The operands of a node by its class: expressions are walked more often than anything else is done to them.
+_CHILDREN: Mapping[type, Callable[[Any], tuple[Expr, ...]]] = {
+    Load: attrgetter("indices"),
+    Search: lambda node: (*node.prefix, node.value, *(() if node.limit is None else (node.limit,))),
+    InList: lambda node: (*node.indices, node.entry, *(() if node.limit is None else (node.limit,))),
+    Neg: lambda node: (node.operand,),
+    Not: lambda node: (node.operand,),
+    Binary: attrgetter("left", "right"),
+    Compare: attrgetter("left", "right"),
+    And: attrgetter("operands"),
+    Or: attrgetter("operands"),
+    Call: attrgetter("args"),
+}
 
 
 def walk(expr: Expr) -> Iterator[Expr]:
@@ -382,6 +389,8 @@ def walk(expr: Expr) -> Iterator[Expr]:
 
 def rebuild(expr: Expr, operands: tuple[Expr, ...]) -> Expr:
     """Makes the same node over other operands (as many as `children` gave)."""
+    if all(map(is_, operands, _children(expr))):
+        return expr
     match expr:
         case Load():
             return replace(expr, indices=operands)

@@ -74,6 +74,8 @@ def call(function: str, *args: Expr) -> Expr:
 def make(expr: Expr, operands: tuple[Expr, ...]) -> Expr:
     """Returns the node `expr` over new operands, simplified; the result keeps a span."""
     spend()
+    if not operands:
+        return expr
     match expr:
         case Neg():
             made = neg(operands[0])

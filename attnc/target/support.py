@@ -68,9 +68,14 @@ def with_headers(source: str, folder: Path | None = None) -> str:
     def read(match: re.Match[str]) -> str:
         if folder is not None and (copied := folder / match[1]).is_file():
             return with_headers(copied.read_text(encoding="utf-8"), folder)
-        return with_headers(_files()[match[1]], folder)
+        return with_headers(_files()[match[1]], folder) if folder is not None else _whole_header(match[1])
 
     return _HEADER.sub(read, source)
+
+
+@cache
+def _whole_header(name: str) -> str:
+    return with_headers(_files()[name])
 
 
 def kernel_files(module: str, beside: Iterable[str]) -> list[str]:

@@ -36,6 +36,7 @@ def template_environment(start: str = "{{", end: str = "}}") -> jinja2.Environme
         variable_start_string=start,
         variable_end_string=end,
         autoescape=False,
+        auto_reload=False,  # templates do not change while a process runs
         bytecode_cache=KeptTemplates(start),
     )
 
@@ -110,12 +111,18 @@ def tidy(text: str) -> str:
     """Returns two blank lines between definitions, at most one inside them, no trailing space, long lines
     wrapped.
     """
-    text = re.sub(r"[ \t]+\n", "\n", text)
+    text = trim_lines(text)
     text = "\n".join(wrap(line) for line in text.split("\n"))
     text = re.sub(r"\n{3,}(?=[ \t])", "\n\n", text)
     text = re.sub(r"\n{2,}(?=(@|def |class ))", "\n\n\n", text)
     text = re.sub(r"\n{4,}", "\n\n\n", text)
     return text.strip("\n") + "\n"
+
+
+def trim_lines(text: str) -> str:
+    """Returns the text without spaces at the ends of its lines, but for one that no line follows."""
+    *lines, last = text.split("\n")
+    return "\n".join([*(line.rstrip(" \t") for line in lines), last])
 
 
 def wrap(line: str, width: int = WIDTH) -> str:

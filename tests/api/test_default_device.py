@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,6 +20,7 @@ from attnc.compat import flash_attn
 from attnc.flex import flex_attention
 from attnc.paging import PagedCache
 from tests.api.test_few_queries import DOORS
+from tests.processes import run_program
 
 #: Imports all there is, and makes no tensor without data of it.
 _IMPORTS = """
@@ -134,4 +134,4 @@ def test_doors_name_the_device_and_type_of_what_they_make(door: Callable[[int], 
 
 @pytest.mark.slow
 def test_imports_read_no_tensor_of_the_default_device() -> None:
-    subprocess.run([sys.executable, "-c", _IMPORTS], check=True)
+    run_program(_IMPORTS, check=True)

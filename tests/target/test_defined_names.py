@@ -121,15 +121,22 @@ SMALL_AND_LARGE = (
     "1e-38 * tanh(dot(q, k) * 1e-20)",
     "where(kv_idx < 3, -3.4028234663852886e+38, exp(1e-40 * q_idx) * 1e-60)",
 )
-#: Gives the kernels of the specs that it reads to the front ends of their compilers; prints how many modules
-#: that were, and what is refused.
+#: Gives the kernels of the specs that it reads to the front ends of their compilers, for these architectures;
+#: prints how many modules that were, and what is refused.
 PROGRAM = """
 import json, sys
 from tests.compiled import refusals
 from tests.verify.judging import modules_of
 modules = [module for text in json.load(sys.stdin) for module in modules_of(text)]
-print(json.dumps([len(modules), [refusals(module) for module in modules if refusals(module)]]))
+refused = [refusals(module, archs=sys.argv[1:]) for module in modules]
+print(json.dumps([len(modules), [one for one in refused if one]]))
 """
+
+
+def compiled(texts: list[str], *archs: str) -> tuple[int, list[dict[str, str]]]:
+    """How many modules the specs have, and what compilers refuse of them."""
+    count, refused = json.loads(compiling(PROGRAM, *archs, stdin=json.dumps(texts)).stdout)
+    return count, refused
 
 
 def undefined(text: str) -> Iterator[str]:
@@ -212,7 +219,7 @@ def test_what_did_not_compile_and_random_specs_compile_without_a_gpu() -> None:
     found = [path.read_text(encoding="utf-8") for path in sorted(FOUND.glob(pattern))]
     kinds = [*TRITON.values()] if nightly else [*TRITON.values()][::2]
     texts = [*(spec(*parts) for parts in kinds), *drawn, *found]
-    count, refused = json.loads(compiling(PROGRAM, stdin=json.dumps(texts)).stdout)
+    count, refused = compiled(texts, "sm_90", "sm_80")
     assert refused == []
     assert count >= len(kinds) + 2 * len(drawn) + len(found)
     assert found
@@ -235,7 +242,7 @@ def test_constants_that_float32_does_not_hold_compile() -> None:
         unified = "loops = [kv], softmax = unified_max(phi = {}, bounds = [-4, 1e-60], fallback = online)"
         texts += [spec(_lines("dot(q, k)"), unified.format(phi), target=target) for phi in ("1e-60", "-1e60")]
     texts = texts if nightly else texts[::2]
-    count, refused = json.loads(compiling(PROGRAM, stdin=json.dumps(texts)).stdout)
+    count, refused = compiled(texts, "sm_90")
     assert refused == []
     assert count == len(texts)
 
@@ -252,7 +259,7 @@ def test_masks_of_one_axis_beside_weights_compile() -> None:
         for mask in masks
     ]
     texts = [text.replace("normalize = softmax", "normalize = none") for text in texts]
-    assert json.loads(compiling(PROGRAM, stdin=json.dumps(texts)).stdout) == [len(texts), []]
+    assert compiled(texts, "sm_90") == (len(texts), [])
 
 
 def _lines(score: str, *more: str) -> list[str]:

@@ -26,8 +26,9 @@ from attnc.target.printer import IN_KEYS, IN_ROWS, REVERSED, AdjointText, Printe
 
 #: What stands around an offer, and between its type, names and values: characters that no text has.
 _START, _BETWEEN, _END = "\ue000", "\ue001", "\ue002"
-#: Words, braces, and what is no code. A field of another thing is no word.
-_TOKEN = re.compile(r"//[^\n]*|\"(?:\\.|[^\"\\\n])*\"|(?<![\w.])[A-Za-z_]\w*|[{}]")
+#: Words, braces, and what is no code: comments, strings, numbers, and fields with their dot.
+_TOKEN = re.compile(r"[A-Za-z_]\w*|[{}]|[.0-9][\w.]*|//[^\n]*|\"(?:\\.|[^\"\\\n])*\"")
+_BRACES = frozenset("{}")
 
 
 def local(kind: str, values: Mapping[str, object] | None = None, /, **named: object) -> str:
@@ -73,15 +74,17 @@ def settle(text: str) -> str:
 
 
 def _note_words(text: str, read: list[set[str]]) -> None:
-    for token in reversed(_TOKEN.findall(text)):
-        match token:
-            case "}":
-                read.append(set())
-            case "{" if len(read) > 1:
-                inner = read.pop()
-                read[-1] |= inner
-            case word:
-                read[-1].add(word)
+    tokens = _TOKEN.findall(text)
+    end = len(tokens)
+    for at in reversed([at for at, token in enumerate(tokens) if token in _BRACES]):
+        read[-1].update(tokens[at + 1 : end])
+        end = at
+        if tokens[at] == "}":
+            read.append(set())
+        elif len(read) > 1:
+            inner = read.pop()
+            read[-1] |= inner
+    read[-1].update(tokens[:end])
 
 
 def _declare(offer: str, read: Set[str]) -> str:

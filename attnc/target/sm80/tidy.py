@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from jinja2.ext import Extension
 
 from attnc.target.sm80.printer import settle
+from attnc.target.templates import trim_lines
 
 WIDTH = 120
 #: What a line ends with that a template prints from one value: where the value is empty, so is the line.
@@ -47,10 +48,10 @@ def tidy_cuda(text: str) -> str:
     """Returns one blank line in a row, none at a block's start or end, pragmas indented like what they are
     about, and lines of at most `WIDTH` columns. What divides by sizes of any sign includes how.
     """
-    if _DIVIDES.search(text):
+    if "_by_any(" in text and _DIVIDES.search(text):
         text = _FIRST_HEADER.sub(r'\g<0>\n#include "division.cuh"', text, count=1)
     text = _EMPTY_LINE.sub("", f"{text}\n").replace(_VALUE, "")
-    text = re.sub(r"[ \t]+\n", "\n", text)
+    text = trim_lines(text)
     text = re.sub(r"\n{3,}", "\n\n", text)
     text = re.sub(r"^[ \t]*(#pragma unroll(?: \d+)?)\n([ \t]*)", r"\2\1\n\2", text, flags=re.M)
     text = re.sub(r"(\{)\n\n", r"\1\n", text)
