@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass, replace
 from enum import Enum
@@ -12,7 +13,7 @@ import pytest
 
 from attnc.expr.nodes import Binary, Const, Dim, Node
 from attnc.plan.ir.text import module_text
-from tests.plans import module_of
+from tests.plans import module_of, plans_of
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = ROOT / "tests" / "golden" / "ir"
@@ -57,6 +58,37 @@ TOLD = (
 @pytest.mark.parametrize(("spec", "variant", "target"), TOLD, ids=lambda value: value)
 def test_plans(spec: str, variant: str, target: str, golden: Callable[[Path, str], None]) -> None:
     golden(GOLDEN / f"{spec}.{target}.ir", module_text(module_of(spec, target, variant)))
+
+
+#: Specs whose plans are told by a digest of their text, and into how many tests they are shared out.
+TELLING, SHARES = sorted((ROOT / "tests" / "telling_specs").glob("*.attn")), 16
+DIGESTS = GOLDEN / "telling.txt"
+
+
+def digests(path: Path) -> list[str]:
+    """A line for each module of a spec: target and variant, and a digest of its plan."""
+    return [
+        f"{path.stem} {module.target} {module.variant.name} "
+        f"{hashlib.sha256(module_text(module).encode()).hexdigest()[:16]}"
+        for module in plans_of(path).modules
+    ]
+
+
+@pytest.mark.parametrize("share", range(SHARES))
+def test_telling_specs_are_planned_as_before(share: int, request: pytest.FixtureRequest) -> None:
+    """Where this is meant to change, `--update-golden` writes the digests; the list that differs says of
+    which specs and targets plans change. `attnc explain SPEC --ir` shows them.
+    """
+    if request.config.getoption("--update-golden"):
+        lines = [line for path in TELLING for line in digests(path)]
+        DIGESTS.write_text("\n".join(lines) + "\n", encoding="utf-8", newline="\n")
+    paths = TELLING[share::SHARES]
+    found = [line for path in paths for line in digests(path)]
+    names = {path.stem for path in paths}
+    expected = DIGESTS.read_text(encoding="utf-8").splitlines()
+    if share == 0:
+        assert {line.split()[0] for line in expected} == {path.stem for path in TELLING}
+    assert found == [line for line in expected if line.split()[0] in names]
 
 
 #: What a text need not say, and why.

@@ -47,6 +47,9 @@ def test_kernels_are_compiled_with_their_config() -> None:
     config = CONFIGS[1]
     assert list_defines(config, True) == {"BLOCK_M": 64, "BLOCK_N": 64, "WARPS": 4, "STAGES": 2, "ALIGNED": 1}
     assert list_defines(config._replace(maxnreg=128), False)["MAXNREG"] == 128
+    for parts in range(4):
+        in_parts = SimpleNamespace(**config._asdict(), parts=parts)
+        assert ("IN_PARTS" in list_defines(in_parts, True)) == (parts > 1)  # type: ignore[arg-type]
 
 
 def test_a_source_says_how_it_is_compiled_besides() -> None:
@@ -116,3 +119,24 @@ def test_code_is_trusted_that_nobody_else_could_write() -> None:
         known = [one, other]
         trusted = {"user 0"}.union(*(_writers(each, sticky=True) for each in known))
         assert _is_as_safe(found, known) == (_writers(found, sticky=False) <= trusted), (found, known)
+
+
+def test_what_a_compiler_refuses_is_told_with_its_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: list[int] = []
+
+    class NVRTCError(Exception):
+        pass
+
+    def refuse(program: int, options: tuple[str, ...]) -> None:
+        raise NVRTCError(program)
+
+    nvrtc = SimpleNamespace(
+        createProgram=lambda *_: 7, compileProgram=refuse, getProgramLog=lambda number: f"log {number}",
+        destroyProgram=ended.append, NVRTCError=NVRTCError,
+    )  # fmt: skip
+    monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(cuda=SimpleNamespace(nvrtc=nvrtc)))
+    monkeypatch.setitem(sys.modules, "cupy.cuda", SimpleNamespace(nvrtc=nvrtc))
+    program = Program("", (Compiled("f", "a.cu", CONFIGS),), {"a.cu": "int b;\n"})
+    with pytest.raises(RuntimeError, match=r"^a\.cu \('-arch=sm_90',\): log 7$"):
+        program.compile("f", ("-arch=sm_90",))
+    assert ended == [7]

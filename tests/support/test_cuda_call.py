@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import struct
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from attnc.runtime.loader import load_text
-from attnc.support.cuda_call import dq_floats
-from tests.support.configs import CONFIGS
+from attnc.support.cuda_call import Arguments, CudaLaunch, Kernel, Kernels, dq_floats, ready
+from tests.support.configs import CONFIGS, H200
 
 GENERATED = Path(__file__).parents[2] / "generated"
 
@@ -33,3 +35,38 @@ def test_rows_are_aligned_where_every_stride_is(axis: int) -> None:
         *_, launches = call._prepare((x, x, x), None, None, call.no_extras)
         found.append(launches[0].arguments.rows_aligned)
     assert found == [True, True, False]
+
+
+@pytest.mark.parametrize("splits", [1, 2])
+def test_what_joins_splits_is_launched_where_there_are_some(splits: int) -> None:
+    """And whatever stands behind it anyway, with the config of its own and blocks by its sizes."""
+    small, large = CONFIGS[2], CONFIGS[1]
+    names = {"SPLITS": splits, "M": 130, "config": small, "dq_config": large}
+    kernels = [
+        Kernel(name, "cdiv(M, BLOCK_M)", joins=name == "join", config="dq" if name == "last" else "")
+        for name in ("first", "join", "last")
+    ]
+    launch = Kernels(kernels=tuple(kernels), addresses="", strides="", numbers="")
+    found = ready(launch, names)
+    expected = [("first", small, 3, False), ("join", small, 3, True), ("last", large, 3, False)]
+    assert found == [each for each in expected if splits > 1 or not each[3]]
+    del names["SPLITS"]
+    assert [kernel.name for kernel in ready(launch, names)] == ["first", "last"]
+
+
+@pytest.mark.parametrize("rows_aligned", [False, True])
+@pytest.mark.parametrize("at", [0, 1, 2])
+@pytest.mark.parametrize("beyond", [0, 8, 16])
+def test_kernels_of_aligned_rows_run_where_all_matrices_begin_at_16_bytes(
+    rows_aligned: bool, at: int, beyond: int
+) -> None:
+    """Of what is no matrix nothing is asked; addresses are moved to where kernels enter a tensor."""
+    arguments = Arguments((4, 7, -1, 2), (0, 3), ((1, 256), (2, 64)), b"numbers", rows_aligned)
+    launch = CudaLaunch(SimpleNamespace(), H200, (), arguments)  # type: ignore[arg-type]
+    launch.starter = lambda aligned: aligned  # type: ignore[method-assign, assignment, return-value]
+    addresses = {4: 1 << 40, 7: 1 << 41, 2: 1 << 42}
+    moved = [*addresses][at]
+    addresses[moved] += beyond
+    start, packed = launch.pack(addresses)
+    assert start == (rows_aligned and (beyond != 8 or moved == 7))
+    assert packed == struct.pack("=4Q", addresses[4], addresses[7] + 256, 0, addresses[2]) + b"numbers"

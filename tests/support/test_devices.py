@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
+import pytest
+import torch
+
 from attnc.support.devices import CPU, gpu_of
 from tests.support.configs import H200
 
@@ -9,3 +14,15 @@ from tests.support.configs import H200
 def test_the_cpu_is_a_device() -> None:
     assert gpu_of(-1) is CPU
     assert H200.arch == "sm_90"
+
+
+def test_a_gpu_is_as_torch_describes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def describe(index: int) -> SimpleNamespace:
+        return SimpleNamespace(
+            name=f"number {index}", major=9, minor=0, shared_memory_per_block_optin=232448,
+            shared_memory_per_multiprocessor=233472, multi_processor_count=132, L2_cache_size=50 << 20,
+        )  # fmt: skip
+
+    monkeypatch.setattr(torch.cuda, "get_device_properties", describe)
+    for index in (0, 3):
+        assert gpu_of.__wrapped__(index) == H200._replace(index=index, name=f"number {index}")

@@ -7,6 +7,7 @@ import os
 import pwd
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -165,3 +166,36 @@ def test_a_tilde_is_the_home_of_the_user(monkeypatch: pytest.MonkeyPatch) -> Non
     assert [named_path(text) for text in ("~", "~/x")] == [Path("/srv/me"), Path("/srv/me/x")]
     assert named_path(Path("a/~/x")) == Path("a/~/x")
     assert named_path("~nobody-of-this-name/x") == Path("~nobody-of-this-name/x")
+
+
+def test_a_group_without_a_name_is_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    def look(number: int) -> None:
+        raise KeyError(number)
+
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(grp, "getgrgid", look)
+    assert others_can_write(os.stat_result((0o770, 1, 1, 1, 1000, 1000, 0, 0, 0, 0)))
+
+
+def test_another_process_may_make_the_same_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make, other = Path.mkdir, list[Path]()
+
+    def after_another(path: Path, *given: Any, **options: Any) -> None:
+        if not path.exists():
+            other.append(path)
+            make(path, mode=0o700)
+        make(path, *given, **options)
+
+    monkeypatch.setattr(Path, "mkdir", after_another)
+    made = tmp_path / "a" / "b"
+    assert private_folder(made) == made
+    assert other == [made.parent, made]
+
+
+def test_a_profile_is_private_where_there_are_no_numbers_of_users(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(os, "geteuid")
+    for _ in range(2):
+        assert private_folder(tmp_path / "a" / "b") == tmp_path / "a" / "b"
+    assert (tmp_path / "a" / "b").is_dir()

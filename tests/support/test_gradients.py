@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import product
+
+import pytest
 import torch
 
-from attnc.support.gradients import Backward, Gradient, Made, Part
+from attnc.support.gradients import Backward, Gradient, Made, Part, _DifferentiableOnce
 
 
 def test_parts_are_summed_over_what_an_input_lacks() -> None:
@@ -40,3 +43,17 @@ def test_workspaces_without_elements_are_not_allocated() -> None:
     assert [backward.allocates(sums, shape) for shape in ((4, 2), (4, 0), (0, 2))] == [True, False, False]
     assert backward.allocates(dk, (0, 8))
     assert backward.allocates(part, (2, 3, 0))
+
+
+def test_gradients_of_gradients_are_the_same_numbers_and_have_none() -> None:
+    """Each in its place, and none where there is none."""
+    given = [torch.ones(2, requires_grad=True), torch.ones(3)]
+    for present in product((False, True), repeat=3):
+        made = [torch.full((2,), float(at)) if there else None for at, there in enumerate(present)]
+        marked = _DifferentiableOnce.mark("it", made, given)
+        for before, after in zip(made, marked, strict=True):
+            assert (before is None) == (after is None)
+            assert before is None or after is None or torch.equal(before, after)
+            if after is not None:
+                with pytest.raises(RuntimeError, match=r"^it has no second derivative"):
+                    after.sum().backward()  # type: ignore[no-untyped-call]

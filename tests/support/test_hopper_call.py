@@ -225,3 +225,13 @@ def test_a_counter_that_stays_is_made_apart(monkeypatch: pytest.MonkeyPatch) -> 
     capturing[0] = True  # a graph has its own, in its pool
     assert hopper_call.counter_of(0) is not hopper_call.counter_of(0)
     assert made_in == [False, False, True, True]
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.bfloat16, torch.float32])
+def test_rows_of_copies_begin_at_multiples_of_16_bytes(dtype: torch.dtype) -> None:
+    """With the least room between them; rows without elements too."""
+    chunk = 16 // dtype.itemsize
+    for columns in range(2 * chunk + 2):
+        memory = padded((3, 5, columns), dtype)
+        room = next(size for size in range(chunk, 4 * chunk, chunk) if size >= columns)
+        assert (memory.shape, memory.strides, memory.dtype) == ((3, 5, columns), (5 * room, room, 1), dtype)

@@ -7,7 +7,7 @@ import heapq
 
 import pytest
 import torch
-from hypothesis import assume
+from hypothesis import assume, settings
 from hypothesis import given as drawn_by
 from hypothesis import strategies as st
 
@@ -307,3 +307,47 @@ def test_parts_of_like_sizes_are_not_much_faster(
     for other in (walks // 2, walks * 3 // 4, walks - 1, walks + 1, walks * 5 // 4, walks * 2):
         parts = chosen_parts(other, heads, tiles, causal=causal)
         assert own <= 2 * model_time(walks, heads, tiles, parts, causal=causal)
+
+
+@settings(max_examples=60)
+@drawn_by(st.data())
+def test_a_text_means_what_python_says(data: st.DataObject) -> None:
+    """Of every sign of the language, on positive and negative numbers."""
+    names = {"M": data.draw(st.integers(-9, 99)), "B": data.draw(st.integers(1, 7))}
+    text = data.draw(_EXPRESSIONS)
+    try:
+        expected = int(eval(text, {"max": max, "min": min}, {**names}))
+    except ZeroDivisionError:
+        with pytest.raises(ZeroDivisionError):
+            evaluate(text, names)
+        return
+    assert evaluate(text, names) == expected
+
+
+_EXPRESSIONS = st.recursive(
+    st.sampled_from(("M", "B", "0", "1", "5", "16")),
+    lambda inner: st.one_of(
+        st.builds("({} {} {})".format, inner, st.sampled_from(("+", "-", "*", "//", "%", "==", ">")), inner),
+        st.builds("-{}".format, inner),
+        st.builds("{}({}, {})".format, st.sampled_from(("max", "min")), inner, inner),
+    ),
+    max_leaves=5,
+)
+
+
+@pytest.mark.parametrize("group", [0, 2])
+def test_heads_of_keys_have_so_many_of_queries(group: int) -> None:
+    """Which what follows k may have an axis of; 1 where there are none."""
+    tensors = (Tensor("q", "f32[H, 8]", "h"), Tensor("k", "f32[Hkv, 8]", "h"), Tensor("bias", "f32[G]"))
+    for heads, shared in ((6, 3), (3, 3), (8, 1), (0, 0), (0, 2), (5, 2), (4, 2), (3, 0)):
+        fits = heads == group * shared if group else heads % shared == 0 if shared else heads == 0
+        own = heads // shared if shared else 1
+        sizes, given = Sizes("q", {}, group), [torch.zeros(heads, 8), torch.zeros(shared, 8)]
+        if not fits:
+            with pytest.raises(ValueError, match="heads"):
+                sizes.check(tensors, [*given, torch.zeros(own)])
+            continue
+        sizes.check(tensors, [*given, torch.zeros(own)])
+        assert sizes["G"] * shared == heads
+        with pytest.raises(ValueError, match=rf"^bias: expected shape \[{own}\]"):
+            Sizes("q", {}, group).check(tensors, [*given, torch.zeros(own + 1)])

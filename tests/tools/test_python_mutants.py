@@ -119,7 +119,7 @@ def test_tests_of_the_package_judge_a_line_that_none_is_known_to_run() -> None:
     lines.tests["tests/flex/test_mods.py::test_elsewhere"] = 0.1
     assert names(choose_tests(mutant_at(line), lines)) == ["own", "other"]
     lines.tests["tests/test_build.py::whole"] = 0.3
-    assert names(choose_tests(mutant_at(line), lines)) == ["own", "other", "whole"]
+    assert names(choose_tests(mutant_at(line), lines)) == ["own", "whole", "other"]
 
 
 def test_signatures_are_looked_at_where_a_line_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,6 +134,36 @@ def test_no_test_is_asked_beyond_the_budget() -> None:
     line, most = body_of(DEFINED), SETTINGS["limits"]["seconds"]
     lines = lines_of(own=(most - 1, [line]), own_long=(most - 0.9, [line]), other=(0.1, [line]))
     assert names(choose_tests(mutant_at(line), lines)) == ["own", "other"]
+
+
+def test_no_two_files_take_all_of_the_budget() -> None:
+    """Of three, each with cases for all of it, every one is asked."""
+    line, most = body_of(DEFINED), SETTINGS["limits"]["seconds"]
+    lines = lines_of(**{f"own_{case}": (most / 20, [line]) for case in range(20)})
+    files = (OTHER, "tests/plan/test_words.py")
+    many = {f"{file}::test_it[{case}]": most / 20 for file in files for case in range(20)}
+    lines.tests |= many
+    lines.tests_of[FILE][line] |= many.keys()
+    groups = choose_tests(mutant_at(line), lines)
+    assert sum(groups[0].values()) <= most / 5
+    assert {test.partition("::")[0] for group in groups for test in group} == {OWN, *files}
+
+
+def test_tests_of_other_packages_come_last() -> None:
+    line, cheap = body_of(DEFINED), "tests/flex/test_mods.py::test_cheap"
+    lines = lines_of(own=(0.3, [line]), other=(0.4, [line]))
+    lines.tests[cheap] = 0.01
+    lines.tests_of[FILE][line] |= {cheap}
+    assert names(choose_tests(mutant_at(line), lines)) == ["own", "other", "test_cheap"]
+
+
+def test_what_sees_all_of_a_package_judges_its_constants() -> None:
+    """Those run as a module is imported, and plans have them whatever else of the module runs."""
+    lines = lines_of(own=(0.1, [body_of(DEFINED)]), other=(0.2, []))
+    whole = "tests/test_build.py::whole"
+    lines.tests[whole] = 0.3
+    imported = next(number for number, text in enumerate(TEXT, start=1) if text.startswith("from attnc"))
+    assert names(choose_tests(mutant_at(imported), lines))[:2] == ["own", "whole"]
 
 
 def test_tests_of_the_function_and_the_module_follow_where_few_run_a_line() -> None:

@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cache
@@ -32,8 +32,9 @@ from tools.mutants.python_sample import ROOT, SETTINGS
 
 #: Tests and the processor seconds that each usually takes.
 Tests: TypeAlias = Mapping[str, float]
-#: How many test files the groups of tests of a mutant come from, which run in turn until one fails.
-_FILES = (2, 8, 1000)
+#: How many test files the groups of tests of a mutant come from, which run in turn until one fails, and the
+#: share of the seconds left that a group may take: all cases of two files would leave nothing to others.
+_GROUPS = ((2, 0.2), (8, 0.5), (1000, 1.0))
 #: Tests that run a changed line, of which others are asked too if there are no more.
 _FEW = 12
 #: With this variable Python keeps no compiled form of what it imports.
@@ -70,15 +71,17 @@ def choose_tests(mutant: Mutant, lines: Lines) -> list[dict[str, float]]:
     groups, files = list[dict[str, float]](), set[str]()
     for found in _tests_at(mutant, lines):
         ranked = _rank(mutant, found, lines)
-        for most in _FILES:
+        for most, share in _GROUPS:
             group: dict[str, float] = {}
+            room = share * left
             for test in tuple(ranked):
                 file = test.partition("::")[0]
                 costs = lines.tests[test] + (0.0 if file in files else lines.files.get(file, 1.0))
                 if costs > left:
                     del ranked[test]
-                elif file in files or len(files) < most:
+                elif (file in files or len(files) < most) and (costs <= room or not group):
                     left -= costs
+                    room -= costs
                     files.add(file)
                     group[test] = lines.tests[test]
                     del ranked[test]
@@ -93,7 +96,8 @@ def _tests_at(mutant: Mutant, lines: Lines) -> Iterator[frozenset[str]]:
     and those of the module's own file; then, where they are few, others of the function, the module and the
     package. What remembers results runs its lines in the first test of a process alone, what tests compute as
     they are collected in none, and copies of the support package elsewhere. Of a line that runs as its module
-    is imported, tests of signatures come first, and all others follow.
+    is imported, tests of signatures come first, and all others follow: those that see all of the package too,
+    whose plans have a constant without running a line of its module.
     """
     known, asked = lines.tests_of.get(mutant.file, {}), frozenset[str]()
     package = mutant.file.split("/")[1]
@@ -103,7 +107,8 @@ def _tests_at(mutant: Mutant, lines: Lines) -> Iterator[frozenset[str]]:
         asked |= frozenset(test for test in lines.tests if test.partition("::")[0] in files)
         yield from [asked] * bool(asked)
     own = _own_files(mutant.file)
-    of_module = frozenset(test for test in lines.tests if test.partition("::")[0] in own)
+    near = own | {*SETTINGS["whole"].get(package, ())} if is_imported else own
+    of_module = frozenset(test for test in lines.tests if test.partition("::")[0] in near)
     for span in spans:
         found = frozenset().union(*(tests for line, tests in known.items() if line in span)) - asked
         if found:
@@ -153,22 +158,28 @@ def _parse(text: str) -> ast.Module:
 
 
 def _rank(mutant: Mutant, tests: frozenset[str], lines: Lines) -> dict[str, None]:
-    """Sorts tests. In turn comes one of the module's own file and of those that see all of the package, one
-    that runs lines of the function which few run, for what it costs, and one of the others. Among the first
-    and the last those that run the function come first, then the cheapest, and one case of each test before a
-    second one.
+    """Sorts tests. In turn comes one of the module's own file, one of those that see all of the package, one
+    that runs lines of the function which few run, for what it costs, and one of the others; tests of other
+    packages come last. Of each kind but the third those that run the function come first, then the cheapest,
+    and one case of each test before a second one.
     """
-    near = _own_files(mutant.file) | {*SETTINGS["whole"].get(mutant.file.split("/")[1], ())}
-    rarity = _rarity(mutant, tests, lines)
-    turns, key = dict[str, int](), dict[str, tuple[int, bool, float, str]]()
+    package = mutant.file.split("/")[1]
+    own, whole = _own_files(mutant.file), {*SETTINGS["whole"].get(package, ())}
+    places, rarity = tuple(SETTINGS["tests"][package]), _rarity(mutant, tests, lines)
+    turns, key = dict[str, int](), dict[str, tuple[bool, int, bool, float, str]]()
     for test in sorted(tests, key=lambda test: (lines.tests[test], test)):
         function = test.partition("[")[0]
         turn = turns[function] = turns.get(function, -1) + 1
-        key[test] = (turn, test not in rarity, _cost(test, lines), test)
+        key[test] = (not test.startswith(places), turn, test not in rarity, _cost(test, lines), test)
+
+    def among(files: Collection[str]) -> list[str]:
+        return sorted((test for test in tests if test.partition("::")[0] in files), key=key.__getitem__)
+
     orders = (
-        sorted((test for test in tests if test.partition("::")[0] in near), key=key.__getitem__),
-        sorted(rarity, key=lambda test: (-rarity[test] / _cost(test, lines), test)),
-        sorted((test for test in tests if test.partition("::")[0] not in near), key=key.__getitem__),
+        among(own),
+        among(whole - own),
+        sorted(rarity, key=lambda test: (key[test][0], -rarity[test] / _cost(test, lines), test)),
+        among({test.partition("::")[0] for test in tests} - own - whole),
     )
     return dict.fromkeys(test for turn in zip_longest(*orders) for test in turn if test is not None)
 
