@@ -7,7 +7,9 @@ from itertools import product
 import pytest
 import torch
 
+from attnc.support.arguments import Tensor
 from attnc.support.gradients import Backward, Gradient, Made, Part, _DifferentiableOnce
+from attnc.support.memory import memory_of
 
 
 def test_parts_are_summed_over_what_an_input_lacks() -> None:
@@ -57,3 +59,15 @@ def test_gradients_of_gradients_are_the_same_numbers_and_have_none() -> None:
             if after is not None:
                 with pytest.raises(RuntimeError, match=r"^it has no second derivative"):
                     after.sum().backward()  # type: ignore[no-untyped-call]
+
+
+def test_gradients_lie_as_their_inputs_but_for_packed_rows() -> None:
+    backward = Backward(configs={}, tuned={}, made=(), launches=(), gradients=())
+    x = torch.empty(2, 3, 5, 8).transpose(1, 2)  # rows of a head follow each other
+    for type, axes, is_like in (("f32[B, N, H, 8]", "bnh", True), ("f32[T, N, H, 8]", "tnh", False)):
+        tensor, made = Tensor("dk", type, axes), Made("dk", like="k")
+        found = backward.lay(made, tensor, {"k": memory_of(x)}, {})
+        assert found.shape == x.shape
+        assert (found.strides == x.stride()) is is_like
+    own = backward.lay(Made("sums", type="f32[M, 4]"), Tensor("sums", "f32[M, 4]"), {}, {"M": 3})
+    assert own == memory_of(torch.empty(3, 4))

@@ -241,3 +241,41 @@ def test_gradients_lie_as_their_inputs(attention: Any, order: tuple[int, ...]) -
 def first_of(results: Any) -> torch.Tensor:
     first: torch.Tensor = results[0] if isinstance(results, tuple) else results
     return first
+
+
+def test_gradients_are_resumed_where_kernels_take_what_is_there() -> None:
+    """With the same results; not of a lazily negated tensor, nor of rows of do with gaps between elements."""
+    family = attnc.compile(TEXT.format(lse=FORMS["returned"]), target="triton")
+    call, (q, k, v, do) = family.module.default.CALL, drawn(3)
+    o, lse = family(q, k, v)
+    tensors = [do, torch.zeros_like(lse), q, k, v, o, lse]
+
+    def look(layout: Any) -> Any:
+        return layout
+
+    call.forget()
+    assert call.resume_gradients(tensors, look) is None
+    right = call.gradients(*tensors, None)
+    again = call.resume_gradients(tensors, look)
+    assert again is not None
+    assert all(map(torch.equal, again(tensors), right))
+    for place in range(len(tensors)):
+        changed = [*tensors]
+        changed[place] = torch._neg_view(changed[place])
+        assert call.resume_gradients(changed, look) is None
+    gaps = do.repeat_interleave(2, -1)[..., ::2]
+    assert torch.equal(call.gradients(gaps, *tensors[1:], None)[0], right[0])
+    assert call.resume_gradients([gaps, *tensors[1:]], look) is None
+
+
+def test_what_has_no_gradients_says_so_however_often_it_ran() -> None:
+    text = TEXT.format(lse="").replace("  grad q, k, v\n", "")
+    text += "schedule repeated for triton { loops = [q, kv] }\n"
+    call, (q, k, v, _) = attnc.compile(text, target="triton").module.default.CALL, drawn(3)
+    for step in range(6):
+        right = call.run((q, k, v))
+        wanted = tuple(x.clone().requires_grad_(place == step % 3) for place, x in enumerate((q, k, v)))
+        with pytest.raises(RuntimeError, match=r"^repeated has no backward"):
+            call.run(wanted)
+    with torch.no_grad():
+        assert torch.equal(call.run(wanted), right)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import ast
 import heapq
+from collections.abc import Callable
+from itertools import product
+from pathlib import Path
 
 import pytest
 import torch
@@ -351,3 +354,16 @@ def test_heads_of_keys_have_so_many_of_queries(group: int) -> None:
         assert sizes["G"] * shared == heads
         with pytest.raises(ValueError, match=rf"^bias: expected shape \[{own}\]"):
             Sizes("q", {}, group).check(tensors, [*given, torch.zeros(own + 1)])
+
+
+def test_walks_are_cut_as_before(golden: Callable[[Path, str], None]) -> None:
+    """On an H200, for rows of walks of so many heads and tiles: parts by the number of walks."""
+    walks, lines = (0, 1, 2, 8, 20, 48, 96, 130, 264), []
+    for (few, room, turns), chosen in product(
+        ((132, 0, 0), (132, 264, 0), (66, 264, 0), (66, 264, 1), (132, 0, 4), (0, 264, 0)), (0, 3)
+    ):
+        lines.append(f"few {few}, room {room}, turns {turns}, chosen {chosen}: of {walks} walks")
+        for heads, tiles in product((1, 3, 8), (1, 4, 16, 64, 300)):
+            found = [count_parts(n, heads, tiles, 396, 792, few, chosen, room, turns) for n in walks]
+            lines.append(f"  {heads} heads, {tiles} tiles: {', '.join(map(str, found))}")
+    golden(Path(__file__).parents[1] / "golden" / "choices" / "parts.txt", "\n".join(lines) + "\n")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -169,3 +171,56 @@ class Sized(NamedTuple):
     shared: int
     splits: int = 0
     split_size: int = 0
+
+
+#: What was chosen on an H200 by what was measured there: sums of other parts are other bits.
+CHOICES = Path(__file__).parents[1] / "golden" / "choices"
+
+
+def test_keys_are_split_as_before(golden: Callable[[Path, str], None]) -> None:
+    """So many splits, for rows of tiles and columns of tiles of keys; and which config comes first."""
+    key_tiles, lines = (1, 2, 3, 8, 31, 64, 512), []
+    for shared, share, trips, gain in product((0, 39168, 90000, 140288), (1.0, 0.6), (1, 3), (1.0, 1.3)):
+        lines.append(
+            f"shared {shared}, share {share}, trips {trips}, gain {gain}: of {key_tiles} tiles of keys"
+        )
+        for tiles in (0, 1, 8, 32, 100, 132, 264, 1000):
+            partial = 4 * 129 * 4 * tiles
+            found = [
+                plan_splits(tiles, count, 64 * 512, partial, shared, H200, gain, 128, trips, share)
+                for count in key_tiles
+            ]
+            lines.append(f"  {tiles}: " + ", ".join(f"{splits} {time:.0f}" for splits, time in found))
+    split = Split("B * cdiv(H, BLOCK_M)", "cdiv(N, BLOCK_N)", 512, 129, staging=(9,))
+    for few, columns in ((0, 0), (4, 512)):
+        told = replace(split, few=few, columns=columns)
+        for batch, keys in product((1, 4, 16, 64, 256), (64, 512, 1024, 8192)):
+            names = {"B": batch, "H": 64, "M": 1, "N": keys}
+            first = told.in_order(_SIZED, names, H200)[0]
+            splits = told.sizes({**names, "BLOCK_M": 16, "BLOCK_N": 64}, _SIZED[0], H200)["SPLITS"]
+            lines.append(f"few {few}, {batch} x {keys}: {first.BLOCK_N} keys first, {splits} splits")
+    golden(CHOICES / "splits.txt", "\n".join(lines) + "\n")
+
+
+class _Shared(NamedTuple):
+    BLOCK_M: int
+    BLOCK_N: int
+    shared: int
+    BLOCK_D: int = 256
+    splits: int = 0
+    split_size: int = 0
+    staged: int = 0
+
+
+_SIZED = (
+    _Shared(16, 128, 140288), _Shared(16, 64, 60000, 512, staged=70000),
+    _Shared(16, 64, 39168), _Shared(16, 32, 38144),
+)  # fmt: skip
+
+
+def test_a_block_takes_what_is_staged_where_its_device_stages() -> None:
+    split = Split("B", "cdiv(N, BLOCK_N)", 512, 129, staging=(9, 10))
+    for staged, major in product((0, 70000), (8, 9)):
+        config, gpu = _SIZED[0]._replace(staged=staged), H200._replace(capability=(major, 0))
+        assert split.room(config, gpu) == (staged if staged and major == 9 else config.shared)
+    assert split.room(CONFIGS[1], H200) == CONFIGS[1].shared  # which no kernel stages
