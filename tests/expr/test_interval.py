@@ -45,7 +45,10 @@ def test_rounded_numbers_stay_on_their_side_of_zero(lo: int, width: int, least: 
 
 #: Integers with bounds on both sides, on one, and on none.
 SIDES = ("q_idx", "kv_idx", "max(tag[b, kv_idx], 2)", "min(tag[b, kv_idx], 2)", "tag[b, kv_idx]")
-MADE_OF_ONE = ("abs({0})", "-{0}", "{0} // 3", "{0} % 3")
+MADE_OF_ONE = (
+    *("abs({0})", "-{0}", "{0} // 3", "{0} % 3", "{0} // -2", "{0} % -3", "{0} % N"),
+    "{0} % width[h]",
+)
 MADE_OF_TWO = (
     "{0} * {1}",
     "{0} - 2 * {1}",

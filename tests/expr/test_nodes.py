@@ -11,6 +11,7 @@ from tests.expr.spell import spell
     [
         "q_pos - 4 <= kv_idx <= q_pos",
         "a < b < c and c >= d",
+        "flag[b] and a < b <= c and d > e >= f and keep[b, kv_idx]",
         "q_pos // 16 * 16 + 16",
         "q_pos // (16 * kv_idx)",
         "a - (b - c) - -d",

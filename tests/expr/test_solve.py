@@ -28,6 +28,10 @@ MAY_PREFIX = "where(q_lo + N - M < prefix[b], prefix[b], 0)"
 MUST_PREFIX = "where(q_hi + N - M < prefix[b], prefix[b], 0)"
 
 
+#: Numbers at the ends of 64 bits on both sides: terms cannot change sides.
+FAR_SUM = "limit[b] // 2 + stamp[b, 1] // 2 <= stamp[b, 0]"
+
+
 def text(expr: Expr | None) -> str:
     return "..." if expr is None else show(expr)
 
@@ -156,6 +160,8 @@ def test_a_window_smaller_than_a_tile_has_no_full_tiles() -> None:
         ("slope[h] < 0.5", "slope[h] < 0.5", "slope[h] < 0.5"),
         ("tag[b, kv_idx] == 1", "true", "false"),
         ("doc[b, kv_idx] < 3", "doc[b, kv_lo] < 3", "doc[b, kv_hi] < 3"),
+        (FAR_SUM, FAR_SUM, FAR_SUM),
+        (FAR_SUM.replace("stamp[b, 1]", "stamp[b, kv_idx]"), "true", "false"),
     ],
 )
 def test_classify(mask: str, may: str, must: str) -> None:

@@ -1,10 +1,11 @@
 """No tile is ever skipped or called full in error: random masks, and masks that lie where mistakes would."""
 
+from itertools import product
+
 import pytest
 from hypothesis import given, settings
 
 from attnc.expr.nodes import Expr
-from tests.by_day import some_by_day
 from tests.expr.masks import Case, case, cases, masks
 from tests.expr.soundness import check_classify, check_solve
 from tests.expr.spell import spell
@@ -85,12 +86,22 @@ def test_random_masks(mask: Expr, drawn: Case) -> None:
     check(mask, drawn)
 
 
-@pytest.mark.one_in(5)
+SHAPES, TILES = ((6, 6), (3, 11), (11, 4), (1, 5)), ((2, 3), (4, 2))
+
+
+@pytest.mark.nightly
 @pytest.mark.slow
-@pytest.mark.parametrize("text", some_by_day(CORNERS, of=3))
+@pytest.mark.parametrize("text", CORNERS)
 def test_corners(text: str) -> None:
-    mask = spell(text)
-    for shape in ((6, 6), (3, 11), (11, 4), (1, 5)):
-        for tile in ((2, 3), (4, 2)):
-            for seed in range(2):
-                check(mask, case(seed, *shape, *tile))
+    for shape, tile, seed in product(SHAPES, TILES, range(2)):
+        check(spell(text), case(seed, *shape, *tile))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("share", range(6))
+def test_each_corner_once(share: int) -> None:
+    """By day, in one shape of each size or the other."""
+    places = [*product(SHAPES, TILES, range(2))]
+    for at, text in [*enumerate(CORNERS)][share::6]:
+        shape, tile, seed = places[at * 7 % len(places)]
+        check(spell(text), case(seed, *shape, *tile))
