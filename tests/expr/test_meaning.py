@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import operator
 import random
+from collections.abc import Callable
 from itertools import product
 
 import numpy as np
@@ -30,6 +32,7 @@ from attnc.expr.nodes import (
     Search,
 )
 from attnc.expr.simplify import simplify, substitute
+from tests.expr.masks import COMPARISONS
 from tests.expr.spell import spell
 
 #: Values of two indices, three names and a size, all combinations of which are looked at.
@@ -48,52 +51,59 @@ class Draw:
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
 
-    def int(self, depth: int) -> Expr:
+    def integer(self, depth: int) -> Expr:
         if depth == 0 or self.random.random() < 0.15:
             leaf = self.random.choice((Ref("a", "int"), Ref("c", "int"), Index("kv_idx"), Dim("N"), None))
             return Const(self.random.randint(-3, 4)) if leaf is None else leaf
-        made = self.int(depth - 1)
+        made = self.integer(depth - 1)
         match self.random.randrange(9):
             case 0 | 1 | 2 | 3 | 4 as at:
-                return Binary(("+", "-", "*", "//", "%")[at], made, self.int(depth - 1))  # type: ignore[arg-type]
+                return Binary(("+", "-", "*", "//", "%")[at], made, self.integer(depth - 1))
             case 5:
                 return Neg(made)
             case 6:
                 return Call("abs", (made,))
             case 7:
-                return Call("where", (self.bool(depth - 1), made, self.int(depth - 1)))
+                return Call("where", (self.condition(depth - 1), made, self.integer(depth - 1)))
             case _:
-                return Call(self.random.choice(("min", "max")), (made, self.int(depth - 1)))
+                return Call(self.random.choice(("min", "max")), (made, self.integer(depth - 1)))
 
-    def float(self, depth: int) -> Expr:
+    def real(self, depth: int) -> Expr:
         if depth == 0 or self.random.random() < 0.15:
-            constants = (0.0, 1.0, -1.0, 2.0, 0.5, math.inf, 3.0)
-            return self.random.choice((Dot(), Dot(), *map(Const, constants)))
-        made, other = self.float(depth - 1), self.float(depth - 1)
+            constants = [Const(value) for value in (0.0, 1.0, -1.0, 2.0, 0.5, math.inf, 3.0)]
+            leaf = self.random.choice([None, *constants, None])
+            return Dot() if leaf is None else leaf
+        made, other = self.real(depth - 1), self.real(depth - 1)
         match self.random.randrange(9):
             case 0 | 1 | 2 | 3 as at:
-                return Binary(("+", "-", "*", "/")[at], made, other)  # type: ignore[arg-type]
+                return Binary(("+", "-", "*", "/")[at], made, other)
             case 4:
                 return Neg(made)
             case 5:
-                return Binary("*", self.int(depth - 1), made)
+                return Binary("*", self.integer(depth - 1), made)
             case 6:
-                return Call("where", (self.bool(depth - 1), made, other))
+                return Call("where", (self.condition(depth - 1), made, other))
             case 7:
                 return Binary("/", made, Binary("+", Const(1.0), Call("exp", (other,))))
             case _:
                 return Call(self.random.choice(("min", "max")), (made, other))
 
-    def bool(self, depth: int) -> Expr:
-        op = self.random.choice(("<", "<=", ">", ">=", "==", "!="))
-        made = Compare(op, self.int(depth), self.int(depth))  # type: ignore[arg-type]
+    def condition(self, depth: int) -> Expr:
+        op = self.random.choice(COMPARISONS)
+        made = Compare(op, self.integer(depth), self.integer(depth))
         match self.random.randrange(4):
             case 0:
                 return Not(made)
             case 1:
-                return Or((made, Call("bit", (self.int(0), self.int(depth)))))
+                return Or((made, Call("bit", (self.integer(0), self.integer(depth)))))
             case _:
                 return made
+
+
+def _are_alike(one: Expr, other: Expr) -> bool:
+    """Returns whether they have the same values, of which one may be left where all are the same."""
+    found, expected = np.broadcast_arrays(evaluate(one, ENV), evaluate(other, ENV))
+    return np.array_equal(found, expected)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -101,10 +111,10 @@ def test_integers_keep_their_values(seed: int) -> None:
     """Also where they are divided by sums, by names, by what is negative or 0."""
     draw = Draw(seed)
     for _ in range(80):
-        expr = draw.int(3)
+        expr = draw.integer(3)
         for made in (simplify(expr), normalize(expr), normalize(simplify(expr))):
             assert made.type == "int"
-            assert np.array_equal(*np.broadcast_arrays(evaluate(made, ENV), evaluate(expr, ENV))), expr
+            assert _are_alike(made, expr), expr
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -112,9 +122,9 @@ def test_conditions_and_floats_keep_their_values(seed: int) -> None:
     """What divides by 0 as well."""
     draw = Draw(seed)
     for _ in range(60):
-        mask = draw.bool(2)
-        assert np.array_equal(*np.broadcast_arrays(evaluate(simplify(mask), ENV), evaluate(mask, ENV))), mask
-        expr = draw.float(3)
+        mask = draw.condition(2)
+        assert _are_alike(simplify(mask), mask), mask
+        expr = draw.real(3)
         made, expected = simplify(expr), evaluate(expr, ENV)
         assert made.type == "float"
         found, expected = np.broadcast_arrays(evaluate(made, ENV), expected)
@@ -134,10 +144,14 @@ def test_what_may_become_infinite_is_known(function: str) -> None:
             made = Call("where", (Compare("<", Index("b"), Const(3)), made, Const(value)))
         return made
 
-    operations = {"min": min, "max": max, "+": float.__add__, "-": float.__sub__}
+    operations: dict[str, Callable[[float, float], float]] = {
+        "min": min, "max": max, "+": operator.add, "-": operator.sub
+    }  # fmt: skip
     for left, right in product(sets, sets):
         pair = choice(left), choice(right)
-        made = Call(function, pair) if function in ("min", "max") else Binary(function, *pair)  # type: ignore[arg-type]
+        made: Expr = Binary("+", *pair) if function == "+" else Binary("-", *pair)
+        if function in ("min", "max"):
+            made = Call(function, pair)
         real = {operations[function](x, y) for x, y in product(left, right)}
         found = _infinities(made)
         assert {end for end in found if end == end} == real & {*ends}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -62,8 +63,9 @@ def test_kernels_of_aligned_rows_run_where_all_matrices_begin_at_16_bytes(
 ) -> None:
     """Of what is no matrix nothing is asked; addresses are moved to where kernels enter a tensor."""
     arguments = Arguments((4, 7, -1, 2), (0, 3), ((1, 256), (2, 64)), b"numbers", rows_aligned)
-    launch = CudaLaunch(SimpleNamespace(), H200, (), arguments)  # type: ignore[arg-type]
-    launch.starter = lambda aligned: aligned  # type: ignore[method-assign, assignment, return-value]
+    program: Any = SimpleNamespace()
+    launch: Any = CudaLaunch(program, H200, (), arguments)
+    launch.starter = lambda aligned: aligned
     addresses = {4: 1 << 40, 7: 1 << 41, 2: 1 << 42}
     moved = [*addresses][at]
     addresses[moved] += beyond

@@ -58,7 +58,7 @@ def test_gradients_of_gradients_are_the_same_numbers_and_have_none() -> None:
             assert before is None or after is None or torch.equal(before, after)
             if after is not None:
                 with pytest.raises(RuntimeError, match=r"^it has no second derivative"):
-                    after.sum().backward()  # type: ignore[no-untyped-call]
+                    after.sum().backward()  # type: ignore[no-untyped-call]  # torch's
 
 
 def test_gradients_lie_as_their_inputs_but_for_packed_rows() -> None:

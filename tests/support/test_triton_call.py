@@ -86,7 +86,8 @@ def test_a_launch_begins_again_as_triton_was_asked_for(
     def map_of(launch: Any, made: Any, i: int, address: int, x: torch.Tensor) -> list[Any]:
         assert (address, x.shape) == (x.data_ptr(), (4, 32))
         mapped.append(i)
-        return made.setdefault(address, [f"map {i}", address])  # type: ignore[no-any-return]
+        found: list[Any] = made.setdefault(address, [f"map {i}", address])
+        return found
 
     monkeypatch.setattr(TritonLaunch, "map", map_of)
     kernel, constants = _Kernel(), {"BLOCK_M": 16, "PDL": True}
@@ -166,6 +167,8 @@ def test_what_a_launch_says_to_the_compiler(warps: int, contracts: bool, phase: 
 @pytest.mark.parametrize("version", ["3.5.1", "3.6.0", "3.7.1"])
 def test_a_known_triton_is_called_below_its_checks(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
     ensure_interpreter()
+    import triton
+
     from attnc.support import triton_call
 
     def binary(**changed: Any) -> Any:
@@ -191,7 +194,7 @@ def test_a_known_triton_is_called_below_its_checks(version: str, monkeypatch: py
 
         return described
 
-    monkeypatch.setattr(triton_call.triton, "__version__", version)
+    monkeypatch.setattr(triton, "__version__", version)
     for refused in ({"backend": "hip"}, {"scratch": 8}, {"profiled": 8}, {"described": ("one",)}):
         assert triton_call.fast_launcher(binary(**refused), 0, 2) is None
     assert triton_call.fast_launcher(binary(), 1, 2) is None

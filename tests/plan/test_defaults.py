@@ -1,0 +1,107 @@
+"""What an attention without a schedule gets: statements, for every target and width of heads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+from attnc.model.program import Program
+from attnc.plan.targets import USUAL, schedule_for, steps_for
+from tests.model.resolving import resolve_text
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "defaults"
+WIDTHS = ((16, 16), (64, 64), (72, 72), (128, 128), (192, 128), (256, 256), (512, 512), (576, 512))
+#: What stands for its own in an attention, by how its rows lie and keys are selected.
+CACHE = "input lens: i32[B]\n  length N = lens[b]"
+PAGED, PACKED = " via paged(table, page = 16)", "input cu: i32[B + 1]\n  input cu_k: i32[B + 1]"
+ROWS: dict[str, dict[str, str]] = {
+    "dense": {},
+    "packed": {
+        "q": "{T}[R, {H}, {D}] via ragged(cu)",
+        "k": "{T}[S, {K}, {D}] via ragged(cu_k)",
+        "v": "{T}[S, {K}, {DV}] via ragged(cu_k)",
+        "o": "{T}[R, {H}, {DV}]",
+        "more": PACKED,
+    },
+    "cache": {"more": CACHE},
+    "paged": {
+        "k": "{T}[B, N, {K}, {D}]" + PAGED,
+        "v": "{T}[B, N, {K}, {DV}]" + PAGED,
+        "more": f"input table: i32[B, P]\n  {CACHE}",
+    },
+    "narrow": {
+        "k": "e4m3[B, N, {K}, {D}]",
+        "v": "e4m3[B, N, {K}, {DV}]",
+        "more": CACHE,
+        "T": "bf16",
+        "grad": "",
+    },
+    "latent": {"v": "{T}[B, N, {K}, {DV}] via prefix(k)", "grad": "grad q, k"},
+    "listed": {"mask": "listed(idx, rows = 64, keys = 64)", "more": "input idx: i32[B, {H}, R, S]"},
+    "selected": {
+        "mask": "listed(idx, rows = 1, keys = 1)",
+        "more": "input idx: i32[B, M, S]",
+        "H": "16",
+        "K": "1",
+    },
+    "ordered": {"order": "order = absolute(256)", "form": "softmax"},
+}
+MASKS = ("true", "causal", "window(100, 0)", "window(20, 3)", "doc[b, q_pos] == doc[b, kv_idx]")
+DROPPED = "softmax(dropout = p, seed = seed)"
+FORMS = ("softmax", "softmax(sink = sink[h])", "softpick", "none", "stick_breaking", DROPPED)
+#: Inputs of masks and forms, by a word of these.
+GIVEN = {
+    "doc": "doc: i32[B, N] is sorted",
+    "sink": "sink: f32[{H}]",
+    "dropout": "p: f32[]",
+    "seed": "seed: i64[]",
+}
+
+
+def text_of(rows: str, width: tuple[int, int], dtype: str, mask: str, form: str, grad: str) -> str:
+    """Returns an attention without a schedule."""
+    said = {"T": dtype, "H": "Hkv * G", "K": "Hkv", "D": str(width[0]), "DV": str(width[1])}
+    said |= {"mask": mask, "form": form, "grad": grad, "more": "", "order": ""}
+    said |= {"q": "{T}[B, M, {H}, {D}]", "k": "{T}[B, N, {K}, {D}]"}
+    said |= {"v": "{T}[B, N, {K}, {DV}]", "o": "{T}[B, M, {H}, {DV}]", **ROWS[rows]}
+    used = f"{said['mask']} {said['form']}"
+    lines = [
+        *(f"input {name}: {said[name]}" for name in ("q", "k", "v")),
+        *(f"input {text}" for word, text in GIVEN.items() if word in used),
+        said["more"],
+        "score = dot(q, k) / sqrt(D)",
+        f"mask = {said['mask']}",
+        f"normalize = {said['form']}",
+        said["order"],
+        f"output o: {said['o']}",
+        said["grad"],
+    ]
+    return "attention it {\n  " + "\n  ".join(line.format(**said) for line in lines if line) + "\n}\n"
+
+
+def attentions(rows: str) -> Iterator[tuple[str, Program]]:
+    """Yields attentions whose rows lie so, of every width, with masks, forms and gradients in turn."""
+    for at, (width, dtype) in enumerate([*product(WIDTHS, ("bf16",)), *product(WIDTHS[1::2], ("f32",))]):
+        place = at + [*ROWS].index(rows)
+        mask, form, grad = MASKS[place % 5], FORMS[place % 6], ("grad q, k, v", "")[place // 2 % 2]
+        text = text_of(rows, width, dtype, mask, form, grad)
+        said = [
+            line.strip() for line in text.splitlines() if line.split()[0] in ("mask", "normalize", "grad")
+        ]
+        yield f"{width[0]} and {width[1]} columns of {dtype}, {', '.join(said)}", resolve_text(text)
+
+
+@pytest.mark.parametrize("rows", ROWS)
+def test_what_is_chosen_without_a_schedule(rows: str, golden: Callable[[Path, str], None]) -> None:
+    lines = []
+    for name, program in attentions(rows):
+        lines.append(name)
+        for target in USUAL:
+            ways = (True, False) if program.attention("it").grads else (True,)
+            found = [schedule_for(program, "it", target, deterministic=same) for same in ways]
+            found.append(steps_for(program, "it", target))
+            lines += [" ".join(text.split()) for text in dict.fromkeys(found) if text]
+    golden(GOLDEN / f"{rows}.txt", "\n".join(lines) + "\n")
