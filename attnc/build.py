@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -17,7 +18,7 @@ from pathlib import Path
 
 from attnc.diagnostics import LIFT, MAX_DIAGNOSTICS, Diagnostic, DiagnosticError, error, warning
 from attnc.diagnostics.attempts import first_made
-from attnc.effort import announce, at_most, finish, limit_steps, memo, renew, spend
+from attnc.effort import announce, at_most, finish, grant, limit_steps, memo, renew, spend
 from attnc.model.attention import Attention, Variant
 from attnc.model.elaborate import report_limit
 from attnc.model.program import Program
@@ -59,6 +60,12 @@ from attnc.target.support import support_files
 from attnc.tuned.choices import TunedChoice, load_tuned, tuned_choices
 from attnc.tuned.tables import ChoiceTable, load_tables, projection_rows, schedule_rows, target_rows
 
+#: Where a limit on the work for a file was reached.
+_TOO_MUCH_WORK = "E0510"
+#: What choosing a schedule may cost beside planning it: the file is read again with each that is tried.
+_PIECES_TO_CHOOSE = 2
+#: The head of a schedule that attnc writes.
+_ADDED = re.compile(r"^schedule (\w+) for (\S+)", re.MULTILINE)
 #: What a module costs whatever its expressions are, and a character of its text.
 _STEPS_PER_MODULE = 1500
 _STEPS_PER_CHARACTER = 0.15
@@ -91,8 +98,15 @@ def front(path: Path) -> Program:
 @limit_steps()
 def plan_program(program: Program, most: int = MAX_VARIANTS) -> Planned:
     """Returns every schedule of the program at every variant, or at the first `most` of them. Raises
-    DiagnosticError with all reasons why one cannot be.
+    DiagnosticError with all reasons why one cannot be. What is found of a schedule that attnc has added is
+    said at its attention.
     """
+    with _in_what_is_written(program, program.written):
+        planned = _plan_program(program, most)
+    return replace(planned, warnings=_move_to_attentions(planned.warnings, program, program.written))
+
+
+def _plan_program(program: Program, most: int) -> Planned:
     found = _Findings(list(program.warnings))
     if not program.attentions and not program.projections:
         found.warnings.append(_declares_nothing(program.source))
@@ -322,19 +336,34 @@ def compile_spec(path: Path, root: Path | None = None) -> CompiledSpec:
     return compile_program(program, name, tuned_source(path), dispatch_source(path), digest(read.source))
 
 
-@limit_steps()
-def diagnose(path: Path) -> tuple[Diagnostic, ...]:
-    """Returns everything to say about a spec, errors and warnings: what is planned can be printed. Raises
-    OSError.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckedSpec:
+    """Everything to say about a spec, errors and warnings. packages: the paths of the `__init__.py` that it
+    makes, by which it clashes with another spec; none where it is wrong.
     """
+
+    diagnostics: tuple[Diagnostic, ...]
+    packages: tuple[str, ...] = ()
+
+
+@limit_steps()
+def check_spec(path: Path) -> CheckedSpec:
+    """Does what `compile_spec` does, but for the text: what is planned can be printed. Raises OSError."""
     try:
-        planned = plan_program(front(path))
+        planned = plan_program(schedule_all(front(path))[0])
         tuned_of(path)
         if dispatch := dispatch_source(path):
             load_tables(dispatch)
     except DiagnosticError as failure:
-        return failure.diagnostics
-    return planned.warnings
+        return CheckedSpec(diagnostics=failure.diagnostics)
+    folders = [*_by_attention(planned.modules), *map(folder_of, planned.projections)]
+    packages = tuple(f"{folder}/__init__.py" for folder in dict.fromkeys(folders))
+    return CheckedSpec(diagnostics=planned.warnings, packages=packages)
+
+
+def diagnose(path: Path) -> tuple[Diagnostic, ...]:
+    """Returns everything to say about a spec, errors and warnings. Raises OSError."""
+    return check_spec(path).diagnostics
 
 
 def digest(source: Source) -> str:
@@ -418,7 +447,44 @@ def add_schedules(program: Program, text: str) -> Program:
     """Returns the program with schedules at the end of its text. Raises DiagnosticError."""
     if not text:
         return program
-    return resolve(parse(Source(program.source.path, f"{program.source.text.rstrip()}\n\n{text}")), prelude())
+    own = program.source.text.rstrip()
+    written = len(own) if program.written is None else program.written
+    with _in_what_is_written(program, written):
+        added = resolve(parse(Source(program.source.path, f"{own}\n\n{text}")), prelude())
+    return replace(added, written=written)
+
+
+@contextmanager
+def _in_what_is_written(program: Program, written: int | None) -> Iterator[None]:
+    """Moves what the block says of schedules that attnc has added to their attentions. written: where the
+    user's text ends, None if nothing was added.
+    """
+    try:
+        yield
+    except DiagnosticError as failure:
+        raise DiagnosticError(_move_to_attentions(failure.diagnostics, program, written)) from None
+
+
+def _move_to_attentions(
+    found: Iterable[Diagnostic], program: Program, written: int | None
+) -> tuple[Diagnostic, ...]:
+    if written is None:
+        return tuple(found)
+    return tuple(dict.fromkeys(_move(one, program, written) for one in found))
+
+
+def _move(found: Diagnostic, program: Program, written: int) -> Diagnostic:
+    span = found.primary.span
+    if span.start < written:
+        return found
+    heads = [head for head in _ADDED.finditer(span.source.text, written) if head.start() <= span.start]
+    name, target = heads[-1].groups()
+    place = program.attention(name).span or program.source.span(0, 0)
+    note = f"'{name}' has no schedule; this is of the one that attnc gives it for {target}"
+    related = tuple(label for label in found.related if label.span.start < written)
+    return replace(
+        found, primary=replace(found.primary, span=place), related=related, notes=(*found.notes, note)
+    )
 
 
 def keep(program: Program, name: str, target: str) -> Program:
@@ -434,11 +500,15 @@ def keep(program: Program, name: str, target: str) -> Program:
 
 @limit_steps()
 def schedule_all(
-    program: Program, targets: Iterable[str] = USUAL, attention: str | None = None
+    program: Program,
+    targets: Iterable[str] = USUAL,
+    attention: str | None = None,
+    most: int = MAX_VARIANTS,
 ) -> tuple[Program, str]:
     """Returns the program whose attentions all have schedules, and the text that was added. One without any
     gets those that `attnc.compile` takes, for each of the targets that has kernels for it. attention: that
-    is asked for alone. Raises DiagnosticError where none has: what the first of them says.
+    is asked for alone; most: variants of an attention that are tried. Raises DiagnosticError where none has:
+    what the first of them says.
     """
     wanted = [target for target in targets if target in TARGETS]
     scheduled = {schedule.name for schedule in program.schedules}
@@ -447,27 +517,34 @@ def schedule_all(
     names = [name for name in asked if name not in scheduled]
     texts: list[str] = []
     for name in names if wanted else ():
-        place = program.attention(name).span or program.source.span(0, 0)
-        with report_limit(f"a schedule for '{name}'", place):
-            texts += _chosen(program, name, wanted, texts)
+        texts += _chosen(program, name, wanted, texts, most)
     text = "\n".join(texts)
-    return add_schedules(program, text), text
+    whole = add_schedules(program, text)
+    renew()
+    return whole, text
 
 
-def _chosen(program: Program, name: str, targets: Sequence[str], before: Sequence[str]) -> list[str]:
+def _chosen(
+    program: Program, name: str, targets: Sequence[str], before: Sequence[str], most: int
+) -> list[str]:
     """before: what is added for other attentions, behind which these stand in the end."""
+    place = program.attention(name).span or program.source.span(0, 0)
     texts: list[str] = []
     failure = None
     for target in targets:
+        grant(_PIECES_TO_CHOOSE)
 
         def planned(text: str, target: str = target) -> str:
             whole = "\n".join((*before, *texts, text))
-            plan_program(keep(add_schedules(program, whole), name, target))
+            plan_program(keep(add_schedules(program, whole), name, target), most)
             return text
 
         try:
-            texts.append(first_made(schedules_for(program, name, target), planned)[0])
+            with report_limit(f"a schedule of '{name}' for {target}", place):
+                texts.append(first_made(schedules_for(program, name, target), planned)[0])
         except DiagnosticError as found:
+            if any(one.code == _TOO_MUCH_WORK for one in found.diagnostics):
+                raise  # there may be kernels for this target, too
             failure = failure or found
     if failure and not texts:
         raise failure

@@ -11,8 +11,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from attnc.build import plan_program
+from attnc.build import plan_program, schedule_all
 from attnc.diagnostics import Diagnostic, DiagnosticError
+from attnc.effort import limit_steps
 from attnc.expr.functions import FUNCTIONS
 from attnc.expr.nodes import INDICES
 from attnc.model.dtypes import DType
@@ -89,12 +90,14 @@ class Completion:
     detail: str = ""
 
 
+@limit_steps()
 def diagnose(source: Source) -> tuple[Diagnostic, ...]:
     """Returns the errors and warnings of a text, as `attnc check` prints them for a file. This runs at every
     keystroke, so it checks only the first variants of an attention that has many.
     """
     try:
-        return plan_program(resolve(parse(source), prelude()), _FEW).warnings
+        program, _ = schedule_all(resolve(parse(source), prelude()), most=_FEW)
+        return plan_program(program, _FEW).warnings
     except DiagnosticError as failure:
         return failure.diagnostics
 

@@ -92,9 +92,14 @@ def limit_piece() -> Iterator[None]:
         _METER.left = of_file - (allowed - _METER.left)
 
 
+def grant(pieces: int) -> None:
+    """Adds what further pieces cost to the steps of the file."""
+    _METER.left += pieces * _METER.most * STEPS_PER_PIECE / MAX_STEPS
+
+
 def announce(pieces: int) -> None:
     """Grants the file the steps of this many pieces; it has those of the first already."""
-    _METER.left += max(pieces - 1, 0) * _METER.most * STEPS_PER_PIECE / MAX_STEPS
+    grant(max(pieces - 1, 0))
     if _METER.watcher is not None:
         _METER.watcher(pieces, "")
 
@@ -105,8 +110,8 @@ def finish(name: str) -> None:
 
 
 def renew() -> None:
-    """Gives the file as many steps as it had in the beginning: the plans are there, and a file that `attnc
-    check` accepts is not refused for what it cost to check.
+    """Gives the file as many steps as it had in the beginning. A file whose schedules could be chosen is not
+    refused for what that cost when it is planned, nor for the plans when they are printed.
     """
     _METER.left = _METER.most
 

@@ -37,6 +37,7 @@ from attnc.api.fastest import (
     targets_on,
     warn_of_loss,
 )
+from attnc.api.locks import renew_in_forks
 from attnc.diagnostics import DiagnosticError, render
 from attnc.diagnostics.attempts import first_made
 from attnc.diagnostics.shown import show_value
@@ -190,6 +191,7 @@ def _keep(folder: Path, package: Package, cache: Cache) -> Path:
 
 _FAMILIES: dict[Path, Family] = {}
 _MAKING = threading.RLock()
+renew_in_forks(globals(), "_MAKING")
 
 
 @contextmanager
@@ -201,16 +203,6 @@ def making() -> Iterator[None]:
 
     with _MAKING, leaving_transforms():
         yield
-
-
-def _reset_lock() -> None:
-    """Gives a forked process a lock of its own: it has none of the threads that may have held the lock."""
-    global _MAKING
-    _MAKING = threading.RLock()
-
-
-if hasattr(os, "register_at_fork"):  # not on Windows, where nothing forks
-    os.register_at_fork(after_in_child=_reset_lock)
 
 
 def _read_spec(source: Spec) -> tuple[Source, Source | None, Source | None]:

@@ -5,6 +5,7 @@ exit codes. What commands need is imported when they run, so that `attnc --help`
 from __future__ import annotations
 
 import inspect
+import json
 import os
 import platform
 import signal
@@ -22,7 +23,7 @@ import typer
 import attnc
 from attnc.cli.bench import bench
 from attnc.cli.compile import check, compile_
-from attnc.cli.console import Mistake, complain, say, show_diagnostics, show_warning
+from attnc.cli.console import Mistake, complain, say, say_lines, show_diagnostics, show_warning
 from attnc.cli.demo import demo
 from attnc.cli.doctor import doctor
 from attnc.cli.explain import explain
@@ -34,7 +35,7 @@ from attnc.cli.new import new
 from attnc.cli.packages import import_mistake
 from attnc.cli.tune import calibrate, tune
 from attnc.cli.verify import fuzz, verify
-from attnc.diagnostics import DiagnosticError
+from attnc.diagnostics import DiagnosticError, to_json
 from attnc.effort import lift_limits
 from attnc.version import find_commit
 
@@ -87,6 +88,23 @@ def _from_home(value: Any) -> Any:
     return named_path(value)
 
 
+def _with_json(command: Callable[..., None]) -> Callable[..., None]:
+    """Returns the command with what is wrong with a spec as JSON on standard output, too, where JSON is
+    wanted.
+    """
+
+    @wraps(command)
+    def run(**options: Any) -> None:
+        try:
+            command(**options)
+        except DiagnosticError as failure:
+            if options.get("as_json"):
+                say_lines(json.dumps({"diagnostics": json.loads(to_json(failure.diagnostics))}, indent=2))
+            raise
+
+    return run
+
+
 def _with_limits(command: Callable[..., None]) -> Callable[..., None]:
     """Returns the command with the option that lifts the compiler's limits: a file has no say in them."""
 
@@ -104,7 +122,7 @@ def _with_limits(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _add(name: str, panel: str, command: Callable[..., None], *, reads_specs: bool = True) -> None:
-    made = _with_homes(_with_limits(command) if reads_specs else command)
+    made = _with_homes(_with_limits(_with_json(command)) if reads_specs else command)
     app.command(name, rich_help_panel=panel, help=_flowing(command))(made)
 
 

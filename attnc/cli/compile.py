@@ -202,16 +202,20 @@ def _compile_all(paths: Iterable[Path], out: Path) -> tuple[tuple[OutputFile, ..
                 continue
             diagnostics += compiled.warnings
             for output in compiled.outputs:
-                place = output.path.lower()  # case alone does not tell files apart everywhere
-                if place in outputs:
-                    raise Mistake(
-                        f"'{makers[place]}' and '{path}' both make '{output.path}'",
-                        "rename one of the attentions",
-                    )
-                outputs[place] = output
-                makers[place] = path
+                outputs[_claim(output.path, path, makers)] = output
     support = support_outputs() if outputs else ()
     return (*outputs.values(), *support), tuple(diagnostics)
+
+
+def _claim(file: str, spec: Path, makers: dict[str, Path]) -> str:
+    """Notes that a spec makes a file, and returns what it is known by: case alone does not tell files apart
+    everywhere. Raises Mistake where another one makes it.
+    """
+    place = file.lower()
+    if place in makers:
+        raise Mistake(f"'{makers[place]}' and '{spec}' both make '{file}'", "rename one of the attentions")
+    makers[place] = spec
+    return place
 
 
 def _alone(outputs: tuple[OutputFile, ...]) -> tuple[OutputFile, ...]:
@@ -245,14 +249,19 @@ def _find_kernels(texts: Mapping[Path, str]) -> dict[Path, dict[str, str]]:
 
 
 def _check_all(paths: Iterable[Path]) -> tuple[Diagnostic, ...]:
-    from attnc.build import diagnose
+    """Returns what is to say of the specs. Raises Mistake when two of them make the same file."""
+    from attnc.build import check_spec
 
     paths = tuple(paths)
+    makers: dict[str, Path] = {}
     diagnostics: list[Diagnostic] = []
     with progress("check", len(paths)) as bar:
         for path in paths:
             bar.advance(path.name)
-            diagnostics += diagnose(path)
+            checked = check_spec(path)
+            diagnostics += checked.diagnostics
+            for package in checked.packages:
+                _claim(package, path, makers)
     return tuple(diagnostics)
 
 

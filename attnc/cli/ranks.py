@@ -80,11 +80,21 @@ def _names(program: Program, attention: Attention, target: str) -> list[_Named]:
     return [*(_Named(v.name, v, None) for v in found), *labelled]
 
 
+def _read(path: Path, attention: str | None, target: str) -> Program:
+    """Returns the program of a spec whose kernels can be made. Raises DiagnosticError."""
+    from attnc.build import front, plan_program, schedule_all
+    from attnc.effort import limit_steps
+
+    with limit_steps():
+        program = front(path)
+        plan_program(schedule_all(program, [target], attention)[0])
+    return program
+
+
 def _attention(path: Path, name: str | None, variant: str | None, target: str) -> Attention:
-    from attnc.build import front
     from attnc.cli.judge import only
 
-    program = front(path)
+    program = _read(path, name, target)
     if not program.attentions:
         raise Mistake(f"'{path}' declares no attention", "projections are not shared out over ranks")
     found = only(program.attentions, "attention", name, lambda a: a.name)[0]
@@ -104,12 +114,11 @@ def verify_ranks(
     """Runs the attentions of the specs that ranks can share on so many processes. Exit(1) if one is wrong.
     Raises Mistake where they can share none.
     """
-    from attnc.build import front
     from attnc.cli.judge import only
 
     data, is_right, found_any = [], True, False
     for path in paths:
-        program = front(path)
+        program = _read(path, attention, target)
         for spec in program.attentions:
             if attention not in (None, spec.name):
                 continue

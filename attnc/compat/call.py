@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
 from operator import index
-from threading import Lock
+from threading import RLock
 from types import MappingProxyType, ModuleType
 from typing import Any, TypeAlias
 from weakref import WeakValueDictionary
@@ -15,6 +15,7 @@ from weakref import WeakValueDictionary
 import torch
 
 from attnc.api.fastest import HOPPER, count_sharing, exceeds, share_keys, targets_of_call, targets_of_few
+from attnc.api.locks import renew_in_forks
 from attnc.api.repeats import Arrange, Plan, keep
 from attnc.api.tensors import (
     FLOATS,
@@ -193,7 +194,8 @@ def _place_number(value: float, dtype: torch.dtype, device: torch.device) -> tor
     return number.fill_(value)
 
 
-_PLACING = Lock()
+_PLACING = RLock()
+renew_in_forks(globals(), "_PLACING")
 
 
 #: Functions of this process, by names that `prepare_form` returns: attributes, which torch.compile follows.

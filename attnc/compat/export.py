@@ -16,7 +16,7 @@ from itertools import product
 from pathlib import Path
 
 import attnc
-from attnc.api import fastest, repeats, tensors
+from attnc.api import fastest, locks, repeats, tensors
 from attnc.compat.exported import module_name
 from attnc.compat.form import Form
 from attnc.diagnostics import shown
@@ -59,7 +59,7 @@ def python_files() -> dict[str, str]:
     folder = Path(__file__).parent
     texts = {f"{name}.py": (folder / f"{name}.py").read_text(encoding="utf-8") for name in _COPIED}
     texts["compiled.py"] = (folder / "exported.py").read_text(encoding="utf-8")
-    for module in (fastest, repeats, shown, tensors):
+    for module in (fastest, locks, repeats, shown, tensors):
         path = Path(str(module.__file__))
         texts[path.name] = path.read_text(encoding="utf-8")
     moved = {

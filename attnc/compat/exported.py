@@ -7,9 +7,11 @@ import threading
 from importlib import import_module
 from types import ModuleType
 
+from attnc.api.locks import renew_in_forks
 from attnc.compat.form import Form
 
 _IMPORTING = threading.RLock()
+renew_in_forks(globals(), "_IMPORTING")
 
 
 def making() -> threading.RLock:

@@ -73,7 +73,8 @@ class ProjectionVariant:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
     """A resolved spec file. schedules: of its attentions; projection_schedules: of its projections; warnings:
-    what `resolve` found that is not an error, in source order.
+    what `resolve` found that is not an error, in source order; written: where what the user wrote ends, if
+    attnc has added schedules.
     """
 
     source: Source
@@ -82,6 +83,7 @@ class Program:
     projections: tuple[Projection, ...] = ()
     projection_schedules: tuple[Schedule, ...] = ()
     warnings: tuple[Diagnostic, ...] = field(default=(), compare=False, repr=False)
+    written: int | None = field(default=None, compare=False, repr=False)
 
     def attention(self, name: str) -> Attention:
         """Returns the attention block of this name; KeyError if there is none."""

@@ -177,7 +177,21 @@ class _Patch:
         # Each integer sum is otherwise computed twice, for an assertion that nothing reads.
         self.interpreter.interpreter_builder.options = replace(options, sanitize_overflow=False)
         self.interpreter._patch_lang = self.patch_lang_once
+        if hasattr(os, "register_at_fork"):  # not on Windows, where nothing forks
+            os.register_at_fork(after_in_child=self.begin_anew)
         self.interpreter.ATTNC_PATCHED = True
+
+    def begin_anew(self) -> None:
+        """In a forked process: the thread that was launching a kernel, or reading one, is not there."""
+        self.launching = threading.RLock()
+        self.undo_launch()
+
+    def undo_launch(self) -> None:
+        """Takes back what a launch has changed in Triton's modules."""
+        while self.scopes:
+            self.scopes.pop().restore()
+        self.patched_globals.clear()
+        WATCH.allocations.clear()
 
     def values(self, handle: Any) -> Array:
         dtype = handle.dtype.scalar
@@ -387,10 +401,7 @@ class _Patch:
                 raise (cause or error) from None if cause else error.__cause__
             finally:
                 torch.set_flush_denormal(False)
-                while self.scopes:
-                    self.scopes.pop().restore()
-                self.patched_globals.clear()
-                WATCH.allocations.clear()
+                self.undo_launch()
 
         return launch
 

@@ -225,9 +225,10 @@ def test_a_wrong_spec_does_not_stop_the_others(run: Run, folder: Path) -> None:
 def test_two_specs_with_the_same_attention_are_refused(name: str, run: Run, folder: Path) -> None:
     """Also where case alone differs, which Windows and macOS do not keep apart."""
     (folder / "specs" / "twin.attn").write_text(TINY.replace("tiny", name))
-    done = run("compile")
-    assert done.code == 2
-    assert f"both make '{name}/__init__.py'" in done.err
+    for command in ("compile", "check"):
+        done = run(command)
+        assert done.code == 2
+        assert f"both make '{name}/__init__.py'" in done.err
 
 
 def test_a_spec_that_is_named_twice_is_one(run: Run, folder: Path) -> None:
@@ -258,6 +259,20 @@ def test_check_writes_nothing(run: Run, folder: Path) -> None:
     done = run("check")
     assert (done.code, done.out, done.err) == (0, "", "1 spec: 0 errors, 0 warnings\n")
     assert not (folder / "generated").exists()
+
+
+@pytest.mark.parametrize(
+    "command", [("explain",), ("verify",), ("fuzz",), ("verify", "--ranks", "2"), ("verify", "--invariant")]
+)
+def test_what_is_wrong_with_a_spec_is_said_as_json_too(
+    command: tuple[str, ...], run: Run, folder: Path
+) -> None:
+    (folder / "specs" / "tiny.attn").write_text(TINY.replace("tile.kv", "tile.kw"))
+    done = run(*command, "specs/tiny.attn", "--json")
+    assert done.code == 1
+    (found,) = json.loads(done.out)["diagnostics"]
+    assert (found["code"], found["primary"]["line"]) == ("E0402", 12)
+    assert "error[E0402]" in done.err
 
 
 def test_check_as_json(run: Run, folder: Path) -> None:

@@ -50,7 +50,7 @@ COMMANDS = {
 @dataclass(slots=True)
 class Finding:
     """What a command did that it must not: a traceback, raw text on the terminal, a token in what it made, no
-    explanation ("late") of what `attnc check` accepts.
+    explanation and no module ("late") of what `attnc check` accepts.
     """
 
     what: str
@@ -91,8 +91,8 @@ def check_file(
             _run_one(outcome, name, arguments, patience)
             if name == "compile":
                 outcome.findings += _foreign_tokens(Path("out"))
-            elif name == "explain" and (outcome.codes.get("check"), outcome.codes[name]) == (0, 1):
-                outcome.findings.append(Finding("late", name, "what check accepts is explained"))
+            if name in ("explain", "compile") and (outcome.codes.get("check"), outcome.codes[name]) == (0, 1):
+                outcome.findings.append(Finding("late", name, "what check accepts is explained and compiled"))
     finally:
         os.chdir(before)
     return outcome
