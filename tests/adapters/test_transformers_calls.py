@@ -217,7 +217,7 @@ CASES = covering(AXES, fits)
 
 @pytest.mark.filterwarnings("ignore:attnc. no tile is skipped:UserWarning")
 @pytest.mark.parametrize(
-    "x", each_by_day(CASES, of=5), ids=lambda x: "-".join(str(value) for value in x.values())
+    "x", each_by_day(CASES, of=7), ids=lambda x: "-".join(str(value) for value in x.values())
 )
 def test_every_pair_of_arguments(x: Values) -> None:
     check(x)

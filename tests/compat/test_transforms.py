@@ -88,6 +88,7 @@ def test_a_result_made_inside_of_a_transform_is_written() -> None:
     torch.testing.assert_close(grad(weighed)(torch.ones(())), expected.sum())
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("door", [by_flash, by_flex])
 def test_second_derivatives_are_refused_by_name(door: Callable[..., Any]) -> None:
     q, _, _, k, v = drawn()

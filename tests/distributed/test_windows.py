@@ -64,6 +64,7 @@ def test_tiles_of_keys_between_those_that_rows_see_are_left_out(
     assert any(left_out >= 32 for _, left_out in found)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("mask", "inputs", "groups", "rates"),
     [
