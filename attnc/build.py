@@ -117,11 +117,12 @@ def _plan_program(program: Program, most: int) -> Planned:
     found.problems += check_orders(found.ordered)
     _check_unscheduled(program, most, found)
     projections = _plan_projections(program, found)
+    warnings = dict.fromkeys(map(found.name_schedules, found.warnings))
     if found.problems:
-        raise DiagnosticError(dict.fromkeys([*found.problems, *found.warnings]))
+        raise DiagnosticError(dict.fromkeys([*found.problems, *warnings]))
     return Planned(
         modules=tuple(modules),
-        warnings=tuple(dict.fromkeys(found.warnings)),
+        warnings=tuple(warnings),
         projections=tuple(projections),
     )
 
@@ -131,6 +132,24 @@ class _Findings:
     warnings: list[Diagnostic]
     problems: list[Diagnostic] = field(default_factory=list)
     ordered: list[Ordered] = field(default_factory=list)
+    #: The schedules for which a condition of data excludes no tile, and those that find the blocks of a mask.
+    dense: dict[Diagnostic, tuple[list[str], list[str]]] = field(default_factory=dict)
+
+    def check_attention(self, variant: Variant, schedule: str = "", *, finds_blocks: bool) -> None:
+        """Keeps what there is to say of a mask. finds_blocks: whether blocks that no range of keys excludes
+        are found on the device.
+        """
+        for finding in (*check_mask(variant), *check_decay(variant)):
+            if finding.code == DENSE:
+                self.dense.setdefault(finding, ([], []))[finds_blocks].append(schedule)
+            if finding.code != DENSE or not finds_blocks:
+                self.warnings.append(finding)
+
+    def name_schedules(self, finding: Diagnostic) -> Diagnostic:
+        """Returns a warning; with the schedules that it holds for, where it does not hold for all."""
+        these, others = (" and ".join(dict.fromkeys(names)) for names in self.dense.get(finding, ([], [])))
+        note = f"so for {these} alone: kernels for {others} find the blocks to visit"
+        return replace(finding, notes=(*finding.notes, note)) if others else finding
 
     @contextmanager
     def keep_problems(self) -> Iterator[None]:
@@ -165,7 +184,8 @@ def _plan_schedule(program: Program, schedule: Schedule, most: int, found: _Find
                 finds_blocks = modules[-1].finds_blocks
             finally:
                 found.warnings += check_differentiable(variant, chosen)
-                found.warnings += _check_attention(variant, finds_blocks=finds_blocks)
+                name = f"{chosen.target} as {chosen.label}" if chosen.label else chosen.target
+                found.check_attention(variant, name, finds_blocks=finds_blocks)
                 found.warnings += target_of(chosen.target).check_speed(variant, chosen)
             if variant.attention.segment is not None:
                 found.ordered.append(Ordered(modules[-1], chosen))
@@ -185,14 +205,8 @@ def _check_unscheduled(program: Program, most: int, found: _Findings) -> None:
     for attention in _list_unscheduled(program):
         for variant in variants(program, attention, most):
             with report_limit(f"'{attention.name}'", attention.span or program.source.span(0, 0)):
-                found.warnings += _check_attention(variant, finds_blocks=wants_list(variant.attention))
+                found.check_attention(variant, finds_blocks=wants_list(variant.attention))
             finish(f"{attention.name} {variant.name}")
-
-
-def _check_attention(variant: Variant, *, finds_blocks: bool) -> Iterator[Diagnostic]:
-    """finds_blocks: whether blocks that no range of keys excludes are found on the device."""
-    yield from (found for found in check_mask(variant) if not (finds_blocks and found.code == DENSE))
-    yield from check_decay(variant)
 
 
 def _list_unscheduled(program: Program) -> list[Attention]:

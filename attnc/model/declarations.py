@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from attnc.diagnostics import Label, Reporter, did_you_mean
-from attnc.expr.nodes import Binary, Const, Dim, Expr, walk
+from attnc.expr.nodes import Binary, Const, Dim, Expr, show, walk
 from attnc.expr.nodes import Param as ParamNode
 from attnc.expr.simplify import make
 from attnc.model.attention import Param
@@ -326,12 +326,13 @@ class Declarations:
     def _check_qkv(self) -> None:
         for name in _QKV:
             if name not in self.scope.tensors:
+                near = next((x for x in self.scope.tensors if len(x) == 2 and name in x), None)
                 self.report.error(
                     "E0301",
                     f"attention without input '{name}'",
                     self.tree.name.span,
                     f"{name} is required",
-                    hints=(f"add 'input {name}: ...'",),
+                    hints=(f"write '{name}' in place of '{near}'" if near else f"add 'input {name}: ...'",),
                 )
         q, k, v = (self._find_tensor(name) for name in _QKV)
         for other in (k, v):
@@ -470,6 +471,7 @@ class Declarations:
                     size.span or self.tree.span,
                     f"{model.name} has another size",
                     related=(Label(model.span, f"{model.name} is declared here"),) if model.span else (),
+                    hints=(f"write '{show(model.shape[axis])}'",),
                 )
                 return False
         return True
@@ -517,6 +519,8 @@ def infer_roles(
     wanted = [_ROWS[name.id], Role.HEAD]
     wanted += [] if ragged else [Role.BATCH]
     wanted += [Role.FEATURE] if has_feature else []
+    if _report_numbers(name, roles, axes, trees, ragged, report):
+        return None
     for role in wanted:
         if roles.count(role) != 1:
             _report_count(
@@ -574,12 +578,49 @@ def _role(name: str, axis: Expr, tree: ast.Expr, ragged: bool, report: Reporter)
     return None
 
 
+def _report_numbers(
+    name: ast.Name,
+    roles: Sequence[Role],
+    axes: Sequence[Expr],
+    trees: Sequence[ast.Expr],
+    ragged: bool,
+    report: Reporter,
+) -> bool:
+    """Reports numbers where sequences or rows are counted, as in `[1, 577, 12, 64]`; returns if there are."""
+    numbers = {
+        i: axis.value
+        for i, (role, axis) in enumerate(zip(roles, axes, strict=True))
+        if role is Role.HEAD and isinstance(axis, Const)
+    }
+    rows = _ROWS[name.id]
+    missing = [
+        role for role in (Role.BATCH, rows) if role not in roles and not (ragged and role is Role.BATCH)
+    ]
+    if not missing or len(missing) != roles.count(Role.HEAD) - 1 or len(missing) > len(numbers):
+        return False
+    # Sequences are counted first, as a rule, and there are more rows than heads.
+    instead = {min(numbers): "B"} if Role.BATCH in missing else {}
+    left = {i: value for i, value in numbers.items() if i not in instead}
+    if rows in missing:
+        instead[max(left, key=lambda i: left[i])] = "T" if ragged else _LENGTH[rows]
+    shape = ", ".join(instead.get(i, tree.span.text) for i, tree in enumerate(trees))
+    word = "axis of rows" if ragged else _WORDS[missing[0]]
+    report.error(
+        "E0309",
+        f"{name.id} has no {word}",
+        trees[min(instead)].span,
+        "a number counts heads",
+        hints=(f"write '[{shape}]': how many sequences and rows there are is known at the call",),
+    )
+    return True
+
+
 def _report_count(name: ast.Name, role: Role, places: Sequence[Span], ragged: bool, report: Reporter) -> None:
     word = "axis of rows" if ragged and role in _LENGTH else _WORDS[role]
     one_sequence = "declare the axis 'B': a single sequence is passed as x[None]"
     hints: tuple[str, ...]
     if places:
-        hints = ("a number counts heads", one_sequence) if role is Role.HEAD and places[0].text == "1" else ()
+        hints = ()
         message, at = f"{name.id} has more than one {word}", places[1]
     else:
         hints = {Role.HEAD: ("write '1' for a single head",), Role.BATCH: (one_sequence,)}.get(role, ())

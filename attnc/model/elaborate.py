@@ -301,17 +301,7 @@ class Elaborator:
         called = at.meaning(name)
         if called is None and name == LISTED:
             return elaborate_listed(tree, at, self._expr)
-        if tree.kwargs:
-            at.error(
-                "E0206", f"'{name}' takes no named arguments", tree.kwargs[0].span, "write the value alone"
-            )
-        elif name == "dot":
-            return self._dot(tree, at)
-        elif isinstance(called, Definition):
-            return self._inline(called, tuple(self._argument(arg, at) for arg in tree.args), tree, at)
-        elif called is None and name in CALLABLE:
-            return self._intrinsic(tree, at)
-        elif called is None:
+        if called is None and name not in CALLABLE and name != "dot":
             at.error(
                 "E0204",
                 f"unknown function '{name}'",
@@ -319,6 +309,16 @@ class Elaborator:
                 "not an intrinsic or a def",
                 hints=called_here(name, (*CALLABLE, *at.defs, "dot", LISTED)),
             )
+        elif tree.kwargs:
+            at.error(
+                "E0206", f"'{name}' takes no named arguments", tree.kwargs[0].span, "write the value alone"
+            )
+        elif name == "dot":
+            return self._dot(tree, at)
+        elif isinstance(called, Definition):
+            return self._inline(called, tuple(self._argument(arg, at) for arg in tree.args), tree, at)
+        elif called is None:
+            return self._intrinsic(tree, at)
         elif called is not WRONG:
             at.error("E0207", f"'{name}' is not a function", tree.function.span, "cannot be called")
         return None
@@ -561,8 +561,12 @@ def _declaration_of(name: str, indices: tuple[ast.Expr, ...] | None) -> str:
 
 
 def _report_product(tree: ast.Call, at: Context) -> None:
-    label, hints = "write 'dot(q, k)'", _explain_product(tree)
-    at.error("E0306", "'dot' is the product of q and k only", tree.span, label, hints=hints)
+    span, label, hints = tree.span, "write 'dot(q, k)'", _explain_product(tree)
+    wrong = [(arg, name) for arg, name in zip(tree.args, ("q", "k"), strict=False) if _name_of(arg) != name]
+    match wrong:
+        case [(ast.Name(id=unknown) as arg, name)] if len(tree.args) == 2 and at.meaning(unknown) is None:
+            span, label, hints = arg.span, f"write '{name}'", ()
+    at.error("E0306", "'dot' is the product of q and k only", span, label, hints=hints)
 
 
 def _name_of(tree: ast.Expr) -> str | None:

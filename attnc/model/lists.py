@@ -164,6 +164,8 @@ class _Reader:
         return None
 
     def _indices(self, tensor: Tensor, tree: ast.Expr, rows: Expr | None) -> tuple[Expr, ...] | None:
+        if not all(isinstance(self.at.scope.tensors.get(name), Tensor) for name in ("q", "k")):
+            return None  # reported; their heads say what an axis is
         made: list[Expr] = []
         for size in tensor.shape[:-1]:
             index = self._index_along(size)

@@ -274,7 +274,9 @@ class _Resolver:
             elif tree.dtype is not None:
                 f32 += [name.id for name in tree.names]
             for name in tree.names:
-                if name.id not in self.scope.tensors:
+                if name.id in INPUTS and name.id not in self.scope.tensors:
+                    pass  # reported, as each of them is required
+                elif name.id not in self.scope.tensors:
                     known = tuple(self.scope.tensors)
                     hints = did_you_mean(name.id, known)
                     self.report.error(

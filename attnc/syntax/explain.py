@@ -33,6 +33,9 @@ _STATEMENTS = (
     "order",
     "grad",
 )
+#: Words that stand inside of a statement, and those that begin one.
+_JOINING = ("and", "or", "in", "for", "as", "via", "is")
+_STARTING = frozenset((*_STATEMENTS, "where", "when", "config"))
 #: What is written for statements that there are not.
 _WRITE: Mapping[str, str] = {
     **dict.fromkeys(
@@ -106,8 +109,12 @@ class Stop:
 
     @property
     def starts_line(self) -> bool:
-        line, column = self.source.position(self.span.start)
-        return not self.source.line_text(line)[: column - 1].strip()
+        return _starts_line(self.source, self.span.start)
+
+
+def _starts_line(source: Source, offset: int) -> bool:
+    line, column = source.position(offset)
+    return not source.line_text(line)[: column - 1].strip()
 
 
 _SEVERAL_LINES = "put an expression that takes several lines in parentheses"
@@ -129,7 +136,7 @@ def explain(
     else:
         span = source.span(_start(token), _end(token))
     stop = Stop(source, token.type, span, taken, accepts, end)
-    return _bracket(stop) or _slip(stop) or _word(stop) or _expectation(stop)
+    return _bracket(stop) or _unclosed_list(stop) or _slip(stop) or _word(stop) or _expectation(stop)
 
 
 def _bracket(stop: Stop) -> Diagnostic | None:
@@ -142,15 +149,20 @@ def _bracket(stop: Stop) -> Diagnostic | None:
     innermost = opened[-1]
     place = stop.source.span(_start(innermost), _end(innermost))
     partner = _PARTNER[innermost]
-    message = f"'{innermost}' is never closed"
     if stop.kind == "$END":
+        message = f"'{innermost}' is never closed"
         return error("E0103", message, place, "opened here", hints=[_where_to_close(stop, partner)])
     # Where newlines do not count, a word that starts a line after a complete operand is a new statement.
     broken_off = stop.starts_line and place.line < stop.span.line and _PARTNER_TYPE[innermost] in stop.accepts
     if (closing and closing != partner) or (broken_off and not _is_block(innermost, stop.taken)):
-        related = [Label(stop.span, f"expected '{partner}' before this")]
-        return error("E0103", message, place, "opened here", related=related)
+        return _never_closed(stop.source, innermost, stop.span)
     return None
+
+
+def _never_closed(source: Source, bracket: Token, before: Span) -> Diagnostic:
+    place = source.span(_start(bracket), _end(bracket))
+    related = [Label(before, f"expected '{_PARTNER[bracket]}' before this")]
+    return error("E0103", f"'{bracket}' is never closed", place, "opened here", related=related)
 
 
 def _open_brackets(tokens: Sequence[Token]) -> list[Token]:
@@ -196,6 +208,24 @@ def _slip(stop: Stop) -> Diagnostic | None:
     return find_slip(source, start, start)
 
 
+def _unclosed_list(stop: Stop) -> Diagnostic | None:
+    """Returns E0103 where the next key of a schedule is read as a value, as in `loops = [kv, pack = gqa`."""
+    opened, first = _open_brackets(stop.taken), len(stop.taken) - 1
+    while first > 0 and stop.taken[first - 1].type == "DOT":
+        first -= 2
+    if stop.span.text not in ("=", "in") or not opened or opened[-1] == "(":
+        return None
+    if [token.type for token in stop.taken[first - 1 : first + 1]] != ["COMMA", "NAME"]:
+        return None
+    line = stop.source.text[stop.span.end :].split("\n", 1)[0].split("#", 1)[0]
+    bracket, partner = opened[-1], _PARTNER[opened[-1]]
+    if line.count(partner) > line.count(bracket):
+        return None
+    return _never_closed(
+        stop.source, bracket, stop.source.span(_start(stop.taken[first]), _end(stop.taken[-1]))
+    )
+
+
 def _word(stop: Stop) -> Diagnostic | None:
     text, span = stop.span.text, stop.span
     if "ATTENTION" in stop.accepts:
@@ -220,7 +250,23 @@ def _word(stop: Stop) -> Diagnostic | None:
 
 def _expectation(stop: Stop) -> Diagnostic:
     label = f"expected {_describe_expected(stop.accepts)}"
-    return error("E0102", f"unexpected {_describe_found(stop)}", stop.span, label, hints=_advice(stop))
+    hints = _advice(stop) or _misspelt(stop)
+    return error("E0102", f"unexpected {_describe_found(stop)}", stop.span, label, hints=hints)
+
+
+def _misspelt(stop: Stop) -> Sequence[str]:
+    """Returns the hint about a word that is close to one that may stand there, or before the rejected one."""
+    text = stop.span.text
+    if stop.kind == "NAME" and "_NL" in stop.accepts and text in _STARTING:
+        return ("each statement has a line of its own",)
+    words = [word for word in _JOINING if word.upper() in stop.accepts]
+    near = [word for word in words if set(text) < set(word) or sorted(text) == sorted(word)]
+    if stop.kind == "NAME" and (hints := did_you_mean(near[0] if near else text, words)):
+        return hints
+    first = stop.taken[-1] if stop.taken else None
+    if first is not None and first.type == "NAME" and _starts_line(stop.source, _start(first)):
+        return did_you_mean(first, ("where", "when", "config"))
+    return ()
 
 
 def _advice(stop: Stop) -> list[str]:
