@@ -30,6 +30,7 @@ from attnc.expr.nodes import (
     Or,
     Ref,
     Search,
+    show,
 )
 from attnc.expr.simplify import simplify, substitute
 from tests.expr.masks import COMPARISONS
@@ -188,9 +189,11 @@ def test_a_position_is_so_far_behind_the_last(past: int) -> None:
             assert found.hi == c * (past - 1)
             assert range_of_sum((size - position) * c, past).lo == -found.hi
             assert range_of_sum(position * -c, past).hi == 0
-    search = affine(Search("lower", "doc", (Index("b"),), (Dim("B"), Dim("N")), Const(3)))
-    assert range_of_sum((search - affine(Dim("N"))) * 2, past).hi == 0
-    assert range_of_sum(search * -2, past).hi == 0
+    for heads in ((), (Dim("H"),)):
+        rows = (Index("b"), *(Index("h") for _ in heads))
+        search = affine(Search("lower", "doc", rows, (Dim("B"), *heads, Dim("N")), Const(3)))
+        assert range_of_sum((search - affine(Dim("N"))) * 2, past).hi == 0
+        assert range_of_sum(search * -2, past).hi == 0
 
 
 @pytest.mark.parametrize("c", [-3, -2, -1, 1, 2, 5])
@@ -218,6 +221,31 @@ def test_bounds_are_known_of_one_side() -> None:
     for index in ("max(tag[b, kv_idx], 0)", "min(tag[b, kv_idx], 3)", "tag[b, kv_idx]"):
         assert bounds(spell(f"doc[b, {index}]")) == UNKNOWN
     assert bounds(spell("doc[b, kv_idx]")) != UNKNOWN
+
+
+@pytest.mark.parametrize(
+    ("text", "lo", "hi"),
+    [
+        ("abs(kv_idx)", "kv_lo", "kv_hi"),
+        ("abs(-3 - kv_idx)", "kv_lo + 3", "kv_hi + 3"),
+        ("max(kv_idx, N)", "N", "N"),
+        ("min(kv_idx, N)", "kv_lo", "kv_hi"),
+        ("max(kv_idx, kv_idx + 1)", "kv_lo + 1", "kv_hi + 1"),
+        ("min(q_idx, q_idx - 2)", "q_lo - 2", "q_hi - 2"),
+        ("max(kv_idx, 3)", "max(kv_lo, 3)", "max(kv_hi, 3)"),
+        ("min(kv_idx, 3)", "min(kv_lo, 3)", "min(kv_hi, 3)"),
+        (
+            "where(b < 1, kv_idx, kv_idx + 1)",
+            "where(b < 1, kv_lo, kv_lo + 1)",
+            "where(b < 1, kv_hi, kv_hi + 1)",
+        ),
+        ("where(kv_idx < 1, q_idx, q_idx + 1)", "q_lo", "q_hi + 1"),
+        ("kv_idx // 4 - q_idx % 4", "kv_lo // 4 - 3", "kv_hi // 4"),
+    ],
+)
+def test_bounds_leave_out_what_is_known_to_be_no_end(text: str, lo: str, hi: str) -> None:
+    found = bounds(spell(text))
+    assert [end and show(normalize(end)) for end in (found.lo, found.hi)] == [lo, hi]
 
 
 def test_a_load_has_a_gradient_if_it_is_a_float_and_something_reaches_it() -> None:

@@ -8,7 +8,8 @@ import pytest
 
 from attnc.expr.nodes import Binary, Const, show
 from attnc.model.dtypes import DType
-from attnc.plan.conversion import count_alike
+from attnc.model.tensors import Paged
+from attnc.plan.conversion import count_alike, group_rows
 from attnc.plan.ir import Module
 from attnc.plan.ir.kernel import TILE_COLUMN
 from tests.verify.judging import modules_of, spec
@@ -108,3 +109,21 @@ def test_a_scale_that_computes_with_columns_is_seen() -> None:
     assert scale is not None
     of_two = Binary("*", Binary("//", TILE_COLUMN, Const(8)), scale.value)
     assert count_alike(replace(scale, value=of_two)) == 8
+
+
+def test_rows_are_converted_together_where_they_lie_alike() -> None:
+    conversion = planned("convert = before", storage=" via paged(table, page = 16)").conversion
+    assert conversion is not None
+    assert [len(rows.tensors) for rows in group_rows(conversion)] == [2]
+    k, v = conversion.tensors
+    tensor, pages = v.stored.tensor, v.stored.tensor.storage
+    assert isinstance(pages, Paged)
+    for changed in (
+        replace(tensor, shape=(*tensor.shape[:-2], Const(3), tensor.shape[-1])),
+        replace(tensor, shape=(*tensor.shape[:-1], Const(32))),
+        replace(tensor, roles=(tensor.roles[1], tensor.roles[0], *tensor.roles[2:])),
+        replace(tensor, storage=replace(pages, block_table="other")),
+    ):
+        other = replace(v, stored=replace(v.stored, tensor=changed))
+        found = group_rows(replace(conversion, tensors=(k, v, other)))
+        assert [len(rows.tensors) for rows in found] == [2, 1]

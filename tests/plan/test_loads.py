@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from attnc.expr.nodes import Index
+from attnc.expr.evaluate import evaluate
+from attnc.expr.nodes import Dim, Index
 from attnc.plan.ir import Statement
+from attnc.plan.loads import is_nonnegative, is_positive
+from tests.expr.test_meaning import ENV, Draw
 from tests.plan.sorted_masks import MASKS, nodes, text_of
 from tests.verify.judging import modules_of
 
@@ -21,3 +24,17 @@ def test_what_a_tile_test_reads_is_loaded_with_the_tile(mask: str, order: str) -
 
 def _indices(item: Statement) -> set[str]:
     return {node.name for node in nodes(item) if isinstance(node, Index)}
+
+
+def test_what_is_taken_for_positive_is() -> None:
+    """Of random integers, wherever a kernel has something to do."""
+    draw = Draw(5)
+    for _ in range(300):
+        expr = draw.integer(2)
+        values = evaluate(expr, ENV)
+        assert values.min() >= 0 or not is_nonnegative(expr)
+        assert values.min() > 0 or not is_positive(expr)
+    assert is_nonnegative(Index("kv_idx"))
+    assert not is_nonnegative(Index("q_pos"))
+    assert is_positive(Dim("BLOCK_N"))
+    assert not is_positive(Dim("N"))

@@ -70,3 +70,11 @@ def test_every_spec_has_a_picture(path: Path) -> None:
         found = picture(module.kernel, 192, 192, 64, 64)
         assert {*"".join(found.rows)} <= {SKIP, PARTIAL, FULL}
         assert found.visited > 0
+
+
+@pytest.mark.parametrize("keys", [4, 8, 256])
+def test_sorted_numbers_are_of_four_equal_documents(keys: int) -> None:
+    found = picture(module_of("document").kernel, keys, keys, keys // 4, keys // 4)
+    assert found.note == "doc numbers 4 equal documents"
+    for i, row in enumerate(found.rows):
+        assert [kind != SKIP for kind in row] == [i == j for j in range(4)]

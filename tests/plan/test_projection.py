@@ -2,6 +2,7 @@
 
 from attnc.build import plan_program
 from attnc.model.dtypes import DType
+from attnc.model.schedule import ProductConfig
 from attnc.plan.projection import DotBound, ProjectionModule
 from tests.model.projections import LAYER, SCHEDULE, program
 
@@ -39,3 +40,18 @@ def test_partial_sums_of_16_bits_alone_are_rounded_to_them() -> None:
     for types, partial in (("{bf16, f16}", DType.BF16.unit_roundoff), ("{f32, f16}", 0.0)):
         module = modules(LAYER.replace("{bf16, f16}", types) + schedule)[0]
         assert {module.state_bound(at).partial for at in range(len(module.configs))} == {partial}
+
+
+def test_sums_of_a_split_are_bounded_by_its_parts() -> None:
+    """Along a tree of a tile's columns, then of the splits; a library's and a dot product's one by one."""
+    for text in (LAYER + SCHEDULE, LAYER + "schedule layer for triton {\n impl = conventional\n}\n"):
+        for module in modules(text):
+            for at, config in enumerate(module.configs):
+                bound = module.state_bound(at)
+                split = getattr(config, "split_k", 0)
+                if isinstance(config, ProductConfig) and config.impl == "gemv":
+                    halvings = next(n for n in range(20) if config.tile_k >> n == 1)
+                    assert bound.steps == config.tile_k * split
+                    assert (bound.depth, bound.per_addition) == (halvings + split + 3, 1.0)
+                else:
+                    assert (bound.steps, bound.depth, bound.per_addition) == (0, split + 3, 2.0)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from attnc.expr.nodes import show
-from attnc.plan.ir import Forward
+from attnc.expr.nodes import Index, Ref, show, walk
+from attnc.model.dtypes import DType
+from attnc.plan.epilogue import list_lengths
+from attnc.plan.ir import Decode, Fetch, Forward, statement_expressions
 from attnc.plan.sm90 import roles_of
-from attnc.plan.sm90.finishing import Finishing
+from attnc.plan.sm90.finishing import Finishing, pair_rows
 from tests.verify.judging import modules_of, spec
 
 
@@ -82,3 +84,49 @@ def test_without_a_tile_of_o_rows_are_loaded_in_pairs() -> None:
 @pytest.mark.parametrize("epilogue", ["attention", "2 * attention", "gate[b, q_idx, h, d // 2] * attention"])
 def test_no_row_is_loaded_in_its_order(epilogue: str) -> None:
     assert finishing(epilogue) is None
+
+
+@pytest.mark.parametrize("split", ["", ", split.kv = auto"])
+def test_splits_load_rows_of_as_many_columns_as_o_in_pairs(split: str) -> None:
+    lines = (
+        "input q: bf16[B, M, H, 64]",
+        "input k, v: bf16[B, N, H, 64]",
+        "input gate: bf16[B, M, H, 64]",
+        "input w: f32[64]",
+        "input half: bf16[H, 32]",
+        "score = dot(q, k)",
+        "normalize = softmax",
+        "output o: bf16[B, M, H, 64] = (gate[b, q_idx, h, d] + w[d] + half[h, d // 2]) * attention",
+    )
+    (module,) = modules_of(spec(lines, f"loops = [kv], pack = gqa{split}", target="cuda.sm_90a"))
+    assert isinstance(module.kernel, Decode)
+    dtypes = {tensor.name: DType(tensor.dtype) for tensor in module.variant.attention.inputs}
+    found = pair_rows(module.kernel, dtypes)
+    assert [fetch.load.tensor for fetch in found.paired] == ["gate"]  # w is of 32 bits
+
+
+@pytest.mark.parametrize("target", ["triton", "cuda.sm_80", "cuda.sm_90a"])
+def test_what_joins_splits_finds_the_lengths_that_it_reads(target: str) -> None:
+    """In the order in which one follows from the other, wherever a tile begins."""
+    lines = (
+        "input q: bf16[B, M, H, 64]",
+        "input k, v: bf16[B, N, H, 64]",
+        "input gate: f32[B, M]",
+        "input lens: i32[B]",
+        "input more: i32[B]",
+        "length N = min(lens[b], more[b]) + 1",
+        "score = dot(q, k)",
+        "normalize = softmax",
+        "output o: bf16[B, M, H, 64] = (gate[b, q_idx] + q_pos) * attention",
+    )
+    (module,) = modules_of(spec(lines, "loops = [kv], pack = gqa, split.kv = auto", target=target))
+    assert isinstance(module.kernel, Decode)
+    found = list_lengths(module.kernel)
+    known = {"b", "h", "B", "H", "M_total", "N_total"}
+    for item in found:
+        nodes = [node for expr in statement_expressions(item) for node in walk(expr)]
+        assert Index("q_lo") not in nodes
+        assert {node.name for node in nodes if isinstance(node, Ref)} <= known, item.name
+        known.add(item.name)
+    assert "N" in known
+    assert {"lens", "more"} <= {item.load.tensor for item in found if isinstance(item, Fetch)}

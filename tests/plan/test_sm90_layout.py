@@ -87,3 +87,16 @@ def test_sums_are_cut_into_products_of_whole_pieces(
     columns: int, widest: int, products: tuple[tuple[int, int], ...]
 ) -> None:
     assert cut_products(columns, widest) == products
+
+
+@pytest.mark.parametrize("words", ["", "order = longest_first", "consumers = 2, tile.kv = 32"])
+@pytest.mark.parametrize("stages", [2, 3])
+def test_each_buffer_has_a_barrier_for_full_and_one_for_empty(words: str, stages: int) -> None:
+    module = planned(", ".join(filter(None, (words, f"stages = {stages}"))))
+    layout = layout_of(cast(Forward, module.kernel))
+    for config in module.kernel.configs:
+        counts, tiles = layout.barriers(config), layout.shape(config).q_tiles
+        assert (counts["k"], counts["v"], counts["q"]) == (2 * stages, 2 * stages, 2 * tiles)
+        assert counts["query tiles"] == 4 + config.longest_first
+        assert counts.get("o", 0) == (layout.way_out(config) == "v")
+        assert 8 * sum(counts.values()) <= layout.shared_memory(config)["barriers"]

@@ -4,7 +4,21 @@ from __future__ import annotations
 
 import pytest
 
-from attnc.expr.nodes import Binary, BinaryOp, Call, Compare, Const, Dot, Expr, Index, Load, Neg, Ref, show
+from attnc.expr.nodes import (
+    And,
+    Binary,
+    BinaryOp,
+    Call,
+    Compare,
+    Const,
+    Dot,
+    Expr,
+    Index,
+    Load,
+    Neg,
+    Ref,
+    show,
+)
 from attnc.plan.sm90.scores import columns_of
 
 S = Dot()
@@ -65,8 +79,15 @@ def test_other_scores_are_computed_element_by_element(score: Expr) -> None:
 
 def test_a_mask_says_which_distances_are_positive() -> None:
     score = of("+", S, of("*", SLOPE, Call("abs", (DISTANCE,))))
-    mask = Compare("<=", Index("kv_idx"), Index("q_pos"))
-    found = columns_of(score, mask)
+    before = Compare("<=", Index("kv_idx"), Index("q_pos"))
+    near = Compare("<", of("-", Index("q_pos"), Const(9)), Index("kv_idx"))
+    for mask in (before, And((near, before)), And((before, near))):
+        found = columns_of(score, mask)
+        assert found is not None
+        assert [show(x.factor) for x in found.terms] == ["-slope"]
+    behind = Compare(">=", Index("kv_idx"), Index("q_pos"))
+    found = columns_of(score, And((near, behind)))
     assert found is not None
-    assert [show(x.factor) for x in found.terms] == ["-slope"]
+    assert [show(x.factor) for x in found.terms] == ["slope"]
+    assert columns_of(score, near) is None
     assert columns_of(score, Compare(">=", Index("kv_idx"), Index("q_idx"))) is None

@@ -11,7 +11,7 @@ import pytest
 from attnc.build import plan_program
 from attnc.expr.nodes import Binary, Call, Const, Dot, Expr, Index
 from attnc.model.resolve import resolve
-from attnc.plan.sm90.softcap import LIMIT, POLYNOMIAL, TAIL, Cap, cap_of, polynomial
+from attnc.plan.sm90.softcap import _FACTORS, LIMIT, POLYNOMIAL, TAIL, Cap, cap_of, polynomial
 from attnc.plan.sm90.target import layout_of
 from attnc.source import Source
 from attnc.syntax.parser import parse, prelude
@@ -134,3 +134,11 @@ def test_wide_heads_leave_a_polynomial_the_registers_of_fewer_keys(
         text = text.replace("  score", "  input cap, inner: f32[]\n  score")
     (module,) = plan_program(resolve(parse(Source("a.attn", text)), prelude())).modules
     assert [config.tile_kv for config in module.kernel.configs] == [keys]
+
+
+@pytest.mark.parametrize("factor", [*_FACTORS, -_FACTORS[0], -_FACTORS[1]])
+def test_factors_between_two_are_taken(factor: float) -> None:
+    assert cap_of(capped(50.0, factor), None) is not None
+    assert cap_of(capped(50.0, factor * 2.0), None) is None or abs(factor) == _FACTORS[0]
+    assert cap_of(capped(50.0, factor * 0.5), None) is None or abs(factor) == _FACTORS[1]
+    assert cap_of(capped(0.0, factor), None) is None
