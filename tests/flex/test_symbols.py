@@ -23,7 +23,7 @@ def test_a_symbol_that_is_kept_still_adds_to_its_tape() -> None:
         return score
 
     traced = trace(mod, None, sizes=SIZES, device=CPU)
-    found = [torch.tanh(kept), torch.add(kept, kept, alpha=3)]
+    found: list[Any] = [torch.tanh(kept), torch.add(kept, kept, alpha=3)]
     assert all(isinstance(x, Scalar) for x in found)
     assert [traced.tape.show(x.at) for x in found] == ["tanh(score)", "+(score, *(score, 3))"]
 
