@@ -102,7 +102,6 @@ def kernel_files(form: Form) -> dict[str, str]:
         files |= {
             f"{folder}/{name}": text.replace(f"from ...{FOLDER}", f"from ..{FOLDER}")
             for name, text in family.files.items()
-            if name != "__init__.py"
         }
         files[f"{folder}/__init__.py"] = '"""Kernels for Hopper GPUs, which CuPy launches."""\n'
     return files

@@ -81,7 +81,7 @@ def targets_of(
     value: torch.Tensor,
     wanted: tuple[tuple[str, int], ...],
     *,
-    gradients: bool = False,
+    gradients: bool,
 ) -> tuple[str, str]:
     """Returns (the target, what takes its place where it has no kernel for the mods, or "" where nothing
     may).

@@ -40,7 +40,7 @@ from attnc.expr.simplify import substitute
 from attnc.flex.errors import refuse
 from attnc.flex.tape import CAPTURED, Capture, Tape, element_of, operands
 from attnc.flex.trace import Trace
-from attnc.model.names import INTERFACE, LISTED, NOT_FUNCTIONS, RESERVED, explain_reserved
+from attnc.model.names import INTERFACE, LISTED, RESERVED
 from attnc.plan.mask_findings import dense_conditions
 
 #: What attnc.model expands an expression to at most.
@@ -273,11 +273,11 @@ class CallLayout:
     kept_as: str = ""
     head_dim: int | None
     value_dim: int | None
-    grouped: bool = False
+    grouped: bool
     order: str = "BHM"
-    scaled: bool = False
-    lse: bool = False
-    differentiable: bool = False
+    scaled: bool
+    lse: bool
+    differentiable: bool
     grad: tuple[str, ...] = ()
     target: str = "triton"
     otherwise: str = ""
@@ -459,8 +459,7 @@ def _is_free(name: str) -> bool:
 def _title(mods: Sequence[Callable[..., Any] | None]) -> str:
     names = (getattr(mod, "__name__", "") for mod in mods if mod is not None)
     plain = [re.sub(r"\W", "_", name, flags=re.ASCII).strip("_") for name in names if name[:1] != "<"]
-    title = "_".join(dict.fromkeys(("flex", *filter(None, plain))))[:48]
-    return f"{title}_mod" if explain_reserved(title, NOT_FUNCTIONS, is_file=True) else title
+    return "_".join(dict.fromkeys(("flex", *filter(None, plain))))[:48]  # no reserved name begins so
 
 
 def _names_of(mods: Sequence[Callable[..., Any] | None]) -> dict[int, str]:

@@ -92,6 +92,11 @@ def test_entries_behind_the_count_say_nothing() -> None:
     assert size == (128, 128)
 
 
+WRONG_SIZES: list[Any] = [
+    (16, 20), (16,), (16, 16, 16), (), 16, {16: 16, 32: 32}, (16, 0), (8, 16), (True, 16),
+]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("lists", "message"),
     [
@@ -101,7 +106,10 @@ def test_entries_behind_the_count_say_nothing() -> None:
             Lists(*draw(3, 1, seed=0), None, None, SIZE),
             r"mask_block_cnt: expected shape \[2 or 1, 4 or 1, 3\]",
         ),
-        (Lists(*draw(1, 1, seed=0), None, None, (16, 20)), "block_size: expected two multiples of 16"),
+        *(
+            (Lists(*draw(1, 1, seed=0), None, None, size), "block_size: expected two multiples of 16")
+            for size in WRONG_SIZES
+        ),
         (Lists(*draw(1, 1, seed=0)), r"expected shape \[2 or 1, 4 or 1, 1\]"),
         (
             Lists(torch.zeros(1, 1, 3), torch.zeros(1, 1, 3, 3), block_size=SIZE),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from typing import Any
 
@@ -18,6 +19,22 @@ ensure_interpreter()
 def drawn(*shapes: tuple[int, ...], seed: int = 0) -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
     return [torch.randn(shape, generator=generator) for shape in shapes]
+
+
+@pytest.mark.parametrize(
+    ("name", "more"),
+    [
+        ("flash_attn_func", {"num_splits": 1}),
+        ("flash_attn_qkvpacked_func", {}),
+        ("flash_attn_varlen_func", {"num_splits": 1}),
+        ("flash_attn_with_kvcache", {"rotary_interleaved": True}),
+    ],
+)
+def test_what_is_left_out_has_the_defaults_of_flash_attn_3(name: str, more: dict[str, Any]) -> None:
+    """All others are None, False or 0."""
+    parameters = inspect.signature(getattr(three, name)).parameters.values()
+    said = {p.name: p.default for p in parameters if p.default is not p.empty and p.default not in (None, 0)}
+    assert said == {"window_size": (-1, -1), **more}
 
 
 def test_positions_are_those_of_flash_attn_3() -> None:

@@ -94,7 +94,9 @@ def _read(
 ) -> tuple[Attention, Env]:
     sizes = dict(zip("BHMN", product.shape, strict=True))
     traced = trace(score_mod, mask_mod, scale=1.0, sizes=sizes, device=torch.device("cpu"))
-    layout = CallLayout(dtype="f32", head_dim=16, value_dim=16, scaled=True)
+    layout = CallLayout(
+        dtype="f32", head_dim=16, value_dim=16, scaled=True, grouped=False, lse=False, differentiable=False
+    )
     spec = write_spec(traced, layout, name="mods", numbers=numbers, scheduled=False)
     (attention,) = resolve(parse(Source("mods.attn", spec.text)), prelude()).attentions
     captured = [_as_read(traced.tape.captures[at].tensor) for at in spec.captures]

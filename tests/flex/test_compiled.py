@@ -11,8 +11,12 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch.nn.attention.flex_attention import AuxRequest, create_block_mask
 from torch.utils.checkpoint import checkpoint
 
+from attnc.api.compile import SpecError
 from attnc.flex import FlexError, flex_attention
-from attnc.flex.compiled import read, written
+from attnc.flex.compiled import _scaled, read, written
+from attnc.flex.layouts import order_like
+from attnc.flex.recording import Recorder
+from attnc.flex.trace import trace
 from attnc.support.memory import lay_like
 from tests.flex.mods import Case, Setting, causal
 from tests.flex.oracle import gradients
@@ -240,6 +244,86 @@ def test_the_operator_keeps_what_torch_asks_of_operators() -> None:
         (q, q.detach().clone(), q.detach().clone(), [bias], [], [], program, [0, 3]),
         test_utils=UTILITIES,
     )
+    torch.library.opcheck(
+        torch.ops.attnc.flex_attention_max_scores.default,
+        (q.detach(), q.detach(), [bias.detach()], [], [], program),
+        test_utils=("test_schema", "test_faketensor"),
+    )
+
+
+POSITIONS = (torch.int32,) * 4
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_operator_computes_what_the_function_does(seed: int) -> None:
+    """As a graph calls it: results, lse and gradients, whatever the layouts of what comes back."""
+    generator = torch.Generator().manual_seed(seed)
+    orders = ("BHMD", "BMHD", "BHMD", "HBMD"), ("BHMD", "BHMD", "BMDH", "BHDM")
+    sizes = {"B": 2, "H": 2, "M": 9, "D": 16}
+
+    def drawn(order: str) -> torch.Tensor:
+        stored = torch.randn([sizes[axis] for axis in order], generator=generator)
+        return stored.permute([order.index(axis) for axis in "BHMD"])
+
+    q, k, v = (drawn(orders[0][seed]).requires_grad_(seed != 1 or at == 1) for at in range(3))
+    bias, warm = (torch.randn(shape, generator=generator).requires_grad_() for shape in ((2, 2, 9), ()))
+    scale = (None, 0.3, None, 0.3)[seed]
+
+    def score_mod(score: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
+        return score * warm + bias[1, h, j] + 0.5 * h
+
+    recorder = Recorder(torch.device("cpu"))
+    if scale is not None:
+        recorder.floats.append(scale)
+    score = recorder.record(score_mod, (torch.float32, *POSITIONS))
+    mask = recorder.record(causal, POSITIONS)
+    order, lse = order_like(q.shape, q), seed != 2
+    program = written(score, mask, None, scale is not None, order, lse, (), "", (None, None))
+    leaves = [x for x in (q, k, v, bias, warm) if x.requires_grad]
+    grads = [at for at, x in enumerate((q, k, v, *recorder.tensors)) if x.requires_grad]
+    given = (recorder.tensors, recorder.floats, recorder.integers, program)
+    o, log_sum = torch.ops.attnc.flex_attention(q, k, v, *given, grads)
+    expected, aux = flex_attention(
+        q, k, v, score_mod, mask_mod=causal, scale=scale, return_aux=AuxRequest(lse=True, max_scores=True)
+    )
+    assert o.stride() == expected.stride()
+    assert torch.equal(o, expected)
+    assert torch.equal(log_sum, aux.lse)
+    do, dlse = drawn(orders[1][seed]), torch.randn(2, 2, 9, generator=generator) * (seed != 2)
+    found = torch.autograd.grad([o, log_sum], leaves, [do, dlse])
+    right = torch.autograd.grad([expected, aux.lse], leaves, [do, dlse])
+    for ours, theirs in zip(found, right, strict=True):
+        assert ours.stride() == theirs.stride()
+        torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-6)
+    with torch.no_grad():
+        alone, nothing = torch.ops.attnc.flex_attention(q, k, v, *given, [])
+        largest = torch.ops.attnc.flex_attention_max_scores(q, k, *given)
+    torch.testing.assert_close(alone, o.detach())
+    assert nothing.shape == (log_sum.shape if lse else (0,))
+    assert torch.equal(largest, aux.max_scores)
+
+
+def test_a_scale_that_is_a_tensor_multiplies_the_score() -> None:
+    """As numbers of NumPy are in a graph."""
+
+    def mod(score: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
+        return score + h
+
+    for score_mod, shown in ((None, "*(score, load)"), (mod, "+(*(score, load), h)")):
+        traced = trace(_scaled(score_mod, torch.tensor(0.5)), None, sizes={}, device=torch.device("cpu"))
+        assert traced.tape.show(traced.score) == shown
+
+
+def test_an_error_of_the_spec_is_at_the_mod() -> None:
+    q = torch.ones(1, 1, 8, 16)
+    recorder = Recorder(torch.device("cpu"))
+    score = recorder.record(lambda score, b, h, i, j: score + (i - j) % 0, (torch.float32, *POSITIONS))
+    given = (recorder.tensors, recorder.floats, recorder.integers)
+    for place, path in ((("mods.py", 1), "mods.py"), (None, ".attn")):
+        program = written(score, None, None, False, "BHMD", False, (), "", (None, place))
+        with pytest.raises(SpecError, match="E0320") as caught:
+            torch.ops.attnc.flex_attention(q, q, q, *given, program, [])
+        assert caught.value.diagnostics[0].primary.span.source.path.endswith(path)
 
 
 def test_gradients_lie_as_their_inputs_without_a_copy(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import linecache
 import re
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ import torch
 
 from attnc.diagnostics import CODES
 from attnc.flex import FlexError, flex_attention, to_spec
+from attnc.flex.errors import span_of
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "flex"
 
@@ -151,6 +154,25 @@ def test_a_mod_is_refused_where_the_current_folder_is_gone(
     folder.rmdir()
     with pytest.raises(FlexError, match="'atan' cannot be written"):
         to_spec(arctangent)
+
+
+def test_a_frame_that_no_user_has_is_nowhere() -> None:
+    code = SimpleNamespace(co_filename=torch.__file__)
+    inner = SimpleNamespace(f_code=code, f_back=SimpleNamespace(f_code=code, f_back=None))
+    span = span_of(inner)  # type: ignore[arg-type]  # what it reads of a frame
+    assert (span.start, span.end, span.source.path) == (0, 0, "<mod>")
+
+
+def test_columns_count_letters_and_not_bytes() -> None:
+    names: dict[str, Any] = {"torch": torch}
+    text = "größe = 1\ndef mod(score, b, h, q, kv):\n    return 'é' and (größe * torch.atan(\n score) + 1)\n"
+    linecache.cache["grö.py"] = (len(text), None, text.splitlines(True), "grö.py")
+    exec(compile(text, "grö.py", "exec"), names)
+    with pytest.raises(FlexError) as caught:
+        to_spec(names["mod"])
+    span = caught.value.diagnostics[0].primary.span
+    assert span.source.text[span.start : span.end] == "torch.atan(\n score)"
+    assert repr(caught.value) == str(caught.value)
 
 
 def test_a_spec_that_is_asked_for_has_the_line_too() -> None:

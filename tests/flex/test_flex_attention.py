@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 import warnings
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from torch._inductor.ir import get_stride_order
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, create_block_mask, noop_mask
 
 from attnc.api.compile import SpecWarning, compile_family
@@ -293,6 +295,61 @@ def test_float64_is_computed_by_torch() -> None:
         flex_attention(q, k, k, target="triton")
 
 
+AUXILIARY: dict[str, Any] = {
+    "nothing": None,
+    "nothing by name": AuxRequest(),
+    "lse": AuxRequest(lse=True),
+    "largest": AuxRequest(max_scores=True),
+    "of an older torch": SimpleNamespace(lse=True),
+}
+
+
+@pytest.mark.parametrize("laid", ["BHMD", "BHDM"])
+def test_what_is_asked_for_comes_at_every_call(laid: str) -> None:
+    """The first calls look at their arguments, later ones repeat them. One mod reads data that changes, one
+    makes a tensor of it.
+    """
+    stored = made(*({"B": 1, "H": 2, "M": 9, "D": 16}[axis] for axis in laid))
+    q, k, v = (
+        stored.permute([laid.index(axis) for axis in "BHMD"]),
+        made(1, 2, 11, 16),
+        made(1, 2, 11, 16, seed=3),
+    )
+    table = made(11, seed=4)
+    mods = [
+        lambda score, b, h, q, kv: score + table[kv],
+        lambda score, b, h, q, kv: score * 2 + (table * 0.5)[kv],
+    ]
+    for mod in mods:
+        for _ in range(4):
+            o, lse, largest = dense_flex(q, k, v, mod, causal)
+            for name, asked in AUXILIARY.items():
+                found = flex_attention(q, k, v, mod, mask_mod=causal, return_aux=asked)
+                out, aux = (found, None) if asked is None else found
+                close(out, o)
+                assert get_stride_order(out.stride()) == get_stride_order(q.stride())
+                if asked is None or aux is None:
+                    continue
+                for ours, right, is_wanted in (
+                    (aux.lse, lse, asked.lse), (aux.max_scores, largest, getattr(asked, "max_scores", False)),
+                ):  # fmt: skip
+                    assert (ours is not None) == is_wanted, name
+                    if is_wanted:
+                        close(ours, right)
+            table.neg_()
+
+
+def test_a_family_is_that_of_the_same_call() -> None:
+    q, k = made(1, 2, 9, 16), made(1, 2, 21, 16)
+    spec = str(family_of(q, k, k, mask_mod=causal, scale=0.25).spec)
+    assert "lse" not in spec
+    assert "output lse" in str(family_of(q, k, k, mask_mod=causal, return_lse=True).spec)
+    assert "grad" not in spec
+    assert "grad q\n" in str(family_of(q.requires_grad_(), k, k, mask_mod=causal).spec)
+    with torch.no_grad():
+        assert "grad" not in str(family_of(q, k, k, mask_mod=causal).spec)
+
+
 def test_return_lse_is_deprecated_as_in_torch() -> None:
     q = made(1, 2, 9, 16)
     with pytest.warns(FutureWarning, match="return_lse is deprecated") as caught:
@@ -360,6 +417,20 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"query": Q[:, :1], "enable_gqa": True}, ValueError, "query: expected a multiple of the 2 heads of key"),
     ({"query": Q[:, :0], "key": Q[:, :0], "value": Q[:, :0]}, ValueError, "key: expected at least one head"),
     ({"key": Q.repeat(2, 1, 1, 1)}, ValueError, "key, value: expected a batch of 1, like query, or 1, got 2"),
+    (
+        {"key": Q.repeat(2, 1, 1, 1), "value": Q.repeat(2, 1, 1, 1)},
+        ValueError,
+        "key, value: expected a batch of 1, like query, or 1, got 2 and 2",
+    ),
+    ({"value": Q.repeat(2, 1, 1, 1)}, ValueError, "expected a batch of 1, like query, or 1, got 1 and 2"),
+    ({"query": Q[..., :0], "key": Q[..., :0]}, ValueError, "query: expected rows of at least one element"),
+    ({"value": Q[..., :0]}, ValueError, r"value: expected rows of at least one element, got \[1, 2, 4, 0\]"),
+    ({"query": Q.to_sparse()}, TypeError, "query: expected a dense tensor, got layout torch.sparse_coo"),
+    (
+        {"mask_mod": causal, "block_mask": mask_for(4, 4)},
+        ValueError,
+        "mask_mod: expected None beside a block",
+    ),
     ({"block_mask": causal}, TypeError, "block_mask: expected a BlockMask of torch's, got function"),
     ({"kernel_options": 3}, TypeError, "kernel_options: expected a dict, got int"),
     ({"kernel_options": {"BLOCK": 1}}, ValueError, "kernel_options: BLOCK: expected one of BLOCK_M"),
@@ -407,44 +478,3 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
 def test_wrong_arguments(changed: dict[str, Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         flex_attention(**({"query": Q, "key": Q, "value": Q} | changed))
-
-
-def test_a_spec_has_the_types_and_sizes_of_examples() -> None:
-    """No two sizes are alike: heads of 16 columns, values of 32, 9 queries, 21 keys."""
-    q, k, v = made(3, 4, 9, 16).half(), made(3, 2, 21, 16).half(), made(3, 2, 21, 32).half()
-    by_query, by_key, by_head = torch.zeros(9), torch.zeros(21), torch.zeros(4)
-
-    def mod(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
-        return score + by_query[q_idx] + by_key[kv_idx] + by_head[h]
-
-    lines = to_spec(mod, query=q, key=k, value=v).splitlines()
-    for said in (
-        "input q: f16[B, Hkv * G, M, 16]",
-        "input k: f16[B, Hkv, N, 16]",
-        "input v: f16[B, Hkv, N, 32]",
-        "input by_query: f32[M]",
-        "input by_key: f32[N]",
-        "input by_head: f32[H]",
-        "output o: f16[B, Hkv * G, M, 32]",
-    ):
-        assert f"  {said}" in lines, (said, lines)
-
-
-def test_a_spec_for_no_example() -> None:
-    slope = torch.ones(4, requires_grad=True)
-
-    def biased(score: Any, b: Any, h: Any, q: Any, kv: Any) -> Any:
-        return score + slope[h] * (kv - q)
-
-    assert to_spec(biased, causal, return_lse=False).partition("schedule")[0] == (
-        "attention flex_biased_causal {\n"
-        "  input q: bf16[B, H, M, D]\n"
-        "  input k, v: bf16[B, H, N, D]\n"
-        "  input slope: f32[H]\n"
-        "  score = dot(q, k) / sqrt(D) + slope[h] * (kv_idx - q_idx)\n"
-        "  mask = q_idx >= kv_idx\n"
-        "  normalize = softmax\n"
-        "  output o: bf16[B, H, M, D]\n"
-        "  grad q, k, v, slope\n"
-        "}\n\n"
-    )

@@ -177,14 +177,6 @@ def test_torch_func_transforms_calls_and_what_mods_capture(mapped: str) -> None:
             torch.testing.assert_close(x[number], y)
 
 
-@pytest.mark.parametrize("sizes", [(0, 0), (0, 16), (16, 0)])
-def test_rows_without_elements_are_refused_by_name(sizes: tuple[int, int]) -> None:
-    q, v = (torch.ones(1, 2, 8, size) for size in sizes)
-    name = "query" if not sizes[0] else "value"
-    with pytest.raises(ValueError, match=f"{name}: expected rows of at least one element, got"):
-        flex_attention(q, q, v)
-
-
 def test_other_names_of_torchs_module_are_torchs() -> None:
     """So that an import changes whole."""
     from torch.nn.attention import flex_attention as torchs

@@ -22,7 +22,9 @@ def causal(b: object, h: object, q: int, kv: int) -> bool:
     return q >= kv
 
 
-LAYOUT = CallLayout(dtype="bf16", head_dim=16, value_dim=16)
+LAYOUT = CallLayout(
+    dtype="bf16", head_dim=16, value_dim=16, scaled=False, grouped=False, lse=False, differentiable=False
+)
 
 
 def traced() -> Trace:

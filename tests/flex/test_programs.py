@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from threading import Thread
 from typing import Any
 
@@ -11,10 +13,10 @@ import torch
 
 from attnc.api import fastest
 from attnc.api.compile import SpecError, compile_family
-from attnc.api.fastest import HOPPER, SM80, TRITON
+from attnc.api.fastest import HOPPER, SM80, TRITON, count_sharing
 from attnc.diagnostics import error
 from attnc.flex import family_of, flex_attention, programs
-from attnc.flex.programs import targets_of
+from attnc.flex.programs import targets_of, targets_of_steps
 from attnc.source import Source
 from tests.flex.mods import causal
 from tests.flex.oracle import torch_flex
@@ -27,12 +29,48 @@ def test_a_call_takes_the_fastest_unless_it_says_more(monkeypatch: pytest.Monkey
     """Torch's options name tiles of Triton's kernels, and a target is the caller's own choice."""
     fake_gpu(monkeypatch)
     q, f32 = tensor(1, 2, 8, 128), tensor(1, 2, 8, 128, dtype=torch.float32)
-    assert targets_of(None, q, q, q, ()) == (HOPPER, TRITON)
-    assert targets_of(None, f32, f32, f32, ()) == (SM80, TRITON)
-    assert targets_of(None, q, q, q, (("tile.q", 64),)) == (TRITON, "")
-    assert targets_of(SM80, q, q, q, ()) == (SM80, "")
+    for gradients in (False, True):
+        taken = partial(targets_of, gradients=gradients)
+        assert taken(None, q, q, q, ()) == (HOPPER, TRITON)
+        assert taken(None, f32, f32, f32, ()) == (SM80, TRITON)
+        assert taken(None, q, q, q, (("tile.q", 64),)) == (TRITON, "")
+        assert taken(SM80, q, q, q, ()) == (SM80, "")
     fake_gpu(monkeypatch, 80)
-    assert targets_of(None, q, q, q, ()) == (TRITON, "")
+    assert targets_of(None, q, q, q, (), gradients=False) == (TRITON, "")
+
+
+def test_few_queries_have_kernels_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which, depends on how many heads share keys and how many keys there are: not on how many queries there
+    may be.
+    """
+    fake_gpu(monkeypatch)
+    asked: list[Any] = []
+
+    def targets(*given: Any, sharing: int, length: int) -> tuple[str, ...]:
+        asked.append((len(given), sharing, length))
+        return (HOPPER,)
+
+    monkeypatch.setattr(programs, "targets_of_few", targets)
+    q, k, prompt = tensor(2, 8, 1, 128), tensor(2, 2, 96, 128), tensor(2, 8, 300, 128)
+    assert targets_of_steps(None, q, k, k) == (HOPPER,)
+    assert asked == [(4, count_sharing(1, 8, 2), 96)]
+    assert targets_of_steps(SM80, q, k, k) == (SM80,)
+    assert targets_of_steps(None, q, k.to(torch.float8_e4m3fn), k) == (TRITON,)
+    assert targets_of_steps(None, prompt, k, k) == targets_of_steps(SM80, prompt, k, k) == ()
+
+
+def test_nothing_is_said_of_a_kernel_that_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    def compiled(text: str, *, target: str, **options: Any) -> Any:
+        assert target == HOPPER
+        return compile_family(text, target=TRITON, **options)
+
+    monkeypatch.setattr(programs, "compile_family", compiled)
+    monkeypatch.setattr(programs, "_PROGRAMS", {})
+    monkeypatch.setattr("attnc.flex.attention.targets_of", lambda *arguments, **more: (HOPPER, TRITON))
+    q = torch.zeros(1, 2, 20, 16)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        flex_attention(q, q, q, mask_mod=lambda b, h, i, j: i >= j)
 
 
 def test_what_a_target_cannot_say_runs_on_triton(monkeypatch: pytest.MonkeyPatch) -> None:
