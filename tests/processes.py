@@ -2,7 +2,8 @@
 
 They are forked from one process, which has imported PyTorch and what else takes long, and
 neither Triton, which an environment variable decides about as it is imported, nor attnc. Those that
-compile with Triton are forked from another one, which has imported both.
+compile with Triton are forked from another one, which has imported both, and those that only use attnc from
+one that has imported attnc.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import runpy
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from multiprocessing import Pipe, get_context
 from multiprocessing.connection import Connection
@@ -25,6 +26,14 @@ from subprocess import CompletedProcess
 _IMPORTED = ("torch", "numpy", "hypothesis", "jinja2", "lark")
 #: What programs that compile with Triton import besides.
 _COMPILERS = ("triton", "attnc.runtime.toolchains", "tests.compiled", "tests.verify.judging")
+#: What programs that use attnc import, none of which imports Triton.
+_ATTNC = (
+    "attnc.api.family",
+    "attnc.compat.flash_attn",
+    "attnc.flex",
+    "attnc.verify.search",
+    "attnc.verify.trials",
+)
 _Run = Callable[[tuple[object, ...]], int | None]
 
 
@@ -34,13 +43,16 @@ def run_program(
     stdin: str = "",
     environment: Mapping[str, str] | None = None,
     check: bool = False,
+    has_attnc: bool = False,
 ) -> CompletedProcess[str]:
     """Runs the text of a program, or a file, as `python -c` or `python` would, in the current folder.
 
     environment: in place of this process's. check: whether another exit status than 0 is an AssertionError.
+    has_attnc: whether attnc may be imported before the program begins.
     """
     variables = dict(os.environ if environment is None else environment)
-    return _run_in(_fork, program, arguments, stdin, variables, check=check)
+    run = partial(_fork_from, _ATTNC) if has_attnc else _fork
+    return _run_in(run, program, arguments, stdin, variables, check=check)
 
 
 def _run_in(
@@ -68,10 +80,10 @@ def compiling(program: str, *arguments: str | Path, stdin: str = "") -> Complete
     """Runs a program that compiles with Triton, which it does not in a process where tests made it interpret.
     AssertionError where it fails.
     """
-    return _run_in(_fork_compiler, program, arguments, stdin, _compiling_environment(), check=True)
+    return _run_in(partial(_fork_from, _COMPILERS), program, arguments, stdin, _compiling(), check=True)
 
 
-def _compiling_environment() -> dict[str, str]:
+def _compiling() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
 
 
@@ -101,28 +113,28 @@ def _fork(arguments: tuple[object, ...]) -> int | None:
     return status
 
 
-def _fork_compiler(arguments: tuple[object, ...]) -> int | None:
-    connection = _compiler()
+def _fork_from(modules: tuple[str, ...], arguments: tuple[object, ...]) -> int | None:
+    connection = _server(modules)
     connection.send(arguments)
     status: int | None = connection.recv()
     return status
 
 
 @cache
-def _compiler() -> Connection:
-    """Returns the way to the process that programs are forked from that compile: it ends with this one."""
+def _server(modules: tuple[str, ...]) -> Connection:
+    """Returns the way to a process that has imported modules, and forks programs: it ends with this one."""
     here, there = Pipe()
-    _forks().Process(target=_serve, args=(there, _compiling_environment())).start()
+    _forks().Process(target=_serve, args=(there, modules, _compiling())).start()
     there.close()
     atexit.register(here.close)
     return here
 
 
-def _serve(connection: Connection, environment: Mapping[str, str]) -> None:
-    """In the process of `_compiler`."""
+def _serve(connection: Connection, modules: Sequence[str], environment: Mapping[str, str]) -> None:
+    """In the process of `_server`."""
     os.environ.clear()
     os.environ.update(environment)
-    for name in _COMPILERS:
+    for name in modules:
         import_module(name)
     while True:
         try:

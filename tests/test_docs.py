@@ -223,7 +223,6 @@ PYTEST = "import sys, pytest\nsys.exit(pytest.main(sys.argv[1:]))"
 def test_the_example_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its files, as a reader would save them: specs are compiled, then the programs run on the CPU."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("ATTNC_CACHE_DIR", str(tmp_path / "cache"))
     files = [block for block in blocks(page) if block.file and "wrong" not in block.marks]
     for block in files:
         path = tmp_path / str(block.file)
@@ -243,7 +242,7 @@ def test_the_example_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pyt
                 command: tuple[str | Path, ...] = (PYTEST, "-q", "-p", "no:cacheprovider", path)
             else:
                 command = (path,)
-            done = run_program(*command, environment=environment)
+            done = run_program(*command, environment=environment, has_attnc=True)
             assert done.returncode == 0, f"{block}\n{done.stdout}{done.stderr}"
 
 

@@ -79,6 +79,7 @@ def test_their_texts_cost_a_quarter_of_what_they_may() -> None:
         assert len(compile_program(program, "spec.attn").outputs) > 12
 
 
+@pytest.mark.nightly  # each is accepted by day
 def test_all_committed_specs_are_accepted_as_one_file(tmp_path: Path) -> None:
     spec = tmp_path / "all.attn"
     spec.write_text("\n".join(path.read_text() for path in sorted((ROOT / "specs").glob("*.attn"))))

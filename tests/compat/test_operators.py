@@ -65,7 +65,7 @@ def test_an_exported_program_runs_at_other_lengths_in_another_process(tmp_path: 
     files[0].write_text(SPEC)
     torch.export.save(program, files[1])
     torch.save((inputs(9, 9), layer(*inputs(9, 9))), files[2])
-    done = run_program(LOAD, *files)
+    done = run_program(LOAD, *files, has_attnc=True)
     assert done.stdout == "True\n", done.stderr
 
 

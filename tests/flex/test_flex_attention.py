@@ -371,7 +371,7 @@ def test_torchs_block_masks_may_come_first() -> None:
         from attnc.flex import flex_attention
         print(float(flex_attention(q, q, q, block_mask=mask).sum()))
     """
-    done = run_program(program, check=True)
+    done = run_program(program, check=True, has_attnc=True)
     assert done.stdout == "288.0\n"
 
 

@@ -208,7 +208,7 @@ def test_a_file_of_torchs_kind_runs(
 
     def fork(command: Sequence[str], environment: Mapping[str, str], seconds: float | None) -> int:
         program = "import sys, pytest; raise SystemExit(pytest.main(sys.argv[1:]))"
-        return run_program(program, *command[3:], environment=environment).returncode
+        return run_program(program, *command[3:], environment=environment, has_attnc=True).returncode
 
     file, out = tmp_path / "test_small.py", tmp_path / "out.json"
     file.write_text(FILE.replace("\n\nclass TestFlexAttentionCPU", f"{_WRONG}\n\nclass TestFlexAttentionCPU"))
