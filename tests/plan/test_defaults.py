@@ -1,15 +1,23 @@
-"""What an attention without a schedule gets: statements, for every target and width of heads."""
+"""What an attention without a schedule gets, or a schedule without tiles, for every target and width."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterator, Sequence
 from itertools import product
 from pathlib import Path
 
 import pytest
 
+from attnc.diagnostics import DiagnosticError
+from attnc.model.attention import Variant
 from attnc.model.program import Program
-from attnc.plan.targets import USUAL, schedule_for, steps_for
+from attnc.model.schedule import Schedule, TileConfig
+from attnc.model.variants import variants
+from attnc.plan.checks import check_lowerable
+from attnc.plan.differentiable import has_backward
+from attnc.plan.layout import KernelName
+from attnc.plan.targets import USUAL, complete_schedule, schedule_for, steps_for, target_of
 from tests.model.resolving import resolve_text
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "defaults"
@@ -105,3 +113,51 @@ def test_what_is_chosen_without_a_schedule(rows: str, golden: Callable[[Path, st
             found.append(steps_for(program, "it", target))
             lines += [" ".join(text.split()) for text in dict.fromkeys(found) if text]
     golden(GOLDEN / f"{rows}.txt", "\n".join(lines) + "\n")
+
+
+#: Rows and keys of schedules that say nothing of tiles.
+KINDS = (
+    ("dense", "loops = [q, kv]"),
+    ("dense", "loops = [kv], pack = gqa, split.kv = auto"),
+    ("latent", "loops = [kv], pack = gqa"),
+    ("packed", "softmax = two_pass"),
+)
+KERNELS: tuple[KernelName, ...] = ("dq", "dkdv")
+
+
+def _tiles(variant: Variant, schedule: Schedule) -> Iterator[str]:
+    """Yields the sizes of each kernel's configs, in their order: rows, keys, warps and stages."""
+    target = target_of(schedule.target)
+    if refused := [*check_lowerable(variant, schedule)]:
+        yield refused[0].message
+        return
+    schedule = complete_schedule(variant, schedule)
+    try:
+        found: dict[str, Sequence[TileConfig]] = {"": target.configs(variant, schedule)}
+        if has_backward(variant.attention, schedule):
+            layout = target.layout(variant, schedule, found[""][0])
+            layout_of_gradients = target.backward_layout(variant, schedule, layout)
+            for kernel in KERNELS:
+                found[kernel] = target.backward_configs(variant, schedule, kernel, layout_of_gradients)
+    except DiagnosticError as error:
+        yield error.diagnostics[0].message
+        return
+    for kernel, configs in found.items():
+        sizes = ((config.tile_q, config.tile_kv, config.warps, config.stages) for config in configs)
+        yield " ".join([kernel, *dict.fromkeys("x".join(map(str, each)) for each in sizes)]).strip()
+
+
+@pytest.mark.parametrize(("rows", "kind"), KINDS)
+def test_tiles_that_no_schedule_mentions(rows: str, kind: str, golden: Callable[[Path, str], None]) -> None:
+    lines = []
+    for width, dtype in [*product(WIDTHS[1:], ("bf16",)), *product(WIDTHS[1::2], ("f32",))]:
+        grad = "grad q, k" if rows == "latent" else "grad q, k, v"
+        text = text_of(rows, width, dtype, "causal", "softmax", grad)
+        schedules = "\n".join(f"schedule it for {target} {{\n  {kind}\n}}" for target in USUAL)
+        program = resolve_text(f"{text}{schedules}\n")
+        (variant,) = variants(program, program.attention("it"))
+        lines.append(f"{width[0]} and {width[1]} columns of {dtype}")
+        for schedule in program.schedules:
+            lines += [f"  {schedule.target}: {'; '.join(_tiles(variant, schedule))}"]
+    name = "_".join(word for word in re.findall(r"\w+", kind) if word not in ("loops", "softmax"))
+    golden(GOLDEN / f"tiles_{rows}_{name}.txt", "\n".join(lines) + "\n")
