@@ -152,6 +152,12 @@ WANTED: Mapping[str, Wanted] = {
             "single_decode_with_kv_cache": None,
         },
         "flashinfer.mla._batch_mla._wrapper": {"BatchMLAPagedAttentionWrapper": ("__init__", "plan", "run")},
+        "flashinfer.page": {
+            "append_paged_kv_cache": None,
+            "append_paged_mla_kv_cache": None,
+            "get_batch_indices_positions": None,
+            "get_seq_lens": None,
+        },
         "flashinfer.prefill": {
             "BatchPrefillWithPagedKVCacheWrapper": ("__init__", "plan", "run"),
             "BatchPrefillWithRaggedKVCacheWrapper": ("__init__", "plan", "run"),

@@ -3,7 +3,7 @@ a layer. FlashInfer itself is not imported.
 
     from attnc.adapters.flashinfer import BatchDecodeWithPagedKVCacheWrapper
 
-Names, orders of arguments and modules (`decode`, `prefill`, `cascade`, `mla`) are those of FlashInfer. lse
+Names, orders of arguments and modules (`decode`, `prefill`, `cascade`, `mla`, `page`) are FlashInfer's. lse
 leaves in base 2, as its functions that merge states expect. Arguments that steer its own kernels (workspaces,
 backends, launches) change no result and are taken; what cannot be done is refused by its name.
 """
@@ -23,6 +23,12 @@ from attnc.adapters.flashinfer.decode import (
 )
 from attnc.adapters.flashinfer.masks import packbits, segment_packbits
 from attnc.adapters.flashinfer.mla import BatchMLAPagedAttentionWrapper, MLAPlanMetadata
+from attnc.adapters.flashinfer.page import (
+    append_paged_kv_cache,
+    append_paged_mla_kv_cache,
+    get_batch_indices_positions,
+    get_seq_lens,
+)
 from attnc.adapters.flashinfer.prefill import (
     BatchPrefillWithPagedKVCacheWrapper,
     single_prefill_with_kv_cache,
@@ -40,6 +46,10 @@ __all__ = [
     "CUDAGraphBatchDecodeWithPagedKVCacheWrapper",
     "MLAPlanMetadata",
     "MultiLevelCascadeAttentionWrapper",
+    "append_paged_kv_cache",
+    "append_paged_mla_kv_cache",
+    "get_batch_indices_positions",
+    "get_seq_lens",
     "merge_state",
     "merge_state_in_place",
     "merge_states",

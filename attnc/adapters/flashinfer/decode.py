@@ -43,8 +43,9 @@ class BatchDecodeWithPagedKVCacheWrapper(PagedWrapper):
         paged_kv_last_page_len_buffer: torch.Tensor | None = None,
         backend: str = "auto",
         jit_args: object = None,
+        jit_kwargs: object = None,
     ) -> None:
-        refuse("BatchDecodeWithPagedKVCacheWrapper", jit_args=jit_args)
+        refuse("BatchDecodeWithPagedKVCacheWrapper", jit_args=jit_args, jit_kwargs=jit_kwargs)
         check_backend("BatchDecodeWithPagedKVCacheWrapper", backend)
         capacity = None
         if use_cuda_graph:
@@ -85,6 +86,7 @@ class BatchDecodeWithPagedKVCacheWrapper(PagedWrapper):
         *,
         window_right: int = 0,
         is_causal: bool | None = None,
+        use_token_head_sf: bool = False,
     ) -> None:
         """Takes the tables of a batch: indptr [B + 1], indices [pages in use], last_page_len [B].
 
@@ -93,7 +95,7 @@ class BatchDecodeWithPagedKVCacheWrapper(PagedWrapper):
         q_len_per_req: queries of every request, causal among themselves unless is_causal is False.
         ValueError names what is not supported: rotation inside of attention, mixed dtypes, block_tables.
         """
-        refuse("plan", block_tables=block_tables, seq_lens=seq_lens)
+        refuse("plan", block_tables=block_tables, seq_lens=seq_lens, use_token_head_sf=use_token_head_sf)
         if window_right != 0:
             raise ValueError(f"plan: window_right: expected 0, got {window_right!r}")
         heads = check_heads(num_qo_heads, num_kv_heads)

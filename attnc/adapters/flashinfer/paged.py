@@ -48,6 +48,22 @@ def check_room(capacity: Mapping[str, int], name: str, requests: int, pages: int
     return width
 
 
+def split_cache(cache: Cache) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns the pages of keys and of values. ValueError and TypeError for what is neither a pair nor one
+    tensor of both.
+    """
+    if isinstance(cache, torch.Tensor):
+        if cache.dim() != 5 or cache.shape[1] != 2:
+            raise ValueError(
+                f"paged_kv_cache: expected shape [pages, 2, ...] with 5 axes, got {list(cache.shape)}"
+            )
+        return cache[:, 0], cache[:, 1]
+    pair: Any = cache
+    if not isinstance(pair, tuple | list) or len(pair) != 2:
+        raise TypeError(f"paged_kv_cache: expected a tensor or (K, V), got {type(cache).__name__}")
+    return pair[0], pair[1]
+
+
 class PagedWrapper(Wrapper):
     """Reads K and V from pages."""
 
@@ -78,7 +94,7 @@ class PagedWrapper(Wrapper):
         """
         plan = self._plan_of_run()
         refuse("run", **unsupported)
-        k, v = map(self._with_a_page, self._pools(paged_kv_cache))
+        k, v = map(self._with_a_page, split_cache(paged_kv_cache))
         heads_at = 2 if self._layout == "NHD" else 1
         return launch(
             plan,
@@ -123,18 +139,6 @@ class PagedWrapper(Wrapper):
     def _kv_storage(self, page: int, width: str = "D") -> str:
         axes = f"B, N, Hkv, {width}" if self._layout == "NHD" else f"B, Hkv, N, {width}"
         return f"[{axes}] via paged(block_table, page = {page})"
-
-    def _pools(self, cache: Cache) -> tuple[torch.Tensor, torch.Tensor]:
-        if isinstance(cache, torch.Tensor):
-            if cache.dim() != 5 or cache.shape[1] != 2:
-                raise ValueError(
-                    f"paged_kv_cache: expected shape [pages, 2, ...] with 5 axes, got {list(cache.shape)}"
-                )
-            return cache[:, 0], cache[:, 1]
-        pair: Any = cache
-        if not isinstance(pair, tuple | list) or len(pair) != 2:
-            raise TypeError(f"paged_kv_cache: expected a tensor or (K, V), got {type(cache).__name__}")
-        return pair[0], pair[1]
 
 
 def _count_keys(

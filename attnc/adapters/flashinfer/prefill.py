@@ -57,6 +57,7 @@ class BatchPrefillWithPagedKVCacheWrapper(PagedWrapper):
         jit_args: object = None,
         jit_kwargs: object = None,
         variant_owns_mask: bool = False,
+        max_total_num_rows: int | None = None,
     ) -> None:
         refuse("BatchPrefillWithPagedKVCacheWrapper", jit_args=jit_args, jit_kwargs=jit_kwargs)
         refuse("BatchPrefillWithPagedKVCacheWrapper", variant_owns_mask=variant_owns_mask)
@@ -112,6 +113,7 @@ class BatchPrefillWithPagedKVCacheWrapper(PagedWrapper):
         fixed_split_size: int | None = None,
         disable_split_kv: bool = False,
         uniform_q_len: int | None = None,
+        use_token_head_sf: bool = False,
     ) -> None:
         """Takes the tables of a batch, those of the pages as for decode, and qo_indptr: [B + 1].
 
@@ -123,7 +125,7 @@ class BatchPrefillWithPagedKVCacheWrapper(PagedWrapper):
         """
         refuse("plan", **name_items(prefix_len_ptr, token_pos_in_items_ptr, token_pos_in_items_len))
         refuse("plan", max_item_len_ptr=max_item_len_ptr, block_tables=block_tables)
-        refuse("plan", seq_lens=seq_lens, seq_lens_q=seq_lens_q)
+        refuse("plan", seq_lens=seq_lens, seq_lens_q=seq_lens_q, use_token_head_sf=use_token_head_sf)
         heads = check_heads(num_qo_heads, num_kv_heads)
         page = check_integer("plan: page_size", page_size, 1)
         dtype, cache = choose_dtypes(q_data_type, kv_data_type, o_data_type)

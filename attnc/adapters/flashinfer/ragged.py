@@ -90,7 +90,10 @@ class BatchPrefillWithRaggedKVCacheWrapper(Wrapper):
         max_sequence_kv: int | None = None,
         v_indptr: torch.Tensor | None = None,
         o_indptr: torch.Tensor | None = None,
+        qo_indptr_cpu: torch.Tensor | None = None,
+        kv_indptr_cpu: torch.Tensor | None = None,
         uniform_q_len: int | None = None,
+        use_token_head_sf: bool = False,
     ) -> None:
         """Takes where requests begin: qo_indptr, kv_indptr: [B + 1].
 
@@ -100,14 +103,15 @@ class BatchPrefillWithRaggedKVCacheWrapper(Wrapper):
         """
         refuse("plan", **name_items(prefix_len_ptr, token_pos_in_items_ptr, token_pos_in_items_len))
         refuse("plan", max_item_len_ptr=max_item_len_ptr, v_indptr=v_indptr, o_indptr=o_indptr)
-        refuse("plan", seq_lens=seq_lens, seq_lens_q=seq_lens_q)
+        refuse("plan", seq_lens=seq_lens, seq_lens_q=seq_lens_q, use_token_head_sf=use_token_head_sf)
         heads = check_heads(num_qo_heads, num_kv_heads)
         dtype, cache = choose_dtypes(q_data_type, kv_data_type, o_data_type)
         softcap = number_of("plan: logits_soft_cap", logits_soft_cap, 0.0)
         terms = write_position_terms(
             "plan", pos_encoding_mode, softcap, rope_scale=rope_scale, rope_theta=rope_theta
         )
-        starts, keys = read_starts("qo_indptr", qo_indptr), read_starts("kv_indptr", kv_indptr)
+        starts = read_starts("qo_indptr", qo_indptr if qo_indptr_cpu is None else qo_indptr_cpu)
+        keys = read_starts("kv_indptr", kv_indptr if kv_indptr_cpu is None else kv_indptr_cpu)
         requests = len(starts) - 1
         if len(keys) != len(starts):
             raise ValueError(f"kv_indptr: expected {len(starts)} numbers, like qo_indptr, got {len(keys)}")
