@@ -96,6 +96,11 @@ def _refuse_listing(
             message = f"{what} to {schedule.target} in packed sequences"
             instead = "give sequences an axis B, and lengths: 'length M = ...'"
             yield unsupported(message, place or span, label, instead)
+        elif by_rows and attention.softmax.dropout is not None:
+            label = "draws by the key's place in its sequence, and lists have rows of memory"
+            message = "dropout beside single keys of packed sequences is not lowered"
+            instead = "give sequences an axis B, and lengths: 'length M = ...'"
+            yield unsupported(message, attention.softmax.span or span, label, instead)
         yield from _refuse_decoding(attention, listing, schedule, splits=target.lists_are_bits)
     yield from _refuse_tiles(listing, schedule, gathers=by_rows or listing.gathers)
     yield from _refuse_atomic_sums(attention, schedule)

@@ -48,6 +48,7 @@ from attnc.plan.lists import Listing, adds_as_it_comes, along_lists
 from attnc.plan.loads import LoadNames
 from attnc.plan.regions import LENGTH, kept_by_some, regions, with_fills
 from attnc.plan.signature import kv_heads, several_parts
+from attnc.plan.softmax import plan_dropout
 from attnc.plan.steps import (
     IN_BOUNDS,
     dims_of,
@@ -151,13 +152,18 @@ class _SelectedMaker:
         latents, products of what the kernel before it keeps.
         """
         joined = joined_parts(self.attention)
-        made = replace(self, attention=replace(self.attention, score=Dot(), mask=TRUE)) if joined else self
+        made = replace(self, attention=self._without_weights()) if joined else self
         names = made._names()
         walked, line = made._walk(names)
         loop = Loop(start=ZERO, stop=self.pack.group, masked=True)
         loops = Regions(axis="q", bounds=(), loops=(loop,))
         kernel = made._kernel(names, loops, line, makes, None, walked.loops[0].listed)
         return replace(kernel, joined=joined)
+
+    def _without_weights(self) -> Attention:
+        """Returns the attention with nothing beside its products: p and ds are kept."""
+        softmax = replace(self.attention.softmax, dropout=None, seed=None, first_head=None)
+        return replace(self.attention, score=Dot(), mask=TRUE, softmax=softmax)
 
     def rows(self, attention: Attention) -> Preprocess:
         """Returns the kernel for delta and lse, where none makes dq: of all rows, as those that no sequence
@@ -200,7 +206,8 @@ class _SelectedMaker:
         )
         places = rows(attention, names)
         rule = chain_rule(attention, names, ())
-        softmax = Probabilities(scale=rule.raw_scale, dropout=None, form=attention.softmax.form)
+        dropout = plan_dropout(attention, names)
+        softmax = Probabilities(scale=rule.raw_scale, dropout=dropout, form=attention.softmax.form)
         also = tuple(rule.chain.step_expressions)
         kept = kept_by_some(attention.mask)
         step = make_step(

@@ -73,6 +73,12 @@ def check_softmax(variant: Variant, schedule: Schedule, target: Target) -> Itera
             hint = "write 'softmax = online', or give v one scale for all keys"
             message = "a unified maximum leaves no room for a scale of v that differs from key to key"
             yield unsupported(message, knob.span, label, hint)
+        elif variant.attention.softmax.dropout is not None and any(
+            choice.name == "unified_max" for choice in _list_choices(knob)
+        ):
+            label = "nothing is drawn beside it"
+            message = "a unified maximum beside dropout is not lowered"
+            yield unsupported(message, knob.span, label, "write 'softmax = online'")
     elif any(choice.name == "unified_max" for choice in _list_choices(knob)):
         yield unsupported(
             "a unified maximum belongs to the decode kernel",

@@ -51,6 +51,10 @@ USUAL: Mapping[str, str] = {
     "GRADS": "q, k, v",
 }
 LATENT = {"HEADS": "G", "KV": "1", "DV": "16", "STORAGE": "via prefix(k)", "LISTS": "B, M", "GRADS": "q, k"}
+DROPPED = {
+    "EXTRAS": "input p: f32[]\n  input seed: i64[]",
+    "SOFTMAX": "softmax(dropout = p, seed = seed)",
+}
 ATOMIC = {"WAY": "accumulate.dk = atomic, accumulate.dv = atomic,"}
 CASES: Mapping[str, Mapping[str, str]] = {
     "tokens": {"MASK": "listed(idx, rows = 1, keys = 1) and causal"},
@@ -131,9 +135,27 @@ CASES: Mapping[str, Mapping[str, str]] = {
         "MASK": "listed(idx, rows = 1, keys = 1) and causal",
     },
     "latent attention added as it comes": {**LATENT, "WAY": "accumulate.dk = atomic,"},
+    "dropout": {**DROPPED, "MASK": "listed(idx, rows = 1, keys = 1) and causal"},
+    "dropout of blocks": {
+        "EXTRAS": f"{DROPPED['EXTRAS']}\n  input first: i32[]",
+        "SOFTMAX": "softmax(dropout = p, seed = seed, first_head = first)",
+        "MASK": "listed(idx, rows = 1, keys = 32) and causal",
+    },
+    "dropout of blocks of five": {**DROPPED, "MASK": "listed(idx, rows = 1, keys = 5)"},
+    "dropout of latent attention": {**LATENT, **DROPPED},
+    "dropout of latent attention added as it comes": {**LATENT, **DROPPED, "WAY": "accumulate.dk = atomic,"},
+    "dropout added as it comes": {**ATOMIC, **DROPPED},
+    "dropout of a head alone": {
+        **DROPPED,
+        "HEADS": "H",
+        "KV": "H",
+        "LISTS": "B, M, H",
+        "MASK": "listed(idx, rows = 1, keys = 16)",
+    },
 }
 BY_DAY = (
     "tokens",
+    "dropout of blocks",
     "added as they come",
     "latent attention added as it comes",
     "latent attention",

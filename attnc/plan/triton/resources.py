@@ -23,7 +23,7 @@ from attnc.plan.fitting import phase_of
 from attnc.plan.ir import Axis
 from attnc.plan.joined import joins_rows
 from attnc.plan.layout import Buffer, Estimate, SharedBytes, Which
-from attnc.plan.lists import PRODUCT_COLUMNS, PRODUCT_KEYS, PRODUCT_STAGES, adds_to_keys
+from attnc.plan.lists import PRODUCT_COLUMNS, PRODUCT_KEYS, PRODUCT_STAGES, adds_to_keys, listing_of
 from attnc.plan.loads import axes_of
 from attnc.plan.signature import block, feature, parts, tile_columns, value_columns
 
@@ -241,6 +241,8 @@ class SharedMemory:
             # its way, by those of the load as well
             copies = 2 if self._stages > 1 and self.kernel != "dq" and self._loads_pairs else 1
             yield _buffer("keep", (tile_q, tile_kv), 1, copies)
+        elif self.attention.softmax.dropout is not None and listing_of(self.attention) is not None:
+            yield _buffer("keep", (tile_q, tile_kv), 1, 1)  # drawn sixteen keys to a thread
         if outside_in:
             yield _buffer("acc", (tile_q, dv), 4, 2 if self.device.has_tensor_memory else 1)
         if self._joins_rows:

@@ -297,6 +297,12 @@ class Triton(Target):
     def reads_narrow(self, schedule: Schedule) -> bool:
         return True
 
+    def instead_of_drawing(self, variant: Variant, schedule: Schedule) -> str:
+        """Returns "" beside lists alone: the other kernels that decode draw nothing."""
+        if listing_of(variant.attention) is None:
+            return Target.instead_of_drawing(self, variant, schedule)
+        return ""
+
     def differentiates_narrow(self, attention: Attention, schedule: Schedule) -> bool:
         return True
 

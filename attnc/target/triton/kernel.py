@@ -205,6 +205,21 @@ class ProgramText:
         p = scalar(self.kernel.softmax.dropout.p)
         return f"tl.where({p} < 1.0, 1.0 / (1.0 - {p}), 0.0)"
 
+    @property
+    def keep_listed(self) -> str:
+        """Which elements of a tile dropout keeps, where lists name its keys and its rows are heads."""
+        dropout, lists = self.kernel.softmax.dropout, self.module.lists
+        assert dropout is not None
+        assert lists is not None
+        head = scalar(dropout.head)
+        heads = head if isinstance(dropout.head, Index | Ref) else f"({head}).to(tl.int32)"
+        if isinstance(self.kernel, Forward) or self.kernel.pack is None:
+            heads += " + tl.zeros([BLOCK_M], tl.int32)"
+        in_a_row = self.kernel.structure == "decode" and not self.gathers
+        keys = "kv_lo + tl.arange(0, BLOCK_N)" if in_a_row else "kv_idx"
+        drawn = f"{scalar(dropout.p)}, {scalar(dropout.seed)}, b, {heads}, q_idx, {keys}"
+        return f"_keep_listed({drawn}, BLOCK_M, BLOCK_N, {16 if lists.keys % 16 == 0 else 1})"
+
 
 def is_padded(module: Module) -> bool:
     """Returns whether some tile has more columns than rows: functions that move rows take both numbers."""

@@ -239,7 +239,7 @@ def device_functions(module: Module) -> frozenset[str]:
     if attention.segment is not None:
         called.add("_join_segment")
     if any(kernel.softmax.dropout is not None for kernel in kernels):
-        called.add("_keep_dropout")
+        called.add("_keep_listed" if forward.structure == "decode" else "_keep_dropout")
     if attention.softmax.form == "stick_breaking":
         called |= {"_softplus", "_sum_keys"}
     return frozenset(called) - {""}

@@ -257,6 +257,13 @@ class SelectedText(BackwardText):
     def full_lengths(self) -> Iterator[str]:
         yield from ()
 
+    @property
+    def weight_of_value(self) -> str:
+        """What a row of do is multiplied by in dv."""
+        if self.kernel.softmax.dropout is not None:
+            return "tl.where(kept, p * keep_scale, 0.0)"
+        return "picked" if self.kernel.softmax.rectifies else "p"
+
     # -- tiles ---------------------------------------------------------------------------------------------
 
     def _tile(self, text: str, name: str, part: DotPart | None = None) -> str:
@@ -295,7 +302,7 @@ class SelectedText(BackwardText):
     def _constants(self) -> list[str]:
         masked = [self.masked] if self.kernel.step.keep is not None else []
         masked += ["ZERO_FILL"] if self.fills_when == "ZERO_FILL" else []
-        reads_tile = self.kernel.joined or self.kernel.keeps
+        reads_tile = self.kernel.joined or self.kernel.keeps or self.kernel.softmax.dropout is not None
         return [*masked, *(["BLOCK_M", "BLOCK_N"] if reads_tile else [])]
 
 
@@ -314,7 +321,8 @@ class KeysText(SelectedText):
         own += [name for name in (self.group,) if name.isidentifier()]
         own += [*self.tensors.strides("q"), *self.tensors.strides("do")]
         own += ["N"] if self.uses_q_pos else []
-        own += ["kv_idx"] if self._step_reads("kv_idx") else []
+        reads_keys = self._step_reads("kv_idx") or self.kernel.softmax.dropout is not None
+        own += ["kv_idx"] if reads_keys else []
         return unique((*own, *(name for name in step.names if name not in ("q_idx", "q_pos", "h"))))
 
     @property
