@@ -142,9 +142,9 @@ def _tiles(variant: Variant, schedule: Schedule) -> Iterator[str]:
     except DiagnosticError as error:
         yield error.diagnostics[0].message
         return
-    for kernel, configs in found.items():
+    for name, configs in found.items():
         sizes = ((config.tile_q, config.tile_kv, config.warps, config.stages) for config in configs)
-        yield " ".join([kernel, *dict.fromkeys("x".join(map(str, each)) for each in sizes)]).strip()
+        yield " ".join([name, *dict.fromkeys("x".join(map(str, each)) for each in sizes)]).strip()
 
 
 @pytest.mark.parametrize(("rows", "kind"), KINDS)

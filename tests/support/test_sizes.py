@@ -360,10 +360,11 @@ def test_walks_are_cut_as_before(golden: Callable[[Path, str], None]) -> None:
     """On an H200, for rows of walks of so many heads and tiles: parts by the number of walks."""
     walks, lines = (0, 1, 2, 8, 20, 48, 96, 130, 264), []
     for (few, room, turns), chosen in product(
-        ((132, 0, 0), (132, 264, 0), (66, 264, 0), (66, 264, 1), (132, 0, 4), (0, 264, 0)), (0, 3)
+        ((132, 0, 0), (132, 264, 0), (66, 264, 0), (66, 264, 1), (132, 0, 4), (132, 0, 64), (0, 264, 0)),
+        (0, 3),
     ):
         lines.append(f"few {few}, room {room}, turns {turns}, chosen {chosen}: of {walks} walks")
-        for heads, tiles in product((1, 3, 8), (1, 4, 16, 64, 300)):
+        for heads, tiles in product((1, 3, 8, 264), (1, 4, 16, 64, 300)):
             found = [count_parts(n, heads, tiles, 396, 792, few, chosen, room, turns) for n in walks]
             lines.append(f"  {heads} heads, {tiles} tiles: {', '.join(map(str, found))}")
     golden(Path(__file__).parents[1] / "golden" / "choices" / "parts.txt", "\n".join(lines) + "\n")

@@ -35,8 +35,9 @@ from tools.mutants.python_judge import Judges, record_lines, start_hosts
 from tools.mutants.python_sample import ROOT, SETTINGS, draw_mutants
 from tools.mutants.scores import SCORES, describe, join_results, keep_scores, list_table, summarize
 
-#: Decorators that remember results.
-_REMEMBERS = re.compile(r"@(functools\.)?(memo|cache|lru_cache|_hashed_once)\b")
+#: Decorators that remember results; and that say which methods others have, of classes that have no objects.
+_REMEMBERS = re.compile(r"@(functools\.)?(memo|memo_by_object|cache|lru_cache|_hashed_once)\b")
+_ABSTRACT = re.compile(r"@abstractmethod\b")
 
 
 def main() -> int:
@@ -117,6 +118,8 @@ def explain_equal(result: Mapping[str, Any]) -> Mapping[str, Any]:
     known = next((each["why"] for each in SETTINGS["equal"] if _is_of(each, mutant)), None)
     if mutant["operator"] == "RemoveDecorator" and _REMEMBERS.search(mutant["old"]):
         known = "results that were remembered are computed again"
+    if mutant["operator"] == "RemoveDecorator" and _ABSTRACT.search(mutant["old"]):
+        known = "no object is made of a class that leaves a method to others"
     return result if known is None else {**result, "outcome": "equal", "message": known}
 
 
