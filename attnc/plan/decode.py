@@ -56,7 +56,7 @@ from attnc.plan.words import with_words
 ROW_HEAD = Ref("h", "int", ("q",), natural=True, within=(0, SIZE))
 #: The KV head of a query head.
 _GROUP = Binary("//", Index("h"), Dim("G"))
-SPLIT_LO, SPLIT_HI = Ref("split_lo", "int", natural=True), Ref("split_hi", "int")
+SPLIT_LO, SPLIT_HI = Ref("split_lo", "int"), Ref("split_hi", "int")
 #: Most splits that `split.kv = auto` makes of a sequence.
 MOST_SPLITS = 128
 #: Major capabilities of devices whose tensor cores read tiles where they lie.
