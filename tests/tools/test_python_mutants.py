@@ -326,6 +326,8 @@ def test_survivors_that_compute_the_same_are_listed_with_the_reason() -> None:
     known = next(iter(SETTINGS["equal"]))
     same = python.explain_equal(survivor(**{name: value for name, value in known.items() if name != "why"}))
     assert (same["outcome"], same["message"]) == ("equal", known["why"])
+    for old in ("\n    # --- what others have\n\n    @abstractmethod\n", "\n\n@memo_by_object\n"):
+        assert python.explain_equal(survivor(operator="RemoveDecorator", old=old))["outcome"] == "equal"
     slower = python.explain_equal(survivor(operator="RemoveDecorator", old="@memo\n"))
     assert slower["outcome"] == "equal"
     assert python.explain_equal(survivor(operator="RemoveDecorator", old="@functools.cache\n")) == {
