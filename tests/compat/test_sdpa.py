@@ -109,6 +109,52 @@ def test_functions_have_the_schemas_of_the_operators(name: str) -> None:
     assert ours == {name: defaults[name] for name in ours}
 
 
+@pytest.mark.parametrize("is_packed", [False, pytest.param(True, marks=pytest.mark.nightly)])
+def test_calls_that_repeat_give_what_each_is_asked_for(
+    is_packed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside calls with dropout and with a result of the caller's; in any layout, and without a graph."""
+    leaves = tensors(rows=9, keys=9, heads=2)
+    q, k, v = (x.detach().transpose(1, 2).contiguous().requires_grad_() for x in leaves)
+    ends = None
+    if is_packed:
+        q, k, v = (x.detach().flatten(0, 1).requires_grad_() for x in (q, k, v))
+        ends = torch.tensor([0, 9, 18], dtype=torch.int32)
+    made = Mock(wraps=sdpa.Call)
+    monkeypatch.setattr(sdpa, "Call", made)
+
+    def forward(p: float = 0.0, **options: Any) -> Any:
+        return sdpa.flash_attention_forward(q, k, v, ends, ends, 9, 9, p, True, False, **options)
+
+    def backward(do: torch.Tensor, o: torch.Tensor, lse: torch.Tensor, state: Any, p: float = 0.0) -> Any:
+        given = (q, k, v, o, lse, ends, ends, 9, 9, p, True, *state)
+        found = sdpa.flash_attention_backward(do, *given)
+        assert not any(x.requires_grad for x in found)
+        return found
+
+    o, lse, *state, _ = forward()
+    do = torch.randn_like(o)
+    gradients = backward(do, o, lse, state)
+    turned = do.mT.contiguous().mT
+    for _ in range(4):
+        made.reset_mock()
+        for first, second in zip((o, lse), forward(), strict=False):
+            assert torch.equal(first, second)
+        with torch.no_grad():
+            out = torch.full_like(o, torch.nan)
+            assert forward(out=out)[0] is out
+            assert torch.equal(out, o)
+            dropped, sums, *drawn, _ = forward(0.5)
+            assert not torch.equal(dropped, o)
+        assert all(map(torch.equal, backward(do, o, lse, state), gradients))
+        of_dropped = backward(do, dropped, sums, drawn, 0.5)
+        assert not torch.equal(of_dropped[2], gradients[2])
+    assert made.call_count <= 3  # with dropout, and with a result of the caller's
+    for other in ((turned, o, lse), (do, o.mT.contiguous().mT, lse), (do, o, lse.mT.contiguous().mT)):
+        for _ in range(6):
+            assert all(map(torch.equal, backward(*other, state), gradients))
+
+
 def test_what_it_cannot_do_is_refused_by_name(active: None) -> None:
     q, k, v = tensors()
     with pytest.raises(ValueError, match="return_debug_mask"):
