@@ -9,7 +9,6 @@ as a call uses.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, TypeAlias
 
@@ -33,7 +32,6 @@ _QUERIES_AT_ONCE = 64
 _FEW_HEADS, _MOST_TOGETHER, _ALONE = 32, 1 << 18, 256
 
 
-@dataclass
 class FlashMLASchedMeta:
     """What `get_mla_metadata` returns: kernels here share work out by shapes, and need no plan."""
 

@@ -362,9 +362,7 @@ def _of_keys(attention_mask: torch.Tensor, first: int, count: int) -> torch.Tens
     return torch.nn.functional.pad(kept, (0, count - kept.shape[1]))
 
 
-def _run_of_ones(
-    kept: torch.Tensor, stop: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | bool]:
+def _run_of_ones(kept: torch.Tensor, stop: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Returns the first key of [B, N] that is kept and one past the last, before `stop`; and whether there is
     no hole between them.
     """
@@ -373,7 +371,7 @@ def _run_of_ones(
     count = kept.sum(1)
     first = torch.where(count > 0, kept.int().argmax(1), stop)
     last = torch.where(kept, index + 1, 0).amax(1)
-    return first, last, ((last - first == count) | (count == 0)).all() if kept.shape[1] else True
+    return first, last, ((last - first == count) | (count == 0)).all()
 
 
 Lengths: TypeAlias = tuple[int, int]

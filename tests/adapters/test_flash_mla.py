@@ -8,7 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from attnc.adapters.flash_mla import flash_mla_sparse_fwd, flash_mla_with_kvcache, get_mla_metadata
+from attnc.adapters.flash_mla import (
+    _max_logits,
+    flash_mla_sparse_fwd,
+    flash_mla_with_kvcache,
+    get_mla_metadata,
+)
 from attnc.adapters.latent_rows import FORMATS, store_rows, unpack_cache
 
 D, DV = 48, 32
@@ -315,3 +320,15 @@ CACHE = random(5, 8, 1, D)
 def test_wrong_arguments_are_named(call: Callable[[], Any], kind: type[Exception], message: str) -> None:
     with pytest.raises(kind, match=message):
         call()
+
+
+def test_largest_scores_of_no_keys_are_minus_infinity() -> None:
+    q, keys = torch.randn(3, 2, 4), torch.randn(5, 4)
+    lists, counts = torch.tensor([[4, 0, -1], [2, 7, 1], [3, 3, 3]]), torch.tensor([3, 2, 0])
+    scores = torch.einsum("mhd,sd->mhs", q, keys) * 0.5
+    expected = torch.stack([scores[0][:, [4, 0]].amax(-1), scores[1][:, 2], torch.full((2,), -torch.inf)])
+    torch.testing.assert_close(_max_logits(q, keys, lists, counts, 0.5), expected)
+    for some, few in ((lists[:, :0], keys), (lists, keys[:0]), (lists[:, :0], keys[:0])):
+        found = _max_logits(q, few, some, counts, 0.5)
+        assert found.shape == (3, 2)
+        assert found.isneginf().all()

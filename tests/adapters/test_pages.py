@@ -377,3 +377,66 @@ def test_prompts_on_caches_of_8_bits_are_converted_by_their_rows(
         tokens=0,
     )
     assert [x.converts for x in wanted] == [converts]
+
+
+@pytest.mark.parametrize("is_cached", [False, True])
+def test_caches_of_8_bits_are_converted_for_prompts_where_that_is_faster(
+    is_cached: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forms: list[Any] = []
+
+    class Asked(Exception):
+        pass
+
+    def kernel_of(form: Any) -> str:
+        forms.append(form)
+        raise Asked
+
+    suits = True
+    monkeypatch.setattr(pages_module, "_kernel_name", kernel_of)
+    monkeypatch.setattr(pages_module, "suits_conversion", lambda *given: suits)
+    dtype = torch.float16
+    k = torch.zeros(4, 16, 2, 16, dtype=torch.float8_e4m3fn if is_cached else dtype)
+    q = torch.zeros(6, 4, 16, dtype=dtype)
+    table, used = torch.zeros(2, 2, dtype=torch.int32), torch.ones(2, dtype=torch.int32)
+    starts = torch.tensor([0, 3, 6], dtype=torch.int32)
+
+    def asked(v: Any = k, tokens: int = 0, by_name: Any = None, **options: Any) -> Any:
+        by_head = {"alibi_slopes": None, "sinks": None, **(by_name or {})}
+        with pytest.raises(Asked):
+            attend(
+                q, k, v, torch.zeros_like(q), cu_seqlens_q=starts, seqused_k=used, block_table=table,
+                scale=0.25, left=-1, softcap=0.0, by_head=by_head, tokens=tokens, **options,
+            )  # fmt: skip
+        return forms[-1]
+
+    for suits in (False, True):
+        assert asked().converts == (is_cached and suits)
+        assert not asked(tokens=3).converts
+        assert not asked(few=True).converts
+        assert not asked(v=None).converts
+    for bias, apart in ((torch.zeros(3, 3), False), (torch.zeros(2, 3, 3), True)):
+        assert asked(qq_bias=bias, tokens=3).biased_apart == apart
+    for name in ("alibi_slopes", "sinks"):
+        for wrong in (torch.zeros(3), torch.zeros(4, 1), torch.zeros(4, dtype=torch.bool)):
+            with pytest.raises((TypeError, ValueError), match=name):
+                asked(by_name={name: wrong})
+
+
+def test_a_bias_of_new_tokens_is_one_or_one_of_each_sequence(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Wanted] = []
+
+    def named(wanted: Wanted) -> str:
+        made.append(wanted)
+        return "it"
+
+    monkeypatch.setattr(pages_module, "kernel_name", named)
+    form = pages_module._PageForm(
+        dtype=torch.float16, cache=None, head_dim=16, value_dim=16, latent=False, page=16, scale=0.25,
+        left=-1, softcap=0.0, causal=True, inputs=frozenset(["qq_bias"]), tree=None, biased_apart=False,
+        split=True, few=False, rows=16, is_long=False, converts=False, order=0, walks=False,
+    )  # fmt: skip
+    for apart in (False, True):
+        pages_module._kernel_name.__wrapped__(form._replace(biased_apart=apart))
+        (line,) = (line for line in made[-1].inputs if line.startswith("qq_bias"))
+        assert line == f"qq_bias: f32[{'B, ' if apart else ''}X, X]"

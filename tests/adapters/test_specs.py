@@ -309,3 +309,22 @@ def test_heads_that_no_tile_fits_are_refused_in_words_of_the_call() -> None:
     said = r"^plain: expected heads that kernels are made for, got 600 columns of torch.float32: no config"
     with pytest.raises(ValueError, match=said):
         kernel(replace(PLAIN, dtype=torch.float32, head_dim=600))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("head_dim", [64, 256, 264, 576])
+def test_tiles_of_wide_heads_are_few(head_dim: int, dtype: torch.dtype) -> None:
+    """Those that shared memory holds: beyond 256 columns others than for narrow ones."""
+    made: dict[bool, str] = {}
+    for decode in (False, True):
+        wanted = Wanted(
+            name="it", dtype=dtype, head_dim=head_dim, scale=0.1, q="[B, M, H, D]", kv="[B, N, H, D]",
+            o="[B, M, H, D]", inputs=(), length="", decode=decode, rows=16 if decode else 0,
+        )  # fmt: skip
+        made[decode] = wanted.text
+    wide, narrow = "config tile.q = 64, warps = 8", "tile.q in {"
+    assert (wide in made[False]) == (head_dim > 256)
+    assert (narrow in made[False]) == (head_dim <= 256)
+    largest = {(False, False): 128, (False, True): 64, (True, False): 64, (True, True): 16}
+    most = largest[head_dim > 256, dtype is torch.float32]
+    assert f"tile.kv in {{{most}" in made[True] or f"tile.kv = {most}" in made[True]

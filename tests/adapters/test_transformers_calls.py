@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.utils.checkpoint import checkpoint
 
-from attnc.adapters.transformers import _ends_of, _run_of_ones, _values_of, attention, mask
+from attnc.adapters.transformers import _ends_of, _run_of_ones, _table, _values_of, attention, mask
+from attnc.api.tensors import GivenTensors
 from tests.adapters.dropout import keep_weights
 from tests.by_day import each_by_day
 from tests.compat.flash_reference import judge
@@ -516,3 +517,36 @@ def test_a_graph_of_many_queries_serves_any_number_of_keys(monkeypatch: pytest.M
         k = torch.randn(1, 2, keys, 16)
         torch.testing.assert_close(compiled(q, k), attend(q, k))
     assert counter.frame_count == 1
+
+
+def test_masks_and_biases_broadcast_on_each_axis_alone() -> None:
+    checked, lengths = GivenTensors(), (2, 4, 3, 5)
+    for axis, size in enumerate(lengths[:3]):
+        for wrong in range(1, 6):
+            shape = [*lengths]
+            shape[axis] = wrong
+            x = torch.zeros(shape)
+            if wrong in (1, size):
+                assert _table("bias", x, lengths, checked).shape == (*shape[:3], 5)
+                continue
+            with pytest.raises(ValueError, match=r"bias: expected shape \[2 or 1, 4 or 1, 3 or 1, 5\]"):
+                _table("bias", x, lengths, checked)
+    assert _table("bias", torch.zeros(1, 1, 1, 9), lengths, checked).shape == (1, 1, 1, 5)
+    with pytest.raises(ValueError, match="bias: expected shape"):
+        _table("bias", torch.zeros(1, 1, 1, 4), lengths, checked)
+
+
+@pytest.mark.parametrize("count", [1, 6])
+def test_ones_without_a_hole_are_a_run(count: int) -> None:
+    """Up to what counts."""
+    generator = torch.Generator().manual_seed(count)
+    for _ in range(40):
+        kept = torch.rand(3, count, generator=generator) < 0.6
+        stop = torch.randint(0, count + 1, (3,), generator=generator)
+        first, last, is_run = _run_of_ones(kept, stop)
+        rows = [[at for at in range(int(end)) if row[at]] for row, end in zip(kept, stop, strict=True)]
+        holds = all(not row or row == [*range(row[0], row[-1] + 1)] for row in rows)
+        assert bool(is_run) == holds
+        for b, row in enumerate(rows):
+            if row and holds:
+                assert (int(first[b]), int(last[b])) == (row[0], row[-1] + 1)

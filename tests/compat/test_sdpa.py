@@ -12,6 +12,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from attnc.compat import sdpa
+from attnc.compat.call import Call
 from tests.compat.flash_reference import Meaning, both, judge
 
 aten = torch.ops.aten
@@ -120,7 +121,7 @@ def test_calls_that_repeat_give_what_each_is_asked_for(
     if is_packed:
         q, k, v = (x.detach().flatten(0, 1).requires_grad_() for x in (q, k, v))
         ends = torch.tensor([0, 9, 18], dtype=torch.int32)
-    made = Mock(wraps=sdpa.Call)
+    made = Mock(wraps=Call)
     monkeypatch.setattr(sdpa, "Call", made)
 
     def forward(p: float = 0.0, **options: Any) -> Any:

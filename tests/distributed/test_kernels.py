@@ -1,6 +1,7 @@
 """Which spec ranks run, and what of one they cannot share out."""
 
 from importlib import import_module
+from typing import Any
 
 import pytest
 import torch
@@ -9,6 +10,8 @@ from attnc.diagnostics import DiagnosticError
 from attnc.distributed import ContextParallel
 from attnc.distributed.group import Alone
 from attnc.distributed.kernels import spec_of
+from attnc.expr.construct import number
+from attnc.support.arguments import DTYPES
 from attnc.verify.interpreter import ensure_interpreter
 from tests.distributed.specs import SPECS, text
 
@@ -47,3 +50,19 @@ def test_packed_queries_with_other_keys_are_refused() -> None:
     (problem,) = failure.value.diagnostics
     assert problem.code == "E0602"
     assert problem.message == "packed queries with keys that are not packed are not shared out over ranks"
+
+
+def test_a_variant_has_the_columns_of_q() -> None:
+    """Those, and not more."""
+    spec = spec_of("specs/causal_gqa.attn")
+    widths: dict[Any, Any] = {number(found.attention.q.shape[-1]): found for found in spec.variants}
+    dtype = DTYPES[next(iter(widths.values())).attention.q.dtype]
+    assert len(widths) > 1
+    for width, found in widths.items():
+        assert spec.variant(dtype, width, {}) is found
+        assert spec.variant(dtype, width, found.params) is found
+        for wrong, params in ((width - 1, {}), (width + 1, {}), (width, {"D": -1})):
+            with pytest.raises(ValueError, match=rf"q: expected .*, got {dtype}, D = {wrong}"):
+                spec.variant(dtype, wrong, params)
+    with pytest.raises(ValueError, match="q: expected"):
+        spec.variant(torch.float64, next(iter(widths)), {})

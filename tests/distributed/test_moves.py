@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
+import random
+
 import numpy as np
 import numpy.typing as npt
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attnc.distributed.moves import places, with_rows
+from attnc.distributed.moves import Piece, places, with_rows
 
 ROWS = 9
 
@@ -43,3 +46,38 @@ def test_rows_are_those_of_their_numbers(rows: list[int], axis: int, is_run: boo
 def test_rows_that_follow_each_other_are_not_copied() -> None:
     x = torch.arange(8.0).view(8, 1)
     assert places(np.arange(3, 6), x.device).take(x, 0).data_ptr() == x[3:].data_ptr()
+
+
+def test_units_of_rows_lie_where_they_are_said_to() -> None:
+    """Of tensors in any order of axes, parts of others among them: units are as long as memory has them."""
+    chance = random.Random(0)
+    for _ in range(150):
+        axes = chance.randint(1, 4)
+        order = chance.sample(range(axes), axes)
+        sizes = [chance.choice((1, 2, 3, 4)) for _ in range(axes)]
+        room = [size + chance.choice((0, 0, 0, 1)) for size in sizes]
+        stored = torch.arange(math.prod(room)).view([room[at] for at in order])
+        x = stored.permute([order.index(at) for at in range(axes)])[tuple(map(slice, sizes))]
+        axis = chance.randrange(axes)
+        piece = Piece(x, axis)
+        inner = math.prod(sizes[axis + 1 :])
+        wanted = max(math.prod(sizes[at:]) for at in range(axis + 1, axes + 1) if _is_run(x, at))
+        assert piece.unit == wanted, (sizes, x.stride(), axis)
+        assert piece.rows == sizes[axis]
+        rows = np.asarray(sorted(chance.sample(range(sizes[axis]), chance.randint(0, sizes[axis]))), np.int64)
+        lead = math.prod(sizes[:axis])
+        expected = x.reshape(lead, sizes[axis], inner)[:, torch.from_numpy(rows)]
+        for unit in {piece.unit, 1}:
+            at = torch.from_numpy(piece.offsets(rows, unit))
+            assert at.shape == piece.units(len(rows), unit)
+            found = stored.flatten()[at[..., None] + torch.arange(unit)]
+            assert torch.equal(found.reshape(expected.shape), expected)
+            message = piece.message(7, len(rows), unit)
+            assert message.ravel().tolist() == list(range(7, 7 + expected.numel(), unit))
+        assert piece.shape(5) == (*sizes[:axis], 5, *sizes[axis + 1 :])
+
+
+def _is_run(x: torch.Tensor, first: int) -> bool:
+    """Returns whether the last axes, from one on, lie in memory one element after the other."""
+    part = x[(0,) * first]
+    return part.numel() == 1 or part.is_contiguous()

@@ -82,8 +82,9 @@ def test_sizes_of_a_spec_are_as_long_as_keys() -> None:
 @pytest.mark.parametrize(("rows", "ranks"), [(1, 1), (64, 2), (130, 4), (4096, 8)])
 def test_sums_over_ranks_have_as_many_more_parts(rows: int, ranks: int) -> None:
     bound = spec_bound()
-    parts = -(-rows // over_ranks(bound, ranks, rows).min_tile)
-    assert parts >= min(-(-rows // bound.min_tile) + ranks, rows)
+    found = over_ranks(bound, ranks, rows).min_tile
+    assert found == max(rows // (-(-rows // bound.min_tile) + ranks), 1)
+    assert -(-rows // found) >= min(-(-rows // bound.min_tile) + ranks, rows)
 
 
 def spec_bound() -> GradientBound:

@@ -16,7 +16,7 @@ def dealt(ranks: int, block: int, length: int) -> list[list[int]]:
     return found
 
 
-@pytest.mark.parametrize(("ranks", "block"), [(1, 1), (2, 1), (3, 4), (4, 2), (2, 16)])
+@pytest.mark.parametrize(("ranks", "block"), [(1, 1), (2, 1), (3, 4), (4, 2), (2, 16), (2, 3)])
 def test_keys_go_round_the_ranks_by_blocks(ranks: int, block: int) -> None:
     spread = Spread(ranks, block)
     lengths = list(range(3 * ranks * block + 2))

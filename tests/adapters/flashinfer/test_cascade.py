@@ -180,3 +180,22 @@ def test_a_prefix_that_is_an_ordinary_tensor(layout: str) -> None:
                 seen=seen,
             )
             compare(found, None, expected)
+
+
+def test_states_that_saw_nothing_are_joined_to_nothing() -> None:
+    """Beside others, alone, and none at all; what stands in v there may be no number."""
+    v, s = torch.randn(3, 2, 1, 4), torch.randn(3, 2, 1)
+    v[1, 0], s[1, 0] = torch.nan, -torch.inf
+    v[2], s[2] = torch.nan, -torch.inf
+    found, sums = fi.merge_states(v, s)
+    share = torch.softmax(s[0] * math.log(2), 0)[..., None]
+    torch.testing.assert_close(found[0], (v[0] * share).sum(0))
+    torch.testing.assert_close(sums[0], torch.logsumexp(s[0] * math.log(2), 0) / math.log(2))
+    torch.testing.assert_close(found[1], v[1, 1])
+    torch.testing.assert_close(sums[1], s[1, 1])
+    assert not found[2].any()
+    assert sums[2].isneginf().all()
+    nothing, sums = fi.merge_states(v[:, :0], s[:, :0])
+    assert not nothing.any()
+    assert sums.isneginf().all()
+    assert fi.MultiLevelCascadeAttentionWrapper(2, workspace()).is_cuda_graph_enabled is False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +14,8 @@ from attnc.adapters.flashinfer import (
     BatchDecodeWithPagedKVCacheWrapper,
     BatchPrefillWithPagedKVCacheWrapper,
 )
-from attnc.adapters.flashinfer.paged import make_tables
+from attnc.adapters.flashinfer.paged import _count_keys, make_tables
+from attnc.adapters.flashinfer.wrapper import Wrapper, _write_kept
 from attnc.api import repeats
 from tests.adapters.engines import LARGEST, coded, meant
 from tests.adapters.flashinfer.batches import GROUP, HEADS, PAGE, SIZE, SIZES, compare, csr, stored, workspace
@@ -368,3 +370,61 @@ def test_a_refused_plan_leaves_the_tables_of_a_graph_alone() -> None:
 def test_layouts_have_names() -> None:
     with pytest.raises(ValueError, match="kv_layout: expected 'NHD' or 'HND', got 'DHN'"):
         BatchPrefillWithPagedKVCacheWrapper(workspace(), "DHN")
+
+
+def test_tables_that_do_not_fit_are_named() -> None:
+    names = ("starts", "pages", "rows")
+    starts, last = torch.tensor([0, 2, 2, 5]), torch.tensor([3, 9, 4])
+    assert _count_keys(names, 4, starts, torch.arange(5), last) == [7, 0, 12]
+    for count in (0, 2, 4):
+        with pytest.raises(ValueError, match=f"pages: expected at least 5 numbers, got {count}"):
+            _count_keys(names, 4, starts, torch.arange(count), last)
+    for rows in (0, 5):
+        with pytest.raises(ValueError, match=rf"rows: expected 1 .. 4, got {rows}"):
+            _count_keys(names, 4, starts, torch.arange(5), torch.tensor([3, 0, rows]))
+    wrapper = BatchPrefillWithPagedKVCacheWrapper(workspace(), "NHD")
+    pool: Any = torch.zeros(3, 2, 4, 2, 8)
+    assert [x.shape for x in wrapper._pools(pool)] == [(3, 4, 2, 8)] * 2
+    pairs: list[Any] = [(pool, pool), [pool, pool]]
+    for pair in pairs:
+        assert wrapper._pools(pair) == (pool, pool)
+    others: list[Any] = [(pool,), (pool, pool, pool), "ab", None, {0: pool, 1: pool}, pool[0], pool[:, :1]]
+    for wrong in others:
+        with pytest.raises((TypeError, ValueError), match="paged_kv_cache: expected"):
+            wrapper._pools(wrong)
+
+
+def test_a_mask_of_a_graph_has_the_room_of_its_buffer() -> None:
+    wrapper: Any = SimpleNamespace(_capacity={"mask": 16}, device=torch.device("cpu"))
+    for keys in (3, 30, 64):
+        custom = torch.rand(2 * keys) < 0.5
+        found = Wrapper._mask_tables(wrapper, [0, 2], [keys], custom, None)
+        used = -(-2 * keys // 8)
+        plain = Wrapper._mask_tables(
+            SimpleNamespace(_capacity=None, device=wrapper.device),  # type: ignore[arg-type]
+            [0, 2], [keys], custom, None,
+        )["custom_mask"]  # fmt: skip
+        assert found["custom_mask"].shape == (16,)
+        assert torch.equal(found["custom_mask"][:used], plain)
+        assert not found["custom_mask"][used:].any()
+    with pytest.raises(ValueError, match="custom_mask_buf: expected room for 17 bytes, got 16"):
+        Wrapper._mask_tables(wrapper, [0, 1], [136], torch.ones(136, dtype=torch.bool), None)
+
+
+def test_tables_of_a_graph_are_written_where_it_reads_them() -> None:
+    kept = {"block_table": torch.zeros(2, 3), "kv_len": torch.zeros(2)}
+    known: Any = SimpleNamespace(tokens=1, tables=kept)
+    new = {"block_table": torch.ones(2, 3), "kv_len": torch.full((2,), 7.0)}
+    found = _write_kept(known, new, 1)
+    assert all(found[name] is kept[name] and torch.equal(kept[name], new[name]) for name in kept)
+    for tables, tokens, said in (
+        (new, 2, "qo_indptr: expected 1 queries of each request, as in the first plan, got 2"),
+        ({**new, "custom_mask": torch.ones(1)}, 1, "custom_mask: expected one in every plan"),
+        (
+            {**new, "kv_len": torch.ones(3)},
+            1,
+            r"kv_len: expected shape \[2\], as in the first plan",
+        ),
+    ):
+        with pytest.raises(ValueError, match=said):
+            _write_kept(known, tables, tokens)
