@@ -343,6 +343,10 @@ def test_survivors_that_compute_the_same_are_listed_with_the_reason() -> None:
     at = next(at for at, line in enumerate(lines, 1) if "_SIZES = (" in line)
     assert python.explain_equal(survivor(**number, line=at))["outcome"] == "equal"
     assert python.explain_equal(survivor(**number, line=at - 1))["outcome"] == "survived"
+    file = "attnc/support/cuda_call.py"
+    for at, line in enumerate((ROOT / file).read_text(encoding="utf-8").splitlines(), 1):
+        rest = survivor(file=file, line=at, operator="ReplaceComparisonOperator", old="=", new="<")
+        assert (python.explain_equal(rest)["outcome"] == "equal") == (" % " in line and " == 0" in line)
     killed = {**survivor(operator="RemoveDecorator", old="@memo\n"), "outcome": "killed"}
     assert python.explain_equal(killed) == killed
 
