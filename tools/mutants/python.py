@@ -39,7 +39,7 @@ from tools.mutants.scores import SCORES, describe, join_results, keep_scores, li
 _REMEMBERS = re.compile(r"@(functools\.)?(memo|memo_by_object|cache|lru_cache|_hashed_once)\b")
 _ABSTRACT = re.compile(r"@abstractmethod\b")
 #: A comparison of what is left of a division with 0.
-_REMAINDER = re.compile(r"% (\w+|\([^()]*\)) == 0")
+_REMAINDER = re.compile(r"% ([\w.]+|\([^()]*\)) == 0")
 
 
 def main() -> int:
