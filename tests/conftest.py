@@ -1,4 +1,4 @@
-"""Hypothesis profiles, thread limits and test order, for every test.
+"""Hypothesis profiles, thread limits and what runs by day, for every test.
 
 Profiles (choose with `--hypothesis-profile NAME` or `HYPOTHESIS_PROFILE=NAME`):
 
@@ -9,6 +9,8 @@ repro    replays the failures kept there, printing every example
 
 import gc
 import os
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -25,6 +27,7 @@ __all__ = [
     "pytest_collection_finish",
     "pytest_collection_modifyitems",
     "pytest_report_header",
+    "pytest_sessionstart",
 ]
 
 # Most of what imports and collection make lives to the end: the collector would walk over it again and again.
@@ -90,8 +93,8 @@ _QUICK = (
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves out the tests of the night by day, and moves slow ones to the end, keeping the order of each.
-    Marks quick ones.
+    """Leaves out the tests of the night by day, and marks quick ones. Slow ones stay beside others of their
+    file, which plan and load the same kernels.
     """
     for item in [*left_to_the_night(items)]:
         item.add_marker("nightly")
@@ -103,13 +106,33 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         nightly = {item for item in items if item.get_closest_marker("nightly") is not None}
         config.hook.pytest_deselected(items=[*nightly])
         items[:] = [item for item in items if item not in nightly]
-    items.sort(key=lambda item: item.get_closest_marker("slow") is not None)
 
 
-def pytest_collection_finish() -> None:
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Lets the first worker of a fresh clone compile alone what all workers import, if there are only two
+    cores: side by side, both would compile the same modules, while `mypy` waits.
+    """
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "gw0")
+    compiled = (Path(__file__).parent / "verify" / "__pycache__").glob("test_*.pyc")
+    is_fresh = not sys.dont_write_bytecode and not any(compiled)
+    if worker != "gw0" and is_fresh and len(os.sched_getaffinity(0)) <= 2:
+        deadline = time.monotonic() + 90
+        while not _collected(session.config).exists() and time.monotonic() < deadline:
+            time.sleep(0.1)
+
+
+def _collected(config: pytest.Config) -> Path:
+    """The file by which a worker says that it has imported all tests."""
+    factory: pytest.TempPathFactory = config._tmp_path_factory  # type: ignore[attr-defined]
+    return factory.getbasetemp().parent / "collected"
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
     """Takes what modules and tests are made of, which lives to the end, out of the garbage collector's sight:
     plans and texts are large, and each full collection walks over all of it.
     """
+    if os.environ.get("PYTEST_XDIST_WORKER") == "gw0":
+        _collected(session.config).touch()
     gc.enable()
     gc.collect()
     gc.freeze()
