@@ -15,6 +15,7 @@ from attnc.expr.affine import affine, larger, smaller
 from attnc.expr.construct import BITS, ZERO, compare, conj
 from attnc.expr.interval import I32, NEAR, Range, range_of, range_of_sum
 from attnc.expr.nodes import Binary, Call, Compare, Const, Expr, Load, Neg, Ref, children, rebuild, walk
+from attnc.expr.simplify import substitute
 from attnc.expr.solve import solve
 
 
@@ -86,13 +87,15 @@ def saturate_far(mask: Expr) -> Expr:
     """Rewrites a mask so that its far integers are brought near where that keeps comparisons, or the bounds
     of loops that follow from them, in 32 bits.
 
-    An integer that one comparison wants near is near in all that allow it, so that it has one name.
+    An integer that one comparison wants near is near in all that allow it, so that it has one name. What a
+    constant beyond all positions decides goes: `q_pos - 2147483647 <= kv_idx`.
     """
-    nodes = [
-        node
-        for node in walk(mask)
-        if isinstance(node, Compare) and node.left.type == node.right.type == "int"
-    ]
+    decided: dict[Expr, Expr] = {
+        node: value for node in _comparisons(mask) if (value := _decide(node)) is not None
+    }
+    if decided:
+        mask = substitute(mask, decided)
+    nodes = _comparisons(mask)
     found = {node: far for node in nodes if (far := _far(node)) is not None}
     costly = {far.load for node, far in found.items() if _is_costly(node)}
     most = {load: max(far.most for far in found.values() if far.load == load) for load in costly}
@@ -102,6 +105,26 @@ def saturate_far(mask: Expr) -> Expr:
         if far.load in costly and far.allows(most[far.load])
     }
     return _rebuilt(mask, near)
+
+
+def _comparisons(mask: Expr) -> list[Compare]:
+    return [
+        node
+        for node in walk(mask)
+        if isinstance(node, Compare) and node.left.type == node.right.type == "int"
+    ]
+
+
+def _decide(comparison: Compare) -> Expr | None:
+    """Returns what a comparison with a constant beyond all positions is, if the same for all of them."""
+    op, difference = comparison.op, affine(comparison.left) - affine(comparison.right)
+    if Range(difference.const, difference.const).is_within(NEAR):
+        return None
+    found = range_of_sum(difference)
+    if op in ("==", "!="):
+        return None if found.lo <= 0 <= found.hi else Const(op == "!=")
+    least, most = (compare(op, Const(end), ZERO) for end in (found.lo, found.hi))
+    return least if least == most else None
 
 
 @dataclass(frozen=True, slots=True)

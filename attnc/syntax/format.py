@@ -1,9 +1,9 @@
 """AST -> canonical text.
 
 One statement a line, except those that were written on one line with commas; two spaces of indentation;
-single blank lines are kept; a long statement is broken at its loosest operator; comments stay where they
-were, before a statement or after it, those after one aligned. Formatting twice changes nothing, and the text
-parses to the same tree.
+single blank lines are kept; a long statement is broken at its loosest operator, and so is one with comments
+between its parts; comments stay where they were, before a statement or part or after it, those after one
+aligned. Formatting twice changes nothing, and the text parses to the same tree.
 
 An expression has the fewest brackets that keep its tree, with one exception: an `and` inside an `or` is
 bracketed, because few readers remember which binds tighter.
@@ -13,16 +13,20 @@ Non-goals: sorting, and rewording what was written (numbers keep their digits, c
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeVar, cast
+from typing import TypeAlias, TypeVar, cast
 
+from attnc.source import Span
 from attnc.syntax import ast
 
 _WIDTH = 100
 _INDENT = "  "
 _COMMENT_COLUMN = 40
 _COMMENT_GAP = "   "
+
+_CLOSING = re.compile(r"(?:\s|#[^\n]*)*\)")
 
 _Statement = TypeVar("_Statement", bound=ast.Node)
 
@@ -34,8 +38,7 @@ def format_file(file: ast.File) -> str:
     for item in file.items:
         match item:
             case ast.Def():
-                head = f"def {item.name.id}" + (f"({_names(item.params)})" if item.params else "")
-                writer.statement(_define(head, item.value), 0, item.span.start, item.span.end, end)
+                writer.statement([item], 0, end)
             case ast.Attention():
                 writer.block([f"attention {item.name.id}"], item, item.name, item.items, 0, end)
             case ast.Projection():
@@ -66,6 +69,7 @@ class _Writer:
     def __init__(self, file: ast.File) -> None:
         self.source = file.span.source
         self.comments = list(reversed(file.comments))
+        self.comment_starts = {comment.span.end: comment.span.start for comment in file.comments}
         self.rows: list[_TextRow] = []
         self.line = 0  # the last line of the text that is written; 0 where a block starts or ends
 
@@ -92,11 +96,62 @@ class _Writer:
             if start < limit and self.source.position(start)[0] == self.line:
                 self.rows[-1].comment = self.comments.pop().text
 
-    def statement(self, texts: Sequence[str], depth: int, start: int, end: int, limit: int) -> None:
+    def statement(self, group: Sequence[ast.Node], depth: int, limit: int, text: str = "") -> None:
+        """Writes statements of one line. text: of a block on one line."""
+        start, end = group[0].span.start, group[-1].span.end
         self.comments_before(start, depth)
-        self.comments_before(end, depth, at=start)
-        self.write(texts, depth, start, end)
+        head, value = _definition(group[0]) or ("", None)
+        if value is not None and self.has_comment(end) and _splits(value):
+            self.write([f"{head}{_opening(value)}"], depth, start, start)
+            around = self.brackets(value, end)
+            self.parts(value, depth + 1, end if around is None else around.end - 1)
+            self.rows.append(_TextRow(")", depth))
+            self.line = self.source.position(end)[0]
+        else:
+            self.comments_before(end, depth, at=start)
+            self.write([text] if text else _statement_texts(group), depth, start, end)
         self.trailing_comment(limit)
+
+    def has_comment(self, before: int, after: int = 0) -> bool:
+        return any(after < comment.span.start < before for comment in self.comments)
+
+    def comments_inside(self, offset: int, depth: int) -> None:
+        """Writes the comments before an offset, without blank lines."""
+        count = len(self.rows)
+        self.comments_before(offset, depth)
+        for row in self.rows[count:]:
+            row.after_blank = False
+
+    def brackets(self, expr: ast.Expr, end: int) -> Span | None:
+        """Returns an expression with its brackets; None if it has none that end by the offset `end`."""
+        if isinstance(expr, ast.Call):
+            return expr.span
+        text, start, place = self.source.text, expr.span.start, expr.span
+        while (before := text[:start].rstrip()) and len(before) in self.comment_starts:
+            start = self.comment_starts[len(before)]
+        found = _CLOSING.match(text, place.end) if before.endswith("(") else None
+        return self.source.span(len(before) - 1, found.end()) if found and found.end() <= end else None
+
+    def parts(self, expr: ast.Expr, depth: int, end: int) -> None:
+        """Writes the parts of an expression and the comments between them, up to the offset `end`."""
+        parts = _split(expr)
+        starts = [part.span.start for _, part, _, _ in parts]
+        self.trailing_comment(starts[0])
+        for (before, part, level, behind), following in zip(parts, [*starts[1:], end], strict=True):
+            around = self.brackets(part, end)
+            if around and _splits(part) and self.has_comment(around.end, around.start):
+                self.comments_inside(around.start, depth)
+                self.rows.append(_TextRow(before + _opening(part), depth))
+                self.line = self.source.position(around.start)[0]
+                self.parts(part, depth + 1, around.end - 1)
+                self.rows.append(_TextRow(f"){behind}", depth))
+            else:
+                around = part.span
+                self.comments_inside(around.end, depth)
+                self.rows.append(_TextRow(f"{before}{_print(part, level)}{behind}", depth))
+            self.line = self.source.position(around.end)[0]
+            self.trailing_comment(following)
+        self.comments_inside(end, depth)
 
     def block(
         self,
@@ -116,15 +171,14 @@ class _Writer:
         for group in _lines(body):
             match group:
                 case [ast.Phase() | ast.When() as inner] if text := _on_one_line(inner, depth + 1):
-                    self.statement([text], depth + 1, inner.span.start, inner.span.end, brace)
+                    self.statement(group, depth + 1, brace, text)
                 case [ast.Phase() as phase]:
                     self.block([phase.name.id], phase, phase.name, phase.entries, depth + 1, brace)
                 case [ast.When() as when]:
                     head = _break("when ", when.condition)
                     self.block(head, when, when.condition, when.entries, depth + 1, brace)
                 case _:
-                    texts = _statement_texts(group)
-                    self.statement(texts, depth + 1, group[0].span.start, group[-1].span.end, brace)
+                    self.statement(group, depth + 1, brace)
         self.comments_before(brace, depth + 1)
         self.line = 0
         self.write(["}"], depth, brace, node.span.end)
@@ -152,7 +206,28 @@ def _lines(statements: Iterable[_Statement]) -> Iterator[list[_Statement]]:
         yield group
 
 
+def _definition(node: ast.Node) -> tuple[str, ast.Expr] | None:
+    """Returns what stands before the expression of a statement that is one, and the expression."""
+    match node:
+        case ast.Def(name=name, params=params, value=value):
+            return f"def {name.id}" + (f"({_names(params)})" if params else "") + " = ", value
+        case ast.Output(name=name, value=value) if value is not None:
+            return f"output {name.id}: {node.dtype.id}[{print_list(node.shape)}] = ", value
+        case ast.Let(name=name, value=value) | ast.Length(name=name, value=value):
+            return f"{type(node).__name__.lower()} {name.id} = ", value
+        case ast.Equation(name=name, value=value):
+            return f"{name.id} = ", value
+        case ast.Score() | ast.Weight() | ast.Mask() | ast.Normalize() | ast.Order():
+            return f"{type(node).__name__.lower()} = ", node.value
+        case ast.Where(condition=condition):
+            return "where ", condition
+        case _:
+            return None
+
+
 def _statement_texts(group: Sequence[ast.Node]) -> list[str]:
+    if definition := _definition(group[0]):
+        return _break(*definition)
     match group[0]:
         case ast.Param():
             params = cast("Sequence[ast.Param]", group)
@@ -165,28 +240,9 @@ def _statement_texts(group: Sequence[ast.Node]) -> list[str]:
             shape = f"{tensor.dtype.id}[{print_list(tensor.shape)}]"
             return [f"input {_names(tensor.names)}: {shape}{via}{facts}"]
         case ast.Output() as tensor:
-            declared = f"output {tensor.name.id}: {tensor.dtype.id}[{print_list(tensor.shape)}]"
-            return [declared] if tensor.value is None else _define(declared, tensor.value)
-        case ast.Let(name=name, value=value):
-            return _define(f"let {name.id}", value)
-        case ast.Length(name=name, value=value):
-            return _define(f"length {name.id}", value)
-        case ast.Equation(name=name, value=value):
-            return _define(name.id, value)
-        case ast.Score(value=value):
-            return _define("score", value)
-        case ast.Weight(value=value):
-            return _define("weight", value)
-        case ast.Mask(value=value):
-            return _define("mask", value)
-        case ast.Normalize(value=value):
-            return _define("normalize", value)
-        case ast.Order(value=value):
-            return _define("order", value)
+            return [f"output {tensor.name.id}: {tensor.dtype.id}[{print_list(tensor.shape)}]"]
         case ast.Grad(names=names, dtype=dtype):
             return [f"grad {_names(names)}" + (f": {dtype.id}" if dtype is not None else "")]
-        case ast.Where(condition=condition):
-            return _break("where ", condition)
         case ast.Listed(settings=settings):
             return ["config " + ", ".join(map(_setting, settings))]
         case node:
@@ -202,19 +258,45 @@ def _names(names: Iterable[ast.Name]) -> str:
     return ", ".join(name.id for name in names)
 
 
-def _define(head: str, value: ast.Expr) -> list[str]:
-    return _break(f"{head} = ", value)
-
-
 def _break(head: str, value: ast.Expr) -> list[str]:
     text = head + print_expr(value)
-    if len(_INDENT) + len(text) <= _WIDTH:
+    if len(_INDENT) + len(text) <= _WIDTH or not _splits(value):
         return [text]
-    if isinstance(value, ast.Call):
-        arguments = ",\n".join(_INDENT + argument for argument in print_arguments(value)).split("\n")
-        return [f"{head}{value.function.id}(", *arguments, ")"]
-    parts = print_parts(value)
-    return [f"{head}(", *(_INDENT + part for part in parts), ")"] if len(parts) > 1 else [text]
+    parts = (f"{before}{_print(part, level)}{behind}" for before, part, level, behind in _split(value))
+    return [f"{head}{_opening(value)}", *(_INDENT + part for part in parts), ")"]
+
+
+def _opening(value: ast.Expr) -> str:
+    return f"{value.function.id}(" if isinstance(value, ast.Call) else "("
+
+
+def _splits(expr: ast.Expr) -> bool:
+    return len(_split(expr)) > (not isinstance(expr, ast.Call))
+
+
+#: What stands before a part, the part, the level that it needs to stand without brackets, and what is behind.
+_Part: TypeAlias = tuple[str, ast.Expr, int, str]
+
+
+def _split(expr: ast.Expr) -> Sequence[_Part]:
+    """Returns an expression cut at its loosest operator, or at the commas of a call."""
+    match expr:
+        case ast.Call(args=args, kwargs=kwargs):
+            named = ((f"{keyword.name.id} = ", keyword.value) for keyword in kwargs)
+            parts = [*(("", arg) for arg in args), *named]
+            return [(name, part, _OR, "," * (i < len(parts))) for i, (name, part) in enumerate(parts, 1)]
+        case ast.BoolOp(op=op, operands=operands):
+            level = _level(expr) + 1 + (op == "or")
+            return [(f"{op} " * (i > 0), operand, level, "") for i, operand in enumerate(operands)]
+        case ast.Compare(operands=(first, *rest), ops=ops):
+            pairs = zip(ops, rest, strict=True)
+            return [("", first, _SUM, ""), *((f"{op} ", operand, _SUM, "") for op, operand in pairs)]
+        case ast.BinaryOp(op=op, left=left, right=right):
+            level = _level(expr)
+            head = _split(left) if _level(left) == level else [("", left, level, "")]
+            return [*head, (f"{op} ", right, level + 1, "")]
+        case _:
+            return [("", expr, _OR, "")]
 
 
 def _align(rows: Sequence[_TextRow]) -> Iterator[str]:
@@ -247,19 +329,9 @@ def print_expr(expr: ast.Expr) -> str:
 
 def print_parts(expr: ast.Expr) -> tuple[str, ...]:
     """Returns an expression cut at its loosest operator, each part to get a line: `a`, `and b`, `and c`."""
-    match expr:
-        case ast.BoolOp(op=op, operands=(first, *rest)):
-            level = _level(expr) + 1 + (op == "or")
-            return (_print(first, level), *(f"{op} {_print(operand, level)}" for operand in rest))
-        case ast.Compare(operands=(first, *rest), ops=ops):
-            pairs = zip(ops, rest, strict=True)
-            return (_print(first, _SUM), *(f"{op} {_print(operand, _SUM)}" for op, operand in pairs))
-        case ast.BinaryOp(op=op, left=left, right=right):
-            level = _level(expr)
-            head = print_parts(left) if _level(left) == level else (_print(left, level),)
-            return (*head, f"{op} {_print(right, level + 1)}")
-        case _:
-            return (print_expr(expr),)
+    if isinstance(expr, ast.Call):
+        return (print_expr(expr),)
+    return tuple(f"{before}{_print(part, level)}" for before, part, level, _ in _split(expr))
 
 
 def print_arguments(call: ast.Call) -> tuple[str, ...]:

@@ -39,7 +39,12 @@ from attnc.syntax.explain import explain
 
 MAX_ERRORS = 50
 
-_ITEM_START = re.compile(r"^[ \t]*(?:attention|projection|schedule|def)\b", re.MULTILINE)
+#: Not a line of an expression over several, such as `attention` or `* attention`.
+_ITEM_START = re.compile(
+    r"^[ \t]*(?:(?:attention|projection|schedule|def)(?:[ \t]+[A-Za-z_{(]|[{(])"
+    r"|(?:projection|schedule|def)[ \t]*$)",
+    re.MULTILINE,
+)
 _COMMENT = re.compile(r"#[^\n]*")
 
 

@@ -1,32 +1,13 @@
-"""What an attention declares: params, sizes, and the roles of axes."""
+"""What an attention declares: params and sizes."""
 
 import pytest
 
 from attnc.expr.nodes import Call, Const, Dim, Expr, Param, walk
 from attnc.model.declarations import DEFAULT_HEAD_DIMS
 from attnc.model.tensors import Role
-from tests.model.resolving import attention_of, plain, spec
+from tests.model.resolving import attention_of, plain
 
 BATCH, QUERY, KEY, HEAD, FEATURE = Role.BATCH, Role.QUERY, Role.KEY, Role.HEAD, Role.FEATURE
-
-
-@pytest.mark.parametrize(
-    ("name", "q", "k", "lse"),
-    [
-        ("fa1", (BATCH, HEAD, QUERY, FEATURE), (BATCH, HEAD, KEY, FEATURE), (BATCH, HEAD, QUERY)),
-        ("causal_gqa", (BATCH, QUERY, HEAD, FEATURE), (BATCH, KEY, HEAD, FEATURE), (BATCH, HEAD, QUERY)),
-        ("odd_dims", (BATCH, QUERY, HEAD, FEATURE), (BATCH, KEY, HEAD, FEATURE), (BATCH, QUERY, HEAD)),
-        ("varlen", (QUERY, HEAD, FEATURE), (KEY, HEAD, FEATURE), (QUERY, HEAD)),
-    ],
-)
-def test_roles_are_read_off_the_shape(
-    name: str, q: tuple[Role, ...], k: tuple[Role, ...], lse: tuple[Role, ...] | None
-) -> None:
-    attention = spec(name)
-    assert attention.q.roles == q
-    assert attention.o.roles == q
-    assert attention.k.roles == attention.v.roles == k
-    assert (attention.lse.roles if attention.lse else None) == lse
 
 
 @pytest.mark.parametrize(

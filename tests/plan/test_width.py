@@ -44,6 +44,21 @@ def test_which_loads_are_brought_near(mask: str, most: int | None) -> None:
     assert wide == (most is None and "<= " not in mask and mask != "kv_idx < kv_len[b]")
 
 
+@pytest.mark.parametrize(
+    ("mask", "made"),
+    [
+        ("q_pos - 2147483647 <= kv_idx and kv_idx <= q_pos", "kv_idx <= q_pos"),
+        ("kv_idx <= q_pos + 4294967296 or kv_idx < kv_len[b]", "true"),
+        ("kv_idx - q_pos > 2147483647", "false"),
+        ("q_pos != kv_idx + 2147483648", "true"),
+        ("kv_idx < 1073741823", None),  # a position of a last tile, behind the end
+        ("kv_idx < kv_len[b] + 2147483647", None),
+    ],
+)
+def test_constants_beyond_all_positions_decide(mask: str, made: str | None) -> None:
+    assert saturate_far(spell(mask)) == spell(made or mask)
+
+
 def test_one_load_has_one_name_in_a_mask() -> None:
     made = saturate_far(spell("q_pos < prefix[b] and kv_idx < prefix[b] and kv_idx <= prefix[b] + q_pos"))
     assert len({node for node in walk(made) if isinstance(node, Load)}) == 1

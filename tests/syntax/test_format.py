@@ -1,5 +1,6 @@
 """Tree -> text: canonical, stable, and nothing is lost."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -124,9 +125,11 @@ attention a {                           # after the brace
   param T in {f16, bf16}, D in {64, 128}   # choices
 
   input k, v: T[B, N] via paged(table, page = 16) is sorted
-  # inner
-  # deep
-  mask = a and b                        # after
+  mask = (
+    a                                   # inner
+    # deep
+    and b
+  )                                     # after
   # last
 }                                       # end
 schedule a for cuda.sm_90a {
@@ -141,6 +144,71 @@ schedule a for cuda.sm_90a {
 #tail
 """
     )
+
+
+def test_comments_stay_beside_the_parts_of_an_expression() -> None:
+    text = """\
+def keep(x) = (   # whom
+  x == 1 # one
+  # and all that follow
+  and (x > 2 or # more
+    x < b) # b: before
+  # nothing else
+)
+attention a {
+  score = (dot(q, k)   # a product
+    / sqrt(D))
+  normalize = softmax(
+    sink = s[h], # of a head
+    dropout = p, seed = seed)
+}
+"""
+    assert (
+        format_text(text)
+        == """\
+def keep(x) = (                         # whom
+  x == 1                                # one
+  # and all that follow
+  and (
+    x > 2                               # more
+    or x < b
+  )                                     # b: before
+  # nothing else
+)
+attention a {
+  score = (
+    dot(q, k)                           # a product
+    / sqrt(D)
+  )
+  normalize = softmax(
+    sink = s[h],                        # of a head
+    dropout = p,
+    seed = seed
+  )
+}
+"""
+    )
+
+
+@pytest.mark.parametrize("every", [1, 3])
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_comments_anywhere_in_brackets_are_kept(path: Path, every: int) -> None:
+    """A comment behind every so-many-th token inside of brackets."""
+    made, depth = "", 0
+    tokens = re.findall(r"#.*|\s+|[\w.]+|[<>=!]=|//|.", load(path).text)
+    for i, token in enumerate(tokens):
+        depth += (token in "([") - (token in ")]")
+        made += token + (f" # {i}\n" if depth and token[0] != "#" and i % every == 0 else "")
+    formatted = format_text(made)
+    assert sorted(re.findall("#.*", formatted)) == sorted(re.findall("#.*", made))
+
+
+def test_an_epilogue_over_several_lines_stays_one() -> None:
+    gate = "sigmoid(gate[b, q_idx, h, d]) * weight_of_the_column[d]"
+    text = (
+        f"attention a {{\n  output o: bf16[B, M, H, D] = (\n    attention\n    * {gate} * {gate}\n  )\n}}\n"
+    )
+    assert len(format_text(text).splitlines()) > len(text.splitlines())
 
 
 def test_long_statements_are_broken_at_the_loosest_operator() -> None:
