@@ -114,7 +114,7 @@ def test_what_joins_splits_finds_the_lengths_that_it_reads(target: str) -> None:
         "input gate: f32[B, M]",
         "input lens: i32[B]",
         "input more: i32[B]",
-        "length N = min(lens[b], more[b]) + 1",
+        "length N = lens[more[b]] + 1",
         "score = dot(q, k)",
         "normalize = softmax",
         "output o: bf16[B, M, H, 64] = (gate[b, q_idx] + q_pos) * attention",

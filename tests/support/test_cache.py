@@ -346,3 +346,20 @@ def test_a_forked_process_leaves_the_folder_to_the_one_that_made_it() -> None:
     is_there, folder = done.stdout.split()
     assert is_there == "True"
     assert not Path(folder).exists()
+
+
+def test_a_file_is_there_at_every_moment_while_it_is_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, seen = tmp_path / "name", list[bytes]()
+    store_bytes(path, b"before")
+    replace = Path.replace
+
+    def look(self: Path, target: Path) -> Path:
+        seen.append(path.read_bytes())
+        return replace(self, target)
+
+    monkeypatch.setattr(Path, "replace", look)
+    store_bytes(path, b"behind")
+    assert seen == [b"before"]
+    assert path.read_bytes() == b"behind"
