@@ -62,7 +62,8 @@ from attnc.tuned.tables import ChoiceTable, load_tables, projection_rows, schedu
 
 #: Where a limit on the work for a file was reached.
 _TOO_MUCH_WORK = "E0510"
-#: What choosing a schedule may cost beside planning it: the file is read again with each that is tried.
+#: What choosing a schedule may cost beside planning it, for each variant: the file is read again with each
+#: schedule that is tried.
 _PIECES_TO_CHOOSE = 2
 #: The head of a schedule that attnc writes.
 _ADDED = re.compile(r"^schedule (\w+) for (\S+)", re.MULTILINE)
@@ -545,8 +546,8 @@ def _chosen(
     place = program.attention(name).span or program.source.span(0, 0)
     texts: list[str] = []
     failure = None
+    count = min(count_variants(program.attention(name)), most)
     for target in targets:
-        grant(_PIECES_TO_CHOOSE)
 
         def planned(text: str, target: str = target) -> str:
             whole = "\n".join((*before, *texts, text))
@@ -555,6 +556,7 @@ def _chosen(
 
         try:
             with report_limit(f"a schedule of '{name}' for {target}", place):
+                grant(_PIECES_TO_CHOOSE * count)
                 texts.append(first_made(schedules_for(program, name, target), planned)[0])
         except DiagnosticError as found:
             if any(one.code == _TOO_MUCH_WORK for one in found.diagnostics):

@@ -43,7 +43,11 @@ def example(attention: Attention, dims: Mapping[str, int]) -> tuple[CallSizes, t
     tensors: dict[str, npt.NDArray[Any]] = {}
     for name in Visibility(attention).reads:
         tensor = attention.tensor(name)
-        shape = tuple(_value(axis, known, otherwise=keys) for axis in tensor.shape)
+        for axis in tensor.shape:
+            for node in walk(axis):
+                if isinstance(node, Dim):
+                    known.setdefault(node.name, keys)  # a size of the spec's own
+        shape = tuple(_value(axis, known) for axis in tensor.shape)
         if tensor.is_sorted:
             numbers = np.searchsorted(_starts(shape[-1]), np.arange(shape[-1]), "right")
             tensors[name] = np.broadcast_to(numbers, shape)

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from attnc.expr.nodes import Dim, Expr, Load, Ref, Search, walk
+from attnc.expr.nodes import Expr, Load, Ref, Search, walk
 from attnc.plan import ir
 from attnc.plan.decay import MARGIN
 from attnc.plan.ir.backward import BackwardKernel
@@ -77,6 +77,17 @@ def picture(kernel: ir.Kernel, queries: int, keys: int, tile_q: int, tile_kv: in
     )
 
 
+class _Dims(dict[str, int]):
+    """Sizes by name. What a spec calls a size of its own has as many entries as there are keys."""
+
+    def __init__(self, keys: int, known: Mapping[str, int]) -> None:
+        super().__init__(known)
+        self._keys = keys
+
+    def __missing__(self, name: str) -> int:
+        return self._keys
+
+
 @dataclass(slots=True, kw_only=True)
 class _Scene:
     queries: int
@@ -89,7 +100,7 @@ class _Scene:
     @property
     def dims(self) -> Mapping[str, int]:
         tiles = {"BLOCK_M": self.tile_q, "BLOCK_N": self.tile_kv}
-        return {**_DIMS, "M": self.queries, "N": self.keys, **tiles}
+        return _Dims(self.keys, {**_DIMS, "M": self.queries, "N": self.keys, **tiles})
 
     def forget(self, kernel: ir.Kernel) -> None:
         """Makes up what falls along its last axis: by the margin in N / 4 keys."""
@@ -128,10 +139,7 @@ class _Scene:
     def _size(self, extent: Expr) -> int:
         from attnc.expr.evaluate import Env, evaluate
 
-        known = {
-            node.name: self.dims.get(node.name, self.keys) for node in walk(extent) if isinstance(node, Dim)
-        }
-        return int(evaluate(extent, Env(dims=known)))
+        return int(evaluate(extent, Env(dims=self.dims)))
 
 
 def _visits(kernel: ir.Kernel, scene: _Scene, outer: int) -> Iterator[tuple[_Array, _Array, _Array]]:

@@ -5,7 +5,6 @@ person would set them.
 from __future__ import annotations
 
 import hashlib
-import pickle
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -41,11 +40,16 @@ def template_environment(start: str = "{{", end: str = "}}") -> jinja2.Environme
     )
 
 
+#: Bytes of a SHA-256.
+_DIGEST = 32
+
+
 class KeptTemplates(jinja2.BytecodeCache):
     """Templates as Jinja has compiled them, which takes half of the time to compile a spec in a new process.
 
     One that was changed is compiled again, and so are all after a change of this package, whose filters Jinja
-    may have applied already. What cannot be read or written is compiled and not kept.
+    may have applied already. Each is kept behind its SHA-256: what is damaged is compiled again. What cannot
+    be read or written is compiled and not kept.
     """
 
     def __init__(self, start: str) -> None:
@@ -55,15 +59,19 @@ class KeptTemplates(jinja2.BytecodeCache):
         place = self.place(bucket)
         if place is None:
             return
-        with suppress(OSError, EOFError, pickle.UnpicklingError), place.open("rb") as file:
-            bucket.load_bytecode(file)
+        with suppress(OSError):
+            kept = place.read_bytes()
+            digest, code = kept[:_DIGEST], kept[_DIGEST:]
+            if hashlib.sha256(code).digest() == digest:
+                bucket.bytecode_from_string(code)
 
     def dump_bytecode(self, bucket: Bucket) -> None:
         place = self.place(bucket)
         if place is None:
             return
+        code = bucket.bytecode_to_string()
         with suppress(OSError):
-            replace_file(place, bucket.bytecode_to_string())
+            replace_file(place, hashlib.sha256(code).digest() + code)
 
     def get_source_checksum(self, source: str) -> str:
         """Returns the hash of all that the code of a template follows from."""
@@ -76,9 +84,10 @@ class KeptTemplates(jinja2.BytecodeCache):
 
 @cache
 def _state_of_package() -> str:
-    """Returns when the files of this package and Jinja's compiler were changed."""
+    """Returns when the files of this package and Jinja's compiler were changed, and how long they are."""
     files = [Path(compiler.__file__), *sorted(Path(__file__).parent.rglob("*.py"))]
-    return " ".join(f"{path.name}:{path.stat().st_mtime_ns}" for path in files)
+    states = ((path.name, path.stat()) for path in files)
+    return " ".join(f"{name}:{state.st_mtime_ns}:{state.st_size}" for name, state in states)
 
 
 @cache

@@ -1,6 +1,7 @@
 """`attnc explain --ranks` and mistakes of the options for several GPUs."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -16,6 +17,13 @@ def test_explain_shows_the_plan(run: Run) -> None:
     figures = json.loads(done.out)
     assert (figures["chosen"], figures["ranks"]) == ("need", 4)
     assert len(figures["owner"]) * figures["chunk"] == 4096
+
+
+def test_a_size_of_the_spec_is_as_large_as_there_are_keys(run: Run, tmp_path: Path) -> None:
+    spec = tmp_path / "reach.attn"
+    spec.write_text((ROOT / "specs" / "head_mask.attn").read_text().replace("i32[H]", "i32[P]"))
+    done = run("explain", str(spec), "--ranks", "2", "--size", "M=512")
+    assert (done.code, done.out.splitlines()[1]) == (0, "example: reach = 128")
 
 
 @pytest.mark.parametrize(

@@ -58,6 +58,14 @@ def test_causal_square() -> None:
     assert (found.tiles, found.visited) == (16, 10)
 
 
+def test_a_size_of_the_spec_is_as_large_as_there_are_keys(tmp_path: Path) -> None:
+    spec = tmp_path / "reach.attn"
+    spec.write_text((SPECS / "head_mask.attn").read_text().replace("i32[H]", "i32[P]"))
+    found = picture(module_of(spec).kernel, 256, 256, 64, 64)
+    assert found.note == "reach = N / 4"
+    assert found.rows[-1] == "..//"
+
+
 def test_forgotten_tiles() -> None:
     found = picture(module_of("forgetting").kernel, 512, 512, 64, 64)
     assert found.note == "c falls by the margin in N / 4 keys"
