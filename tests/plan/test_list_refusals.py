@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from attnc.expr.nodes import Const, Dim, Index, Load
+from attnc.expr.nodes import Const, Dim, Expr, Index, Load
 from attnc.plan.list_refusals import _is_limit, refuse_lists
 from attnc.plan.targets import target_of
 from tests.plan.planning import resolved
@@ -40,5 +40,6 @@ def test_the_first_refusal(mask: str, target: str, message: str) -> None:
 def test_a_count_is_a_number_of_the_call_or_of_each_list() -> None:
     lists = (Index("b"), Index("h"))
     condition: Any = SimpleNamespace(indices=lists)
-    limits = (Const(3), Dim("S"), *(Load("n", at, (), "int") for at in ((), lists, lists[:1], lists[::-1])))
+    limits: list[Expr] = [Const(3), Dim("S")]
+    limits += [Load("n", at, (), "int") for at in ((), lists, lists[:1], lists[::-1])]
     assert [_is_limit(limit, condition) for limit in limits] == [True, False, True, True, False, False]
