@@ -96,6 +96,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Leaves out the tests of the night by day, and marks quick ones. Slow ones stay beside others of their
     file, which plan and load the same kernels.
     """
+    if named := [item.nodeid for item in items if " at 0x" in item.nodeid]:
+        raise pytest.UsageError(f"workers disagree about an address in the name of a case: {named[0]}")
     for item in [*left_to_the_night(items)]:
         item.add_marker("nightly")
     for item in items:
