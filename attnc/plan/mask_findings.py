@@ -57,7 +57,7 @@ def check_mask(variant: Variant) -> Iterator[Diagnostic]:
             "W0702",
             "no tile can be skipped under this mask",
             mask.span,
-            "is evaluated for every element",
+            "keeps some tiles whole and excludes none" if keys.any_full else "is evaluated for every element",
             notes=("nothing in it bounds kv_idx by q_idx, by a length or by a sorted input",),
             hints=("if a bound is meant, say it too: 'causal and ...', 'kv_idx < length[b] and ...'",),
         )
