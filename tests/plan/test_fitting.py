@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 import re
+from collections.abc import Iterator
+from importlib import import_module
 from itertools import product
 from operator import ne
 
@@ -12,7 +14,7 @@ import pytest
 from attnc.build import plan_program
 from attnc.diagnostics import Diagnostic, DiagnosticError
 from attnc.model.resolve import resolve
-from attnc.plan.fitting import remedy
+from attnc.plan.fitting import Tiles, remedy
 from attnc.source import Source
 from attnc.syntax.parser import parse, prelude
 from tests.plans import module_of
@@ -77,3 +79,29 @@ def test_a_remedy_changes_as_few_keys_as_possible(seed: int) -> None:
     said = dict(pair.split(" = ") for pair in hint.split("'")[1].split(", ") if pair)
     assert tuple(int(said[key]) if key in said else own[key] for key in changes) in fits
     assert len(said) == min(sum(map(ne, values, own.values())) for values in fits)
+
+
+def _tiles_in(value: object) -> Iterator[Tiles]:
+    match value:
+        case Tiles():
+            yield value
+        case dict():
+            for each in value.values():
+                yield from _tiles_in(each)
+        case tuple() | list():
+            for each in value:
+                yield from _tiles_in(each)
+
+
+@pytest.mark.parametrize("name", ["sm80.forward", "sm80.backward", "sm90.configs", "triton.target"])
+def test_tables_have_tiles_of_whole_fragments(name: str) -> None:
+    """16 rows and keys, and warps that share them evenly."""
+    found = [
+        tiles for made in vars(import_module(f"attnc.plan.{name}")).values() for tiles in _tiles_in(made)
+    ]
+    assert found or name == "sm80.target"
+    for tiles in found:
+        sizes = tiles.list_given()
+        assert all(size % 16 == 0 for key, size in sizes.items() if key.startswith("tile_"))
+        assert sizes.get("warps", 4) in (1, 2, 4, 8, 12, 16)
+        assert 1 <= sizes.get("stages", 1) <= 4
