@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from attnc.adapters import flash_mla
 from attnc.adapters.flash_mla import (
     _max_logits,
     flash_mla_sparse_fwd,
@@ -332,3 +333,11 @@ def test_largest_scores_of_no_keys_are_minus_infinity() -> None:
         found = _max_logits(q, few, some, counts, 0.5)
         assert found.shape == (3, 2)
         assert found.isneginf().all()
+
+
+def test_kernels_are_those_of_few_queries(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Any] = []
+    monkeypatch.setattr(flash_mla, "kernel", made.append)
+    flash_mla._selected_kernel.__wrapped__(torch.bfloat16, 576, 512, 0.1, True, 16, 0)
+    flash_mla._paged_kernel.__wrapped__(torch.bfloat16, 576, 512, 0.1, 64, True, 16)
+    assert [(wanted.decode, wanted.rows) for wanted in made] == [(True, 16), (True, 16)]

@@ -124,3 +124,11 @@ def test_branches_in_pages_are_refused(backend: ModuleType) -> None:
         single = module.AttncMultiStepDraftBackend(SimpleNamespace(**runner.given), 1, 1)
         single.init_forward_metadata(SimpleNamespace(batch_size=1))
         assert single.attn_backends == []
+
+
+def test_lengths_stay_on_the_device(backend: ModuleType) -> None:
+    """Of drafts too, whose steps have a token of each branch."""
+    from attnc.adapters.sglang.drafts import AttncMultiStepDraftBackend
+
+    assert backend.AttncAttnBackend.needs_cpu_seq_lens is False
+    assert AttncMultiStepDraftBackend.needs_cpu_seq_lens is False

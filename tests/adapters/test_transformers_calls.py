@@ -19,7 +19,9 @@ from hypothesis import strategies as st
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.utils.checkpoint import checkpoint
 
+from attnc.adapters.specs import tile_rows
 from attnc.adapters.transformers import _ends_of, _run_of_ones, _table, _values_of, attention, mask
+from attnc.api.fastest import count_sharing
 from attnc.api.tensors import GivenTensors
 from tests.adapters.dropout import keep_weights
 from tests.by_day import each_by_day
@@ -550,3 +552,35 @@ def test_ones_without_a_hole_are_a_run(count: int) -> None:
         for b, row in enumerate(rows):
             if row and holds:
                 assert (int(first[b]), int(last[b])) == (row[0], row[-1] + 1)
+
+
+def test_kernels_are_those_of_gradients_or_of_few_queries(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Asked(Exception):
+        pass
+
+    forms: list[tuple[Any, ...]] = []
+
+    def name_of(*form: Any) -> str:
+        forms.append(form)
+        raise Asked
+
+    monkeypatch.setattr("attnc.adapters.transformers._form_name", name_of)
+    module = torch.nn.Module()
+    module.is_causal = False  # type: ignore[assignment]  # as transformers' modules have it
+
+    def asked(rows: int, heads: int, kv_heads: int, *, learns: bool = False) -> tuple[Any, int]:
+        q, k, v = (
+            torch.zeros(2, count, n, D) for count, n in ((heads, rows), (kv_heads, 40), (kv_heads, 40))
+        )
+        with pytest.raises(Asked):
+            attention(module, q.requires_grad_(learns), k, k, None)
+        *_, grads, tile, _ = forms[-1]
+        return grads, tile
+
+    assert asked(1, 8, 2) == ((), tile_rows(count_sharing(1, 8, 2)))
+    assert asked(1, 40, 8) == ((), tile_rows(count_sharing(1, 40, 8)))
+    assert asked(3, 40, 8) == ((), tile_rows(count_sharing(3, 40, 8)))
+    assert asked(100, 4, 2) == ((), 0)
+    assert asked(1, 8, 2, learns=True) == (("q", "k", "v"), 0)
+    with torch.no_grad():
+        assert asked(1, 8, 2, learns=True)[0] == ()

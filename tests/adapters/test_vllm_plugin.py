@@ -348,3 +348,13 @@ def test_batch_invariance_is_offered_and_asked_of_kernels(
     assert runner.impl.order == 2048
     runner.step([(Request(), 1), (Request(), 1)])
     assert backend.AttncImpl(4, SIZE, 1.0, 2, kv_cache_dtype="fp8").order == 2048
+
+
+def test_what_the_backend_says_of_itself(backend: ModuleType) -> None:
+    says = backend.AttncBackend
+    asked = ("sink", "sliding_window", "non_causal", "batch_invariance")
+    assert all(getattr(says, f"supports_{name}")() is True for name in asked)
+    assert [size for size in range(0, 300, 4) if says.supports_head_size(size)] == [*range(16, 257, 8)]
+    for heads, wanted in ((None, 4), (2, 2), (1, 1)):
+        made = backend.AttncImpl(4, 16, 0.25, heads, None, None, "auto")
+        assert (made.num_heads, made.num_kv_heads, made.scale) == (4, wanted, 0.25)
