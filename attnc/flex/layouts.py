@@ -18,7 +18,7 @@ def order_like(shape: Sequence[int], query: torch.Tensor) -> str:
     of axes of one element, and equal ones, included.
     """
     *outer, width = query.stride()
-    wanted = _fill_axes([*outer, -1 if width == 1 else width])  # before axes that are expanded
+    wanted = _fill_axes([*outer, 0 if width == 1 else width])  # before axes that are expanded
     for order in _ORDERS:
         if _fill_axes(_strides(shape, order)) == wanted:
             return order

@@ -569,9 +569,7 @@ def test_kernels_are_those_of_gradients_or_of_few_queries(monkeypatch: pytest.Mo
     module.is_causal = False  # type: ignore[assignment]  # as transformers' modules have it
 
     def asked(rows: int, heads: int, kv_heads: int, *, learns: bool = False) -> tuple[Any, int]:
-        q, k, v = (
-            torch.zeros(2, count, n, D) for count, n in ((heads, rows), (kv_heads, 40), (kv_heads, 40))
-        )
+        q, k = torch.zeros(2, heads, rows, D), torch.zeros(2, kv_heads, 40, D)
         with pytest.raises(Asked):
             attention(module, q.requires_grad_(learns), k, k, None)
         *_, grads, tile, _ = forms[-1]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import random
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +16,9 @@ from attnc.api import compile as api
 from attnc.api.fastest import HOPPER, TRITON
 from attnc.compat import call, compiled, flash_attn
 from attnc.compat.form import Form
+from attnc.model.resolve import resolve
+from attnc.source import Source
+from attnc.syntax.parser import parse, prelude
 
 #: Of flash-attention's functions, where they are not None, False or 0.
 DEFAULTS = {
@@ -46,6 +50,7 @@ def test_only_fast_forms_add_gradients_in_any_order(is_fast: bool, monkeypatch: 
     )
     assert compiled.load_form(form) is default
     assert (made["deterministic"], made["target"], made["text"]) == (not is_fast, "cuda.sm_90a", form.text)
+    assert made["warn"] is False
 
 
 @pytest.mark.parametrize("size", [48, 64, 96, 128])
@@ -85,3 +90,70 @@ def test_wide_heads_take_the_kernels_that_the_plan_has(
         made = compiled.load_form(form).CALL
     assert type(made).__name__ == ("TritonAttention" if need else "HopperAttention")
     assert (made.backward is not None) == ("grads" in more)
+
+
+#: Of queries and keys; and what may say how many keys there are.
+LAYOUTS: Any = (("dense", "dense"), ("dense", "paged"), ("ragged", "ragged"), ("ragged", "paged"))
+LENGTHS = {
+    "dense": ("", "cache_seqlens"),
+    "paged": ("cache_seqlens", "cu_seqlens_k"),
+    "ragged": ("", "seqused_k"),
+}
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_forms_are_specs_of_what_they_name(seed: int) -> None:
+    """Whatever is asked for together: each input is read, and has the axes that it is said to have."""
+    chance = random.Random(seed)
+    for _ in range(6):
+        q, kv = chance.choice(LAYOUTS)
+        paged = kv == "paged"
+        lengths = chance.choice(LENGTHS[kv])
+        causal = chance.random() < 0.5
+        softcap = chance.random() < 0.5
+        form = Form(
+            dtype=chance.choice(("float16", "bfloat16", "float32")),
+            size=chance.choice((16, 64)),
+            size_v=chance.choice((16, 32)),
+            q=q,
+            kv=kv,
+            page=16 * paged,
+            lengths=lengths,
+            rows="seqused_q" if q == "ragged" and chance.random() < 0.5 else "",
+            leftpad="cache_leftpad" if kv != "ragged" and chance.random() < 0.5 else "",
+            causal=causal,
+            left=chance.random() < 0.5,
+            right=not causal and chance.random() < 0.5,
+            scaled=chance.random() < 0.5,
+            softcap=softcap,
+            cap=(4.0, 0.25) if softcap and chance.random() < 0.5 else None,
+            dropout=chance.random() < 0.3,
+            sink=chance.random() < 0.5,
+            slopes=chance.choice((0, 1, 2)),
+            blocks=(16, 16) if (q, kv, lengths) == ("dense", "dense", "") and chance.random() < 0.5 else None,
+            lists=chance.choice(("", "b", "h", "bh")),
+        )
+        print(form)
+        (attention,) = resolve(parse(Source("form.attn", form.text)), prelude()).attentions
+        declared = {x.name: x for x in attention.inputs}
+        assert [name for name, _ in form.inputs] == [*declared]
+        read = {name for name in declared if form.text.count(name) > 1}
+        assert {*declared} - read <= {"q", "k", "v"}
+        wanted = {
+            *(name for name in (lengths, form.rows, form.leftpad) if name),
+            *(f"window_{side}" for side in ("left", "right") if getattr(form, side)),
+            *({"softmax_scale"} if (form.scaled or softcap) and form.cap is None else ()),
+            *({"cap"} if softcap and form.cap is None else ()),
+            *({"dropout_p", "seed"} if form.dropout else ()),
+            *({"s_aux"} if form.sink else ()),
+            *({"alibi_slopes"} if form.slopes else ()),
+            *({"blocks"} if form.blocks else ()),
+            *({"block_table"} if paged else ()),
+            *({"cu_seqlens_q"} if q == "ragged" else ()),
+            *({"cu_seqlens_k"} if kv == "ragged" else ()),
+        }
+        assert {*declared} == {"q", "k", "v"} | wanted
+        if form.slopes:
+            assert len(declared["alibi_slopes"].shape) == form.slopes
+        if form.blocks:
+            assert len(declared["blocks"].shape) == 2 + len(form.lists)

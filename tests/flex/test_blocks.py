@@ -269,3 +269,22 @@ def test_pages_of_torch() -> None:
     found = flex_attention(Q, caches[0], caches[1], score_mod, physical)
     expected = torch_flex(Q, k, v, sloped, causal)
     torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_lengths_of_a_mask_are_those_of_the_call() -> None:
+    """But for one without blocks, which says nothing of lengths; sequences and heads may be one."""
+    q, k = torch.zeros(2, 3, 40, 4), torch.zeros(2, 3, 70, 4)
+    for B, H, M, N in ((2, 3, 40, 70), (1, 3, 40, 70), (2, 1, 40, 70), (1, 1, 40, 70)):
+        blocks.check_blocks(create_block_mask(causal, B, H, M, N, device="cpu", BLOCK_SIZE=16), q, k)
+    for (B, H, M, N), said in {
+        (1, 1, 41, 70): "lengths", (1, 1, 40, 71): "lengths", (1, 1, 70, 40): "lengths",
+        (3, 1, 40, 70): "expected sequences 1 or 2", (1, 2, 40, 70): "expected heads 1 or 3",
+    }.items():  # fmt: skip
+        for size in ((16, 16), (1 << 30, 16), (16, 1 << 30)):
+            mask: Any = create_block_mask(causal, B, H, M, N, device="cpu", BLOCK_SIZE=16)
+            mask.BLOCK_SIZE = size
+            with pytest.raises(ValueError, match=said):
+                blocks.check_blocks(mask, q, k)
+    whole: Any = create_block_mask(causal, 1, 1, 41, 71, device="cpu", BLOCK_SIZE=16)
+    whole.BLOCK_SIZE = (1 << 30, 1 << 30)
+    blocks.check_blocks(whole, q, k)

@@ -247,3 +247,22 @@ def test_what_is_used_twice_has_a_name() -> None:
         text = to_spec(each)
         assert text.count("  let ") == count
         assert text.count("tanh(") == text.count("exp(") == 1
+
+
+def test_what_is_left_out_of_a_conversion() -> None:
+    text = to_spec()
+    for line in (
+        "input q: bf16[B, H, M, D]",
+        "input k, v: bf16[B, H, N, D]",
+        "output lse: f32[B, H, M]",
+        "grad q, k, v",
+    ):
+        assert f"  {line}\n" in text
+    assert "for triton" in text
+    assert "grad" not in to_spec(gradients=False)
+    assert "lse" not in to_spec(return_lse=False)
+    assert "Hkv * G" in to_spec(enable_gqa=True)
+    with pytest.raises(TypeError, match="to_spec: expected the sizes B, H, M, N, got K, Q"):
+        to_spec(Q=1, K=2)
+    with pytest.raises(TypeError, match=r"dtype: expected .*, got torch.float64"):
+        to_spec(dtype=torch.float64)

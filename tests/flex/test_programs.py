@@ -16,7 +16,7 @@ from attnc.api.compile import SpecError, compile_family
 from attnc.api.fastest import HOPPER, SM80, TRITON, count_sharing
 from attnc.diagnostics import error
 from attnc.flex import family_of, flex_attention, programs
-from attnc.flex.programs import targets_of, targets_of_steps
+from attnc.flex.programs import read_options, targets_of, targets_of_steps
 from attnc.source import Source
 from tests.flex.mods import causal
 from tests.flex.oracle import torch_flex
@@ -186,3 +186,31 @@ def test_integers_that_vary_may_have_more_than_32_bits(monkeypatch: pytest.Monke
 
         found = flex_attention(q, q, q, mask_mod=mask)
         torch.testing.assert_close(found.double(), torch_flex(q, q, q, None, causal), rtol=1e-4, atol=1e-5)
+
+
+# --- options ------------------------------------------------------------------------------------------------
+
+
+def test_options_are_keys_of_a_schedule_in_their_order() -> None:
+    assert read_options(None) == read_options({}) == ()
+    every = {"num_stages": 3, "fwd_num_warps": 8, "BLOCK_N": 32, "fwd_BLOCK_M": 64}
+    assert read_options(every) == (("tile.q", 64), ("tile.kv", 32), ("warps", 8), ("stages", 3))
+    for backend in ("AUTO", "TRITON", "FLASH", "TRITON_DECODE"):
+        assert read_options({"BACKEND": backend, "bwd_BLOCK_M1": 32, "PRESCALE_QK": True, "BLOCK_M": 16}) == (
+            ("tile.q", 16),
+        )
+    others: list[dict[str, Any]] = [
+        {"BLOCK_K": 32}, {"BLOCK_M": 3}, {"BLOCK_M": 0}, {"BLOCK_M": True}, {"BLOCK_M": 16.0},
+        {"num_warps": 5}, {"num_stages": 0}, {"BACKEND": "CUDA"}, {"fwd_": 1},
+    ]  # fmt: skip
+    for wrong in others:
+        with pytest.raises(ValueError, match=f"kernel_options: .*{next(iter(wrong))}"):
+            read_options(wrong)
+    assert read_options({"FORCE_USE_FLEX_ATTENTION": True}) == ()
+    for forced in (False, True):
+        both = {"BACKEND": "AUTO", "FORCE_USE_FLEX_ATTENTION": forced}
+        if not forced:
+            assert read_options(both) == ()
+            continue
+        with pytest.raises(RuntimeError, match="BACKEND cannot be combined"):
+            read_options(both)

@@ -14,7 +14,7 @@ from attnc.adapters.flashinfer import (
     BatchDecodeWithPagedKVCacheWrapper,
     BatchPrefillWithPagedKVCacheWrapper,
 )
-from attnc.adapters.flashinfer.paged import _count_keys, make_tables
+from attnc.adapters.flashinfer.paged import _count_keys, make_tables, split_cache
 from attnc.adapters.flashinfer.wrapper import Wrapper, _write_kept
 from attnc.api import repeats
 from tests.adapters.engines import LARGEST, coded, meant
@@ -382,16 +382,15 @@ def test_tables_that_do_not_fit_are_named() -> None:
     for rows in (0, 5):
         with pytest.raises(ValueError, match=rf"rows: expected 1 .. 4, got {rows}"):
             _count_keys(names, 4, starts, torch.arange(5), torch.tensor([3, 0, rows]))
-    wrapper = BatchPrefillWithPagedKVCacheWrapper(workspace(), "NHD")
     pool: Any = torch.zeros(3, 2, 4, 2, 8)
-    assert [x.shape for x in wrapper._pools(pool)] == [(3, 4, 2, 8)] * 2
+    assert [x.shape for x in split_cache(pool)] == [(3, 4, 2, 8)] * 2
     pairs: list[Any] = [(pool, pool), [pool, pool]]
     for pair in pairs:
-        assert wrapper._pools(pair) == (pool, pool)
+        assert split_cache(pair) == (pool, pool)
     others: list[Any] = [(pool,), (pool, pool, pool), "ab", None, {0: pool, 1: pool}, pool[0], pool[:, :1]]
     for wrong in others:
         with pytest.raises((TypeError, ValueError), match="paged_kv_cache: expected"):
-            wrapper._pools(wrong)
+            split_cache(wrong)
 
 
 def test_a_mask_of_a_graph_has_the_room_of_its_buffer() -> None:
@@ -400,10 +399,8 @@ def test_a_mask_of_a_graph_has_the_room_of_its_buffer() -> None:
         custom = torch.rand(2 * keys) < 0.5
         found = Wrapper._mask_tables(wrapper, [0, 2], [keys], custom, None)
         used = -(-2 * keys // 8)
-        plain = Wrapper._mask_tables(
-            SimpleNamespace(_capacity=None, device=wrapper.device),  # type: ignore[arg-type]
-            [0, 2], [keys], custom, None,
-        )["custom_mask"]  # fmt: skip
+        other: Any = SimpleNamespace(_capacity=None, device=wrapper.device)
+        plain = Wrapper._mask_tables(other, [0, 2], [keys], custom, None)["custom_mask"]
         assert found["custom_mask"].shape == (16,)
         assert torch.equal(found["custom_mask"][:used], plain)
         assert not found["custom_mask"][used:].any()
