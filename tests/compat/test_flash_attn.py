@@ -47,6 +47,7 @@ def test_training_goes_on_after_inference_mode() -> None:
 
 def test_threads_get_the_functions_of_their_own_forms(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(call, "_PREPARED", {})
+    repeats.forget()
     q, k, v = tensors()
     every: list[Any] = [{}, {"causal": True}, {"softcap": 5.0}]
     with ThreadPoolExecutor(len(every)) as pool:
