@@ -75,7 +75,7 @@ def test_one_tensor_holds_q_k_and_v_with_fewer_heads_too() -> None:
     found = three.flash_attn_qkvpacked_func(whole, 0.3, True)
     q, k, v = whole.unbind(2)
     assert torch.equal(found, three.flash_attn_func(q, k, v, 0.3, True))
-    for heads in (None, 3, 8):
+    for heads in (None, 3, 8, 0, -2, 10):
         with pytest.raises(ValueError, match="flash_attn_qkvpacked_func: num_heads_q: expected heads of q"):
             three.flash_attn_qkvpacked_func(qkv, num_heads_q=heads)
 

@@ -107,5 +107,7 @@ def test_angles_have_a_position() -> None:
     q, new = torch.zeros(2, 1, 4, 16), torch.zeros(2, 1, 2, 16)
     angles = torch.ones(0, 8)
     caches = torch.zeros(2, 2, 9, 2, 16)
+    one = torch.ones(1, 8)
+    flash_attn.flash_attn_with_kvcache(q, caches[0], caches[1], new, new, one, one, cache_seqlens=0)
     with pytest.raises(ValueError, match="rotary_cos: expected positions to be"):
         flash_attn.flash_attn_with_kvcache(q, caches[0], caches[1], new, new, angles, angles, cache_seqlens=3)

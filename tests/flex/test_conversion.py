@@ -262,6 +262,7 @@ def test_what_is_left_out_of_a_conversion() -> None:
     assert "grad" not in to_spec(gradients=False)
     assert "lse" not in to_spec(return_lse=False)
     assert "Hkv * G" in to_spec(enable_gqa=True)
+    assert to_spec(name="near_2").startswith("attention near_2 {")
     with pytest.raises(TypeError, match="to_spec: expected the sizes B, H, M, N, got K, Q"):
         to_spec(Q=1, K=2)
     with pytest.raises(TypeError, match=r"dtype: expected .*, got torch.float64"):
