@@ -125,7 +125,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 def _collected(config: pytest.Config) -> Path:
     """The file by which a worker says that it has imported all tests."""
-    factory: pytest.TempPathFactory = config._tmp_path_factory  # type: ignore[attr-defined]
+    factory: pytest.TempPathFactory = config._tmp_path_factory  # type: ignore[attr-defined]  # has no public name
     return factory.getbasetemp().parent / "collected"
 
 

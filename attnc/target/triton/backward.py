@@ -18,16 +18,18 @@ from attnc.plan.signature import block, stride_name
 from attnc.plan.steps import kept_fetches
 from attnc.target.kernel_view import BY_QUERY, BackwardView
 from attnc.target.printer import IN_KEYS, IN_ROWS, AdjointText
-from attnc.target.triton.kernel import ProgramText, list_types, unique
+from attnc.target.triton.kernel import ProgramText
 from attnc.target.triton.parameters import Parameters, PrologueText, TritonTensors
 from attnc.target.triton.printer import (
     TL_DTYPES,
     address,
+    list_types,
     load,
     scalar,
     score,
     tiled,
     transposed,
+    unique,
     widening,
 )
 from attnc.target.triton.sticks import SticksText

@@ -1,4 +1,6 @@
-"""Text of scales of columns of k and v in Triton: one number for each row and block of columns of a tile."""
+"""Columns of tiles in Triton: whether some are padding, and the text of scales of columns of k and v, one
+number for each row and block of columns of a tile.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +9,23 @@ from math import gcd
 from attnc.model.attention import Attention
 from attnc.model.dtypes import DType
 from attnc.plan.conversion import count_alike
+from attnc.plan.ir import Module
 from attnc.plan.ir.kernel import KEY_ROW, TILE_COLUMN, ColumnScale
+from attnc.plan.signature import block, feature, has_wide_values
+from attnc.target.kernel_view import parts_of
 from attnc.target.triton.printer import load, tiled
+
+
+def is_padded(module: Module) -> bool:
+    """Returns whether some tile has more columns than rows: functions that move rows take both numbers."""
+    d, dv = feature(module.variant.attention.k), feature(module.variant.attention.v)
+    backward = () if module.backward is None else module.backward.kernels
+    pads_do = any(kernel.v_in_k and not kernel.parts for kernel in backward) and d != dv  # to columns of k
+    if pads_do or has_wide_values(module.variant.attention):
+        return True
+    kernels = (module.kernel, *backward)
+    widths = {dv, *(part.width for kernel in kernels for part in parts_of(module, kernel))}
+    return any(width != block(width) for width in widths)
 
 
 def widened_to(attention: Attention, name: str) -> DType:

@@ -15,7 +15,7 @@ from attnc.plan.signature import block
 from attnc.plan.steps import tensors_of
 from attnc.target.declaration import CallText
 from attnc.target.printer import IN_ROWS
-from attnc.target.triton.kernel import triton_kernel
+from attnc.target.triton.launch import triton_kernel
 from attnc.target.triton.parameters import Pair, TritonTensors, declare_rows_kernel
 from attnc.target.triton.printer import TL_DTYPES, address, scalar, tiled
 

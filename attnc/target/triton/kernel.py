@@ -1,10 +1,10 @@
 """The pieces of a Triton kernel's text that its template places: which tile is a program's, parameter lists,
-offsets, tile loads, and the declaration of its launch.
+offsets, tile loads.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from attnc.expr.construct import ZERO
@@ -16,48 +16,20 @@ from attnc.plan.ir.kernel import DotPart, Segments
 from attnc.plan.ir.lists import ListWalk
 from attnc.plan.lists import HIDES_SOME
 from attnc.plan.regions import within
-from attnc.plan.signature import block, feature, has_wide_values, value_columns
+from attnc.plan.signature import block, feature, value_columns
 from attnc.plan.triton.resources import FEWEST_FROM_SHARED
-from attnc.target.declaration import CallText, Table, Value, Words, in_words, quote_word
 from attnc.target.kernel_view import OutputView, parts_of, sizes_of_kernel
-from attnc.target.triton.columns import scale_tile, widened_to
-from attnc.target.triton.printer import TL_DTYPES, offset, scalar, tiled, transposed, widening
-
-
-def triton_kernel(
-    name: str,
-    grid: str,
-    *,
-    tiles: Sequence[str] = (),
-    pointers: Sequence[str] = (),
-    config: str = "",
-    sizes: Mapping[str, str] | None = None,
-    warps: int = 0,
-    joins: bool = False,
-    contracts: bool = True,
-    rounds: str = "1",
-) -> CallText:
-    """Returns a launch. tiles: tensors that come and go tile by tile; pointers: the others; config: of a
-    backward, what declarations call it; the rest as `Kernel` has it.
-    """
-    fields: dict[str, Value] = {"function": name, "grid": quote_word(grid)}
-    if tiles:
-        fields["tiles"] = Words(tiles)
-    if pointers:
-        fields["pointers"] = Words(pointers)
-    if config:
-        fields["config"] = quote_word(config.removesuffix("_config"))
-    if sizes:
-        fields["sizes"] = Table({size: in_words(text) for size, text in sizes.items()})
-    if warps:
-        fields["warps"] = str(warps)
-    if joins:
-        fields["joins"] = "True"
-    if not contracts:
-        fields["contracts"] = "False"
-    if rounds != "1":
-        fields["rounds"] = quote_word(rounds)
-    return CallText("Kernel", fields=fields)
+from attnc.target.triton.columns import is_padded, scale_tile, widened_to
+from attnc.target.triton.printer import (
+    TL_DTYPES,
+    list_types,
+    offset,
+    scalar,
+    tiled,
+    transposed,
+    unique,
+    widening,
+)
 
 
 class ProgramText:
@@ -221,19 +193,6 @@ class ProgramText:
         return f"_keep_listed({drawn}, BLOCK_M, BLOCK_N, {16 if lists.keys % 16 == 0 else 1})"
 
 
-def is_padded(module: Module) -> bool:
-    """Returns whether some tile has more columns than rows: functions that move rows take both numbers."""
-    d, dv = feature(module.variant.attention.k), feature(module.variant.attention.v)
-    backward = () if module.backward is None else module.backward.kernels
-    pads_do = any(kernel.v_in_k and not kernel.parts for kernel in backward) and d != dv  # to columns of k
-    if pads_do or has_wide_values(module.variant.attention):
-        return True
-    kernels = (module.kernel, *backward)
-    widths = {dv, *(part.width for kernel in kernels for part in parts_of(module, kernel))}
-    return any(width != block(width) for width in widths)
-
-
-CONSTEXPRS = ("MASKED", "BLOCK_M", "BLOCK_N", "BLOCK_S", "EARLY_DP", "PDL", "SPLIT", "TMA", "ZERO_FILL")
 #: Tensors that are read or written in whole tiles.
 MATRICES = {"q": "Q", "k": "K", "v": "V", "o": "O"}
 
@@ -604,11 +563,3 @@ class KernelText(ProgramText):
     def _segments(self) -> Segments:
         assert self.segments is not None
         return self.segments
-
-
-def list_types(names: Iterable[str]) -> list[str]:
-    return [f"{name}: tl.constexpr" if name in CONSTEXPRS else name for name in names]
-
-
-def unique(names: Iterable[str]) -> list[str]:
-    return list(dict.fromkeys(names))

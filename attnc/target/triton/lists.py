@@ -13,7 +13,7 @@ from attnc.plan.lists import BLOCKS, KV_HEAD, LIST_ROWS, lists_packed_rows
 from attnc.plan.signature import block
 from attnc.target.declaration import CallText, declare_allocation, show_product
 from attnc.target.lists import Lists
-from attnc.target.triton.kernel import triton_kernel
+from attnc.target.triton.launch import triton_kernel
 from attnc.target.triton.printer import scalar, statement
 
 #: Of a program, which has few elements: several would wait for each other at every sum.

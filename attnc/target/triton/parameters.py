@@ -17,8 +17,9 @@ from attnc.plan.signature import block, longest, stride_name
 from attnc.plan.steps import tensors_of
 from attnc.target.declaration import CallText, section
 from attnc.target.kernel_view import Tensors, parts_of
-from attnc.target.triton.kernel import is_padded, list_types, triton_kernel
-from attnc.target.triton.printer import address, offset, scalar
+from attnc.target.triton.columns import is_padded
+from attnc.target.triton.launch import triton_kernel
+from attnc.target.triton.printer import address, list_types, offset, scalar
 from attnc.target.triton.sticks import SticksText
 
 #: A kernel's parameter and the tensor that is passed for it.

@@ -14,6 +14,8 @@ from attnc.plan.signature import Term
 from attnc.plan.width import is_wide
 from attnc.target.printer import REVERSED, Printer, Syntax
 
+#: Parameters that are constants of a compiled kernel, by their names.
+CONSTEXPRS = ("MASKED", "BLOCK_M", "BLOCK_N", "BLOCK_S", "EARLY_DP", "PDL", "SPLIT", "TMA", "ZERO_FILL")
 TL_DTYPES = {dtype: f"tl.{dtype.facts.torch}" for dtype in DType if dtype.is_float}
 
 
@@ -145,3 +147,11 @@ def statement(item: Statement) -> str:
             return f"{item.name} = {address(f'{tensor}_ptr', tensor, indices, scalar)}"
         case Fetch():
             return f"{item.name} = {load(item)}"
+
+
+def list_types(names: Iterable[str]) -> list[str]:
+    return [f"{name}: tl.constexpr" if name in CONSTEXPRS else name for name in names]
+
+
+def unique(names: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys(names))

@@ -43,7 +43,8 @@ from attnc.target.triton.backward import BackwardText
 from attnc.target.triton.columns import widened_to
 from attnc.target.triton.decode import CombineText, DecodeText
 from attnc.target.triton.epilogue import EpilogueText
-from attnc.target.triton.kernel import KernelText, triton_kernel
+from attnc.target.triton.kernel import KernelText
+from attnc.target.triton.launch import triton_kernel
 from attnc.target.triton.lists import ListsText
 from attnc.target.triton.parameters import PreprocessText
 from attnc.target.triton.printer import SYNTAX, load, scalar, score, statement, tiled, widening

@@ -25,9 +25,9 @@ from attnc.plan.steps import names_in, names_of
 from attnc.target.declaration import CallText, declare_allocation
 from attnc.target.kernel_view import BY_QUERY
 from attnc.target.triton.backward import BackwardText
-from attnc.target.triton.kernel import list_types, triton_kernel, unique
+from attnc.target.triton.launch import triton_kernel
 from attnc.target.triton.parameters import Pair, Parameters, PrologueText, TritonTensors
-from attnc.target.triton.printer import TL_DTYPES, scalar
+from attnc.target.triton.printer import TL_DTYPES, list_types, scalar, unique
 from attnc.target.triton.printer import statement as show_statement
 
 #: Tiles of keys of a query that make one copy of the sums enough, twice as many where weights are kept, and

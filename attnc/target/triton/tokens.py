@@ -15,9 +15,8 @@ from attnc.plan.ir.kernel import DotPart
 from attnc.plan.lists import PRODUCT_COLUMNS, PRODUCT_KEYS, PRODUCT_STAGES
 from attnc.plan.signature import block
 from attnc.target.declaration import CallText, declare_allocation
-from attnc.target.triton.kernel import unique
 from attnc.target.triton.parameters import Pair
-from attnc.target.triton.printer import scalar
+from attnc.target.triton.printer import scalar, unique
 from attnc.target.triton.selected import SelectedParameters, SelectedText, SumText, whole_tiles_of_list
 
 #: Warps that a multiprocessor has registers for.
