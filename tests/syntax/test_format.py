@@ -10,6 +10,7 @@ from attnc.source import Source
 from attnc.syntax.format import format_file
 from attnc.syntax.parser import load, parse
 
+ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted((Path(__file__).parent / "examples").glob("*.attn"))
 
 
@@ -27,6 +28,13 @@ def format_text(text: str) -> str:
 def test_examples_are_formatted(path: Path) -> None:
     text = load(path).text
     assert format_text(text) == text
+
+
+def test_committed_specs_are_formatted() -> None:
+    folders = ("specs", "examples", "attnc/bench/specs", "tools/bench/specs")
+    files = [path for folder in folders for path in sorted((ROOT / folder).rglob("*.attn"))]
+    assert files
+    assert [path for path in files if format_file(parse(load(path))) != load(path).text] == []
 
 
 @pytest.mark.parametrize(
