@@ -26,7 +26,9 @@ _INDENT = "  "
 _COMMENT_COLUMN = 40
 _COMMENT_GAP = "   "
 
-_CLOSING = re.compile(r"(?:\s|#[^\n]*)*\)")
+#: A closing bracket and what stands before it. A comment is read to the end of its line: what ended anywhere
+#: would take brackets in comments for it, and try all ways to cut a row of `#` into comments.
+_CLOSING = re.compile(r"(?:\s|#[^\n]*\n)*\)")
 
 _Statement = TypeVar("_Statement", bound=ast.Node)
 

@@ -206,9 +206,20 @@ def test_comments_anywhere_in_brackets_are_kept(path: Path, every: int) -> None:
     tokens = re.findall(r"#.*|\s+|[\w.]+|[<>=!]=|//|.", load(path).text)
     for i, token in enumerate(tokens):
         depth += (token in "([") - (token in ")]")
-        made += token + (f" # {i}\n" if depth and token[0] != "#" and i % every == 0 else "")
+        made += token + (f" # {i}) (#\n" if depth and token[0] != "#" and i % every == 0 else "")
     formatted = format_text(made)
-    assert sorted(re.findall("#.*", formatted)) == sorted(re.findall("#.*", made))
+    assert re.findall("#.*", formatted) == re.findall("#.*", made)
+
+
+@pytest.mark.parametrize(
+    "comment", ["# causal (as usual)", "# s)", f"# {'#' * 2_000}"], ids=lambda text: text[:9]
+)
+def test_a_bracket_in_a_comment_closes_nothing(comment: str) -> None:
+    """Nor does it take for ever to see that a row of `#` has none."""
+    whole = f"def f = (a {comment}\n  and b < 5)"
+    assert format_text(whole) == f"def f = (\n{'  a':40}{comment}\n  and b < 5\n)\n"
+    part = f"def f = a * (b {comment}\n  - c)"
+    assert format_text(part) == f"def f = (\n  a\n  * (\n{'    b':40}{comment}\n    - c\n  )\n)\n"
 
 
 def test_an_epilogue_over_several_lines_stays_one() -> None:
