@@ -115,7 +115,13 @@ class _Writer:
         self.trailing_comment(limit)
 
     def has_comment(self, before: int, after: int = 0) -> bool:
-        return any(after < comment.span.start < before for comment in self.comments)
+        """Whether a comment that is not written stands between two offsets."""
+        for comment in reversed(self.comments):
+            if comment.span.start >= before:
+                return False
+            if comment.span.start > after:
+                return True
+        return False
 
     def comments_inside(self, offset: int, depth: int) -> None:
         """Writes the comments before an offset, without blank lines."""
