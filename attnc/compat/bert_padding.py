@@ -7,22 +7,23 @@ from __future__ import annotations
 
 import torch
 
-from attnc.api.tensors import INTEGERS, GivenTensors
+from attnc.api.tensors import FLOATS, INTEGERS, GivenTensors
+from attnc.support.arguments import check_dense
 
 #: What masks may be made of: bools, or 0 and 1.
-_MASKS = (torch.bool, torch.uint8, *INTEGERS, torch.float16, torch.bfloat16, torch.float32)
+_MASKS = (torch.bool, torch.uint8, torch.int8, torch.int16, *INTEGERS, *FLOATS, torch.float64)
 
 
 def index_first_axis(input: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
-    """Returns the rows [T, ...] of input: [R, ...] that indices: i64[T] name, with a gradient."""
+    """Returns the rows [T, ...] of input: [R, ...] that indices: i32 or i64[T] name, with a gradient."""
     return input.index_select(0, indices)
 
 
 def index_put_first_axis(values: torch.Tensor, indices: torch.Tensor, first_axis_dim: int) -> torch.Tensor:
-    """Returns [first_axis_dim, ...] of zeros, in which the rows that indices: i64[T] name are those of
+    """Returns [first_axis_dim, ...] of zeros, in which the rows that indices: i32 or i64[T] name are those of
     values: [T, ...], with a gradient.
     """
-    return values.new_zeros(first_axis_dim, *values.shape[1:]).index_copy(0, indices, values)
+    return values.new_zeros(first_axis_dim, *values.shape[1:]).index_copy(0, indices.long(), values)
 
 
 def unpad_input(
@@ -66,13 +67,14 @@ def unpad_input_for_concatenated_sequences(
 
 def pad_input(hidden_states: torch.Tensor, indices: torch.Tensor, batch: int, seqlen: int) -> torch.Tensor:
     """Returns the padded batch [batch, seqlen, ...] of packed rows, hidden_states: [T, ...], whose places are
-    indices: i64[T], of `unpad_input`; other rows are 0.
+    indices: i32 or i64[T], of `unpad_input`; other rows are 0.
     """
     rows = index_put_first_axis(hidden_states, indices, batch * seqlen)
     return rows.view(batch, seqlen, *rows.shape[1:])
 
 
 def _check_rows(hidden_states: torch.Tensor, kept: torch.Tensor) -> None:
+    check_dense("hidden_states", hidden_states)
     if hidden_states.shape[:2] != kept.shape:
         came = f"got {list(hidden_states.shape)}"
         raise ValueError(f"hidden_states: expected shape {[*kept.shape]} and more axes, {came}")

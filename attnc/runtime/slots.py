@@ -96,9 +96,10 @@ def store(
                 )
             steps[at] = 0 if scale.numel() == 1 else scale.stride(0)
     width = v_cache.shape[3]
-    _store[(len(slots),)](
-        k, v, k_cache, v_cache, slots,
-        *k.stride()[:2], *v.stride()[:2], *k_cache.stride()[:3], *v_cache.stride()[:3],
-        page, heads, size, width, first, second, *steps,
-        triton.next_power_of_2(heads * max(size, width)), LARGEST.get(k_cache.dtype, 0.0),
-    )  # fmt: skip
+    with torch.cuda.device(k_cache.device if k_cache.is_cuda else -1):
+        _store[(len(slots),)](
+            k, v, k_cache, v_cache, slots,
+            *k.stride()[:2], *v.stride()[:2], *k_cache.stride()[:3], *v_cache.stride()[:3],
+            page, heads, size, width, first, second, *steps,
+            triton.next_power_of_2(heads * max(size, width)), LARGEST.get(k_cache.dtype, 0.0),
+        )  # fmt: skip

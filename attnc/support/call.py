@@ -212,7 +212,11 @@ class Attention(ABC):
                     if again is not None:
                         return again(inputs)
             refuse_tangents(name, inputs)
-            if traces and inputs and (isinstance(inputs[0], FakeTensor) or are_transformed(inputs, out)):
+            if (
+                traces
+                and inputs
+                and (isinstance(inputs[0], FakeTensor) or are_transformed((*inputs, *extras), out))
+            ):
                 return self.trace(inputs, out, config, backward_config, extras)
             if peek_transforms() is not None:  # of other tensors: what is made here is none of theirs
                 with leaving_transforms():

@@ -15,7 +15,7 @@ from .call import Attention, Launch
 from .devices import Gpu
 from .memory import Memory, make_picker
 from .place import Place
-from .sizes import as_tuple, evaluate, next_power_of_2, parse_beside_threads
+from .sizes import as_tuple, evaluate, next_power_of_2
 
 #: Shape, strides and tile of a tensor that the copy engine moves.
 Box = tuple[list[int], list[int], list[int]]
@@ -246,11 +246,9 @@ def on_device(device: torch.device) -> Any:
 
 
 def in_context(make: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-    """make(...), also on a thread without a CUDA context yet, which descriptors need, and beside another that
-    makes syntax trees, as Triton does before the first launch of a kernel.
-    """
+    """make(...), also on a thread that has no CUDA context yet, without which no descriptor is made."""
     try:
-        return parse_beside_threads(make, *arguments, **options)
+        return make(*arguments, **options)
     except RuntimeError as error:
         if "device context" not in str(error):
             raise

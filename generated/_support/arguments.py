@@ -3,8 +3,8 @@
 
 import math
 import re
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -364,12 +364,26 @@ def are_transformed(inputs: Sequence[object], out: object = None) -> bool:
 
 
 def leaving_transforms() -> AbstractContextManager[object]:
-    """Suspends transforms of torch.func, to which what is made under them belongs."""
+    """Suspends transforms of torch.func, to which what is made under them belongs.
+
+    A transform turns gradients on for its own tensors: here they are off where they are off outside of it.
+    """
     if torch._C._functorch.peek_interpreter_stack() is None:
         return nullcontext()
-    from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+    return _outside_of_transforms()
 
-    return temporarily_clear_interpreter_stack()
+
+@contextmanager
+def _outside_of_transforms() -> Iterator[None]:
+    from torch._functorch import pyfunctorch
+
+    levels = pyfunctorch.retrieve_all_functorch_interpreters()
+    modes = [level.prev_grad_mode() for level in levels if isinstance(level, pyfunctorch.GradInterpreter)]
+    with (
+        pyfunctorch.temporarily_clear_interpreter_stack(),
+        torch.set_grad_enabled(torch.is_grad_enabled() and all(modes)),
+    ):
+        yield
 
 
 def refuse_tangents(function: str, inputs: Sequence[object]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -14,14 +16,14 @@ ensure_interpreter()
 KEPT = torch.tensor([[0, 1, 1, 1, 1], [1, 1, 0, 0, 0], [0, 0, 0, 0, 0]])
 
 
-@pytest.mark.parametrize("dtype", [torch.bool, torch.int64])
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int8, torch.int64])
 def test_a_padded_batch_goes_and_comes(dtype: torch.dtype) -> None:
     x = torch.randn(3, 5, 2, 3, requires_grad=True)
     rows, indices, ends, longest, counted = unpad_input(x, KEPT.to(dtype))
     assert torch.equal(rows, x[KEPT.bool()])
     assert (ends.tolist(), ends.dtype, longest) == ([0, 4, 6, 6], torch.int32, 4)
     assert counted.tolist() == [4, 2, 0]
-    padded = pad_input(rows, indices, 3, 5)
+    padded = pad_input(rows, indices.to(torch.int32 if dtype is torch.int8 else torch.int64), 3, 5)
     kept = KEPT[..., None, None].float()
     assert torch.equal(padded, x * kept)
     (found,) = torch.autograd.grad(padded.square().sum(), x)
@@ -60,3 +62,11 @@ def test_attention_to_a_padded_batch() -> None:
         expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         torch.testing.assert_close(o[b, KEPT[b].bool()], expected.transpose(0, 1))
     assert not o[KEPT == 0].any()
+
+
+def test_what_is_no_batch_is_refused_by_name() -> None:
+    nothing: Any = None
+    with pytest.raises(TypeError, match="hidden_states: expected a tensor, got NoneType"):
+        unpad_input(nothing, KEPT)
+    with pytest.raises(ValueError, match=r"hidden_states: expected shape \[3, 5\]"):
+        unpad_input(torch.ones(3, 4, 2), KEPT)

@@ -88,6 +88,22 @@ def test_a_result_made_inside_of_a_transform_is_written() -> None:
     torch.testing.assert_close(grad(weighed)(torch.ones(())), expected.sum())
 
 
+def test_gradients_that_are_off_around_a_transform_stay_off() -> None:
+    """A transform turns them on for its own tensors alone."""
+    q, k, v, *_ = drawn()
+    leaf = q.clone().requires_grad_()
+
+    def weighed(s: torch.Tensor) -> Any:
+        o = by_flash(leaf, k, v)
+        return (o * s).sum(), o
+
+    with torch.no_grad():
+        found, o = grad(weighed, has_aux=True)(torch.ones(()))
+    assert not o.requires_grad
+    torch.testing.assert_close(found, o.sum())
+    assert grad(weighed, has_aux=True)(torch.ones(()))[1].requires_grad
+
+
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("door", [by_flash, by_flex])
 def test_second_derivatives_are_refused_by_name(door: Callable[..., Any]) -> None:

@@ -285,6 +285,8 @@ def test_an_lse_that_is_asked_for_may_lie_anywhere_but_in_an_input() -> None:
     turned = torch.empty(1, 16, 2).mT
     assert torch.equal(module.alibi(q, k, v, slopes, lse=turned), o)
     assert torch.equal(turned, first)
+    seen = torch.func.grad(lambda s: (module.alibi(q, k, v, slopes, lse=torch.empty(1, 2, 16)) * s).sum())
+    assert torch.equal(seen(torch.ones(()).bfloat16()), o.sum())  # made inside of a transform
     within = q.view(-1)[:64].view(torch.float32).view(1, 2, 16)
     with pytest.raises(
         ValueError, match=r"^lse: expected memory of its own, got elements that are those of q"

@@ -142,7 +142,7 @@ class BatchMLAPagedAttentionWrapper(Wrapper):
             raise ValueError(f"qo_indptr: expected {requests + 1} numbers, got {len(starts)}")
         tokens = count_uniform(starts)
         if not tokens:
-            tables["qo_indptr"] = starts_of_q.to(self.device, torch.int32)
+            tables["qo_indptr"] = starts_of_q.to(self.device, torch.int32, copy=True)
         rows = "B, M" if tokens else "T"
         wanted = Wanted(
             name="latent_attention",
@@ -210,11 +210,11 @@ class BatchMLAPagedAttentionWrapper(Wrapper):
             width = check_room(self._capacity, "kv_indices", len(lengths), len(indices))
             indices = torch.nn.functional.pad(indices, (0, width - len(indices)))
         width = max(width, 1)
-        indptr, indices = indptr.to(self.device), indices.to(self.device)
+        indptr, indices = indptr.to(self.device), indices.to(self.device, copy=True)
         places = torch.arange(max(len(indices), 1), device=self.device)
         return {
             "block_table": make_block_table(width, indptr, indices),
-            "kv_len": lengths.to(self.device, torch.int32),
+            "kv_len": lengths.to(self.device, torch.int32, copy=True),
             "pages_in_use": indices if len(indices) else places,
             "places": make_block_table(width, indptr, places),
         }

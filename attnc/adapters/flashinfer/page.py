@@ -68,7 +68,7 @@ def append_paged_kv_cache(
     kv_last_page_len: torch.Tensor,
     kv_layout: str = "NHD",
 ) -> None:
-    """Writes keys and values of new tokens into their pages, in one kernel. Never waits for the device.
+    """Writes keys and values of new tokens into their pages. Never waits for the device.
 
     append_key: [T, Hkv, D]; append_value: [T, Hkv, Dv]; batch_indices, positions: [T], of
     `get_batch_indices_positions`; a negative request is that of padding. paged_kv_cache: as of
@@ -78,14 +78,17 @@ def append_paged_kv_cache(
     """
     given = GivenTensors("append_paged_kv_cache")
     pools = split_cache(paged_kv_cache)
-    if check_layout(kv_layout) == "HND":
-        pools = pools[0].transpose(1, 2), pools[1].transpose(1, 2)
+    heads_first = check_layout(kv_layout) == "HND"
+    axes = "P Hkv page" if heads_first else "P page Hkv"
     for (name, rows), x, width in zip(
         (("append_key", append_key), ("append_value", append_value)), pools, ("D", "Dv"), strict=True
     ):
-        given.check("paged_kv_cache", x, f"P page Hkv {width}", _TYPES)
+        given.check("paged_kv_cache", x, f"{axes} {width}", _TYPES)
         given.check(name, rows, f"T Hkv {width}", (x.dtype,), "like the cache")
         given.check_rows(**{name: rows, "paged_kv_cache": x})
+    given.check_range("paged_kv_cache", "page", 1)
+    if heads_first:
+        pools = pools[0].transpose(1, 2), pools[1].transpose(1, 2)
     slots = _find_slots(given, pools[0].shape[1], batch_indices, positions, kv_indices, kv_indptr)
     _store(append_key, append_value, *pools, slots)
 
@@ -109,6 +112,7 @@ def append_paged_mla_kv_cache(
         given.check(f"{kind}_cache", cache, f"P page {kind}", _TYPES)
         given.check(f"append_{kind}", rows, f"T {kind}", (cache.dtype,), "like the cache")
         given.check_rows(**{f"append_{kind}": rows, f"{kind}_cache": cache})
+    given.check_range("ckv_cache", "page", 1)
     slots = _find_slots(given, ckv_cache.shape[1], batch_indices, positions, kv_indices, kv_indptr)
     _store(append_ckv[:, None], append_kpe[:, None], ckv_cache[:, :, None], kpe_cache[:, :, None], slots)
 
@@ -118,8 +122,9 @@ _TYPES = (*FLOATS, *NARROW)
 
 
 def _find_slots(given: GivenTensors, page: int, *tables: Any) -> torch.Tensor:
-    """Returns the row of each new token in the flat cache, i64[T], -1 for none. tables: the requests and
-    positions of new tokens, the pages of requests, and where these begin.
+    """Returns the row of each new token in the flat cache, i64[T], -1 for none and outside of the tables.
+
+    tables: the requests and positions of new tokens, the pages of requests, and where these begin.
     """
     names = ("batch_indices", "positions", "kv_indices", "kv_indptr")
     for name, x, shape in zip(names, tables, ("T", "T", "pages", "B+1"), strict=True):
@@ -129,7 +134,8 @@ def _find_slots(given: GivenTensors, page: int, *tables: Any) -> torch.Tensor:
         return torch.full_like(request, -1)
     at = starts[request.clamp(0, len(starts) - 2)] + position.clamp(min=0) // page
     slot = pages[at.clamp(max=len(pages) - 1)] * page + position % page
-    return torch.where((request >= 0) & (position >= 0), slot, -1)
+    is_known = (request >= 0) & (request < len(starts) - 1) & (position >= 0) & (at < len(pages))
+    return torch.where(is_known, slot, -1)
 
 
 def _store(

@@ -146,7 +146,7 @@ class BatchPrefillWithPagedKVCacheWrapper(PagedWrapper):
             tables |= self._mask_tables(starts, keys, custom_mask, packed_custom_mask)
         tokens = 0 if self.is_cuda_graph_enabled else count_uniform(starts)
         if not tokens:
-            tables["qo_indptr"] = qo_indptr.to(self.device, torch.int32)
+            tables["qo_indptr"] = qo_indptr.to(self.device, torch.int32, copy=True)
         value_dim = choose_value_dim(head_dim_qk, head_dim_vo)
         rows = "B, M" if tokens else "T"
         wanted = Wanted(

@@ -22,7 +22,7 @@ from attnc.adapters.flashinfer.arguments import (
 )
 from attnc.adapters.flashinfer.wrapper import Result, Wrapper, launch, read_starts
 from attnc.adapters.specs import Wanted, number_of, refuse
-from attnc.api.tensors import GivenTensors, refuse_gradients
+from attnc.api.tensors import INTEGERS, GivenTensors, refuse_gradients
 
 
 class BatchPrefillWithRaggedKVCacheWrapper(Wrapper):
@@ -110,17 +110,25 @@ class BatchPrefillWithRaggedKVCacheWrapper(Wrapper):
         terms = write_position_terms(
             "plan", pos_encoding_mode, softcap, rope_scale=rope_scale, rope_theta=rope_theta
         )
-        starts = read_starts("qo_indptr", qo_indptr if qo_indptr_cpu is None else qo_indptr_cpu)
-        keys = read_starts("kv_indptr", kv_indptr if kv_indptr_cpu is None else kv_indptr_cpu)
+        starts, keys = (
+            read_starts(name, device) if host is None else read_starts(f"{name}_cpu", host)
+            for name, device, host in (
+                ("qo_indptr", qo_indptr, qo_indptr_cpu),
+                ("kv_indptr", kv_indptr, kv_indptr_cpu),
+            )
+        )
         requests = len(starts) - 1
         if len(keys) != len(starts):
             raise ValueError(f"kv_indptr: expected {len(starts)} numbers, like qo_indptr, got {len(keys)}")
+        given = GivenTensors("plan")
+        given.check("qo_indptr", qo_indptr, [requests + 1], INTEGERS, anywhere=True)
+        given.check("kv_indptr", kv_indptr, [requests + 1], INTEGERS, anywhere=True)
         if self._capacity is not None and requests != self._capacity["requests"]:
             expected = self._capacity["requests"]
             raise ValueError(f"qo_indptr: expected {expected} requests, as in the buffers, got {requests}")
         tables = {
-            "qo_indptr": qo_indptr.to(self.device, torch.int32),
-            "kv_indptr": kv_indptr.to(self.device, torch.int32),
+            "qo_indptr": qo_indptr.to(self.device, torch.int32, copy=True),
+            "kv_indptr": kv_indptr.to(self.device, torch.int32, copy=True),
         }
         is_masked = custom_mask is not None or packed_custom_mask is not None
         if is_masked:

@@ -9,6 +9,7 @@ import torch
 
 from attnc.adapters.flashinfer import (
     BatchDecodeWithPagedKVCacheWrapper,
+    BatchPrefillWithRaggedKVCacheWrapper,
     append_paged_kv_cache,
     append_paged_mla_kv_cache,
     get_batch_indices_positions,
@@ -91,3 +92,35 @@ def test_arguments_are_named() -> None:
         append_paged_kv_cache(rows, rows, tables[0], rows[:, 0, 0], *tables[2:], torch.ones(1).int())
     with pytest.raises(ValueError, match="kv_layout: expected 'NHD' or 'HND', got 'DHN'"):
         append_paged_kv_cache(rows, rows, *tables, torch.ones(1).int(), "DHN")
+    nothing: Any = (None, None)
+    for layout in ("NHD", "HND"):
+        with pytest.raises(TypeError, match="paged_kv_cache: expected a tensor"):
+            append_paged_kv_cache(
+                rows, rows, *tables[:2], nothing, *tables[3:], torch.ones(1).int(), kv_layout=layout
+            )
+    with pytest.raises(ValueError, match="paged_kv_cache: expected page to be at least 1, got 0"):
+        append_paged_kv_cache(rows, rows, *tables[:2], cache[:, :, :0], *tables[3:], torch.ones(1).int())
+
+
+def test_tokens_outside_of_the_tables_are_written_nowhere() -> None:
+    """Of a request that the tables do not have, and past their last page."""
+    rows, cache = torch.ones(3, HEADS, SIZE), torch.zeros(3, 2, PAGE, HEADS, SIZE)
+    at = torch.tensor([1, 0, 0]).int(), torch.tensor([0, 3 * PAGE, 1]).int()
+    tables = torch.arange(3).int(), torch.tensor([0, 3]).int(), torch.ones(1).int()
+    append_paged_kv_cache(rows, rows, *at, cache, *tables)
+    assert cache.sum() == cache[0, :, 1].sum() == 2 * HEADS * SIZE
+
+
+def test_a_later_plan_leaves_the_tables_of_an_earlier_one_alone() -> None:
+    buffers: dict[str, Any] = {"qo_indptr_buf": torch.zeros(3).int(), "kv_indptr_buf": torch.zeros(3).int()}
+    wrapper = BatchPrefillWithRaggedKVCacheWrapper(workspace(), use_cuda_graph=True, **buffers)
+    first, other = torch.tensor([0, 2, 4]).int(), torch.tensor([0, 2, 4]).int()
+    keys, other_keys = torch.tensor([0, 3, 6]).int(), torch.tensor([0, 1, 6]).int()
+    sizes: dict[str, Any] = {"num_qo_heads": HEADS * GROUP, "num_kv_heads": HEADS, "head_dim_qk": SIZE}
+    wrapper.plan(first, keys, **sizes)
+    wrapper.plan(other, other_keys, **sizes)
+    assert keys.tolist() == [0, 3, 6]
+    with pytest.raises(TypeError, match="qo_indptr_cpu: expected a tensor, got list"):
+        wrapper.plan(first, keys, **sizes, qo_indptr_cpu=first.tolist())
+    with pytest.raises(TypeError, match="kv_indptr: expected dtype"):
+        wrapper.plan(first, keys.float(), **sizes, kv_indptr_cpu=keys)
