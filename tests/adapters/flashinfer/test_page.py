@@ -120,7 +120,8 @@ def test_a_later_plan_leaves_the_tables_of_an_earlier_one_alone() -> None:
     wrapper.plan(first, keys, **sizes)
     wrapper.plan(other, other_keys, **sizes)
     assert keys.tolist() == [0, 3, 6]
+    listed: Any = first.tolist()
     with pytest.raises(TypeError, match="qo_indptr_cpu: expected a tensor, got list"):
-        wrapper.plan(first, keys, **sizes, qo_indptr_cpu=first.tolist())
+        wrapper.plan(first, keys, **sizes, qo_indptr_cpu=listed)
     with pytest.raises(TypeError, match="kv_indptr: expected dtype"):
         wrapper.plan(first, keys.float(), **sizes, kv_indptr_cpu=keys)
