@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -343,10 +344,15 @@ def test_survivors_that_compute_the_same_are_listed_with_the_reason() -> None:
     at = next(at for at, line in enumerate(lines, 1) if "_SIZES = (" in line)
     assert python.explain_equal(survivor(**number, line=at))["outcome"] == "equal"
     assert python.explain_equal(survivor(**number, line=at - 1))["outcome"] == "survived"
-    file = "attnc/support/cuda_call.py"
-    for at, line in enumerate((ROOT / file).read_text(encoding="utf-8").splitlines(), 1):
-        rest = survivor(file=file, line=at, operator="ReplaceComparisonOperator", old="=", new="<")
-        assert (python.explain_equal(rest)["outcome"] == "equal") == (" % " in line and " == 0" in line)
+    for file in ("attnc/support/cuda_call.py", "attnc/support/hopper_call.py"):
+        text = (ROOT / file).read_text(encoding="utf-8")
+        for match in re.finditer("==", text):
+            start = len(text[: match.start()].encode())
+            compares = {"file": file, "operator": "ReplaceComparisonOperator", "old": "=", "new": "<"}
+            rest = survivor(**compares, start=start, stop=start + 1)
+            before = text[: match.start()].rpartition("\n")[2].rpartition(" and ")[2]
+            is_rest = " % " in before and text[match.end() :].startswith(" 0")
+            assert (python.explain_equal(rest)["outcome"] == "equal") == is_rest, before
     killed = {**survivor(operator="RemoveDecorator", old="@memo\n"), "outcome": "killed"}
     assert python.explain_equal(killed) == killed
 

@@ -38,8 +38,8 @@ from tools.mutants.scores import SCORES, describe, join_results, keep_scores, li
 #: Decorators that remember results; and that say which methods others have, of classes that have no objects.
 _REMEMBERS = re.compile(r"@(functools\.)?(memo|memo_by_object|cache|lru_cache|_hashed_once)\b")
 _ABSTRACT = re.compile(r"@abstractmethod\b")
-#: A comparison of what is left of a division with 0.
-_REMAINDER = re.compile(r"% ([\w.]+|\([^()]*\)) == 0")
+#: A comparison of what is left of a division with 0, from its sign on as a group.
+_REMAINDER = re.compile(rb"% (?:[\w.]+|\([^()]*\)) (== 0(?![.\w]))")
 
 
 def main() -> int:
@@ -123,8 +123,9 @@ def explain_equal(result: Mapping[str, Any]) -> Mapping[str, Any]:
     if mutant["operator"] == "RemoveDecorator" and _ABSTRACT.search(mutant["old"]):
         known = "no object is made of a class that leaves a method to others"
     if (mutant["operator"], mutant["old"], mutant["new"]) == ("ReplaceComparisonOperator", "=", "<"):
-        is_of_rest = _REMAINDER.search(_line_of(mutant["file"], mutant["line"])) is not None
-        known = "what is left of a division by a positive number is not negative" if is_of_rest else known
+        found = _REMAINDER.finditer((ROOT / mutant["file"]).read_bytes())
+        if any(match.start(1) == mutant["start"] for match in found):
+            known = "what is left of a division by a positive number is not negative"
     return result if known is None else {**result, "outcome": "equal", "message": known}
 
 
