@@ -14,6 +14,7 @@ import os
 import runpy
 import sys
 import tempfile
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from importlib import import_module
@@ -116,7 +117,9 @@ def _fork(arguments: tuple[object, ...]) -> int | None:
 def _fork_from(modules: tuple[str, ...], arguments: tuple[object, ...]) -> int | None:
     connection = _server(modules)
     connection.send(arguments)
-    status: int | None = connection.recv()
+    status: int | str | None = connection.recv()
+    if isinstance(status, str):
+        raise ImportError(status)
     return status
 
 
@@ -131,16 +134,23 @@ def _server(modules: tuple[str, ...]) -> Connection:
 
 
 def _serve(connection: Connection, modules: Sequence[str], environment: Mapping[str, str]) -> None:
-    """In the process of `_server`."""
+    """In the process of `_server`. Answers with the traceback where a module cannot be imported."""
     os.environ.clear()
     os.environ.update(environment)
-    for name in modules:
-        import_module(name)
+    problem = ""
+    try:
+        for name in modules:
+            import_module(name)
+    except BaseException:  # who asks is told
+        problem = traceback.format_exc()
     while True:
         try:
             arguments = connection.recv()
         except EOFError:
             return
+        if problem:
+            connection.send(problem)
+            continue
         child = get_context("fork").Process(target=_run, args=arguments)
         child.start()
         child.join()
