@@ -6,6 +6,7 @@ tools/documentation.py for how blocks are marked.
 
 from __future__ import annotations
 
+import ast as python
 import keyword
 import os
 import re
@@ -21,6 +22,7 @@ import numpy as np
 import pytest
 import torch
 
+import attnc
 from attnc.build import compile_program, plan_program
 from attnc.cli import main
 from attnc.diagnostics import Diagnostic, DiagnosticError, render
@@ -213,6 +215,43 @@ def test_what_programs_import_of_attnc_is_there(block: Block) -> None:
     for module, names in found:
         missing = [name for name in names.split(", ") if not hasattr(import_module(module), name)]
         assert missing == [], f"{module} has no {missing}"
+
+
+@pytest.mark.parametrize("block", PROGRAMS, ids=str)
+def test_programs_import_the_modules_of_attnc_that_they_use(block: Block) -> None:
+    """They run where modules of attnc's are imported already, and would not miss them."""
+    assert unimported(block.text) == []
+
+
+def test_a_module_that_only_the_process_has_imported_is_missed() -> None:
+    text = "import attnc\nattnc.compile('')\nattnc.flex\nattnc.runtime.trial.f()\n"
+    assert unimported(text) == ["attnc.runtime", "attnc.runtime.trial"]
+    assert unimported(f"from attnc.runtime import trial\n{text}") == []
+    assert unimported("import attnc.flex as here\nhere.functions.f()") == ["attnc.flex.functions"]
+
+
+def unimported(text: str) -> list[str]:
+    """Returns the modules of attnc's that a program uses by their whole names, and does not import."""
+    tree = python.parse(textwrap.dedent(text))
+    imported, meaning = {f"attnc.{name}" for name in attnc.__all__}, {"attnc": "attnc"}
+    for node in python.walk(tree):
+        if isinstance(node, python.Import):
+            imported |= {alias.name for alias in node.names}
+            meaning |= {alias.asname: alias.name for alias in node.names if alias.asname}
+        elif isinstance(node, python.ImportFrom) and node.module:
+            imported |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    used = set()
+    for node in python.walk(tree):
+        if isinstance(node, python.Attribute):
+            first, *rest = python.unparse(node).split(".")
+            used.add(".".join([meaning.get(first, first), *rest]))
+    modules = {name for name in used if re.fullmatch(r"attnc(\.\w+)+", name) and is_module(name)}
+    return sorted(name for name in modules if not any(f"{each}.".startswith(f"{name}.") for each in imported))
+
+
+def is_module(name: str) -> bool:
+    place = ROOT / name.replace(".", "/")
+    return place.is_dir() or place.with_suffix(".py").exists()
 
 
 PYTEST = "import sys, pytest\nsys.exit(pytest.main(sys.argv[1:]))"
