@@ -11,7 +11,11 @@ import gc
 import os
 import sys
 import time
+from collections.abc import Mapping
+from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, Phase, Verbosity, settings
@@ -26,6 +30,7 @@ __all__ = [
     "pytest_addoption",
     "pytest_collection_finish",
     "pytest_collection_modifyitems",
+    "pytest_configure_node",
     "pytest_report_header",
     "pytest_sessionstart",
 ]
@@ -110,17 +115,47 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item not in nightly]
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Tells a worker whether all of them are to compile what they import: none has imported anything yet."""
+    node.workerinput["attnc_is_fresh"] = _is_fresh()
+
+
+@cache
+def _is_fresh() -> bool:
+    """Whether PyTorch, or a test of every longer run, is not compiled where Python will look for it."""
+    torch = find_spec("torch")
+    if sys.dont_write_bytecode or sys.pycache_prefix or torch is None or torch.origin is None:
+        return False
+    for path in (Path(torch.origin), Path(__file__).parent / "kernels" / "test_one_of_each.py"):
+        folder = path.parent / "__pycache__"
+        is_kept = os.access(folder if folder.exists() else path.parent, os.W_OK)
+        if is_kept and not any(folder.glob(f"{path.stem}.*.pyc")):
+            return True
+    return False
+
+
 def pytest_sessionstart(session: pytest.Session) -> None:
     """Lets the first worker of a fresh clone compile alone what all workers import, if there are only two
     cores: side by side, both would compile the same modules, while `mypy` waits.
     """
-    worker = os.environ.get("PYTEST_XDIST_WORKER", "gw0")
-    compiled = (Path(__file__).parent / "verify" / "__pycache__").glob("test_*.pyc")
-    is_fresh = not sys.dont_write_bytecode and not any(compiled)
-    if worker != "gw0" and is_fresh and len(os.sched_getaffinity(0)) <= 2:
+    of_worker = _of_worker(session.config)
+    if of_worker.get("attnc_is_fresh") and of_worker["workerid"] != "gw0" and _count_cores() <= 2:
         deadline = time.monotonic() + 90
         while not _collected(session.config).exists() and time.monotonic() < deadline:
             time.sleep(0.1)
+
+
+def _of_worker(config: pytest.Config) -> Mapping[str, Any]:
+    """What xdist tells a worker; empty in other processes, those that a test of a worker starts included."""
+    told: Mapping[str, Any] = getattr(config, "workerinput", {})
+    return told
+
+
+def _count_cores() -> int:
+    if hasattr(os, "sched_getaffinity"):  # not on macOS
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def _collected(config: pytest.Config) -> Path:
@@ -133,7 +168,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     """Takes what modules and tests are made of, which lives to the end, out of the garbage collector's sight:
     plans and texts are large, and each full collection walks over all of it.
     """
-    if os.environ.get("PYTEST_XDIST_WORKER") == "gw0":
+    if _of_worker(session.config).get("workerid") == "gw0":
         _collected(session.config).touch()
     gc.enable()
     gc.collect()
