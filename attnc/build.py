@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -19,10 +18,11 @@ from pathlib import Path
 from attnc.diagnostics import LIFT, MAX_DIAGNOSTICS, Diagnostic, DiagnosticError, error, warning
 from attnc.diagnostics.attempts import first_made
 from attnc.effort import announce, at_most, finish, grant, limit_steps, memo, renew, spend
+from attnc.model.added import in_what_is_written, move_to_attentions
 from attnc.model.attention import Attention, Variant
 from attnc.model.elaborate import report_limit
 from attnc.model.program import Program
-from attnc.model.resolve import resolve
+from attnc.model.resolve import resolve, resolve_schedules
 from attnc.model.schedule import Schedule
 from attnc.model.variants import (
     MAX_VARIANTS,
@@ -62,11 +62,8 @@ from attnc.tuned.tables import ChoiceTable, load_tables, projection_rows, schedu
 
 #: Where a limit on the work for a file was reached.
 _TOO_MUCH_WORK = "E0510"
-#: What choosing a schedule may cost beside planning it, for each variant: the file is read again with each
-#: schedule that is tried.
+#: What choosing a schedule may cost beside planning it, for each variant.
 _PIECES_TO_CHOOSE = 2
-#: The head of a schedule that attnc writes.
-_ADDED = re.compile(r"^schedule (\w+) for (\S+)", re.MULTILINE)
 #: What a module costs whatever its expressions are, and a character of its text.
 _STEPS_PER_MODULE = 1500
 _STEPS_PER_CHARACTER = 0.15
@@ -102,9 +99,9 @@ def plan_program(program: Program, most: int = MAX_VARIANTS) -> Planned:
     DiagnosticError with all reasons why one cannot be. What is found of a schedule that attnc has added is
     said at its attention.
     """
-    with _in_what_is_written(program, program.written):
+    with in_what_is_written(program, program.written):
         planned = _plan_program(program, most)
-    return replace(planned, warnings=_move_to_attentions(planned.warnings, program, program.written))
+    return replace(planned, warnings=move_to_attentions(planned.warnings, program, program.written))
 
 
 def _plan_program(program: Program, most: int) -> Planned:
@@ -459,53 +456,25 @@ def schedules_for(
 
 
 def add_schedules(program: Program, text: str) -> Program:
-    """Returns the program with schedules at the end of its text. Raises DiagnosticError."""
+    """Returns the program with schedules of its attentions at the end of its text, of which the rest is not
+    read again. Raises DiagnosticError.
+    """
     if not text:
         return program
     own = program.source.text.rstrip()
     written = len(own) if program.written is None else program.written
-    with _in_what_is_written(program, written):
-        added = resolve(parse(Source(program.source.path, f"{own}\n\n{text}")), prelude())
-    return replace(added, written=written)
-
-
-@contextmanager
-def _in_what_is_written(program: Program, written: int | None) -> Iterator[None]:
-    """Moves what the block says of schedules that attnc has added to their attentions. written: where the
-    user's text ends, None if nothing was added.
-    """
-    try:
-        yield
-    except DiagnosticError as failure:
-        raise DiagnosticError(_move_to_attentions(failure.diagnostics, program, written)) from None
-
-
-def _move_to_attentions(
-    found: Iterable[Diagnostic], program: Program, written: int | None
-) -> tuple[Diagnostic, ...]:
-    if written is None:
-        return tuple(found)
-    return tuple(dict.fromkeys(_move(one, program, written) for one in found))
-
-
-def _move(found: Diagnostic, program: Program, written: int) -> Diagnostic:
-    span = found.primary.span
-    if span.start < written:
-        return found
-    heads = [head for head in _ADDED.finditer(span.source.text, written) if head.start() <= span.start]
-    name, target = heads[-1].groups()
-    place = program.attention(name).span or program.source.span(0, 0)
-    note = f"'{name}' has no schedule; this is of the one that attnc gives it for {target}"
-    related = tuple(label for label in found.related if label.span.start < written)
-    return replace(
-        found, primary=replace(found.primary, span=place), related=related, notes=(*found.notes, note)
-    )
+    source = Source(program.source.path, f"{own}\n\n{text}")
+    with in_what_is_written(program, written):
+        added = resolve_schedules(program, parse(source, len(own) + 2))
+    return replace(program, source=source, schedules=(*program.schedules, *added), written=written)
 
 
 def keep(program: Program, name: str, target: str) -> Program:
-    """Returns the program with the schedules of one attention (or projection) for one target alone."""
+    """Returns the program with one attention (or projection) and its schedules for one target alone."""
     return replace(
         program,
+        attentions=tuple(one for one in program.attentions if one.name == name),
+        projections=tuple(one for one in program.projections if one.name == name),
         schedules=tuple(s for s in program.schedules if (s.name, s.target) == (name, target)),
         projection_schedules=tuple(
             s for s in program.projection_schedules if (s.name, s.target) == (name, target)
@@ -532,39 +501,37 @@ def schedule_all(
     names = [name for name in asked if name not in scheduled]
     texts: list[str] = []
     for name in names if wanted else ():
-        texts += _chosen(program, name, wanted, texts, most)
-    text = "\n".join(texts)
-    whole = add_schedules(program, text)
+        program, chosen = _with_chosen(program, name, wanted, most)
+        texts += chosen
     renew()
-    return whole, text
+    return program, "\n".join(texts)
 
 
-def _chosen(
-    program: Program, name: str, targets: Sequence[str], before: Sequence[str], most: int
-) -> list[str]:
-    """before: what is added for other attentions, behind which these stand in the end."""
+def _with_chosen(program: Program, name: str, targets: Sequence[str], most: int) -> tuple[Program, list[str]]:
+    """Returns the program with schedules of an attention that had none, and their texts."""
     place = program.attention(name).span or program.source.span(0, 0)
     texts: list[str] = []
     failure = None
     count = min(count_variants(program.attention(name)), most)
     for target in targets:
 
-        def planned(text: str, target: str = target) -> str:
-            whole = "\n".join((*before, *texts, text))
-            plan_program(keep(add_schedules(program, whole), name, target), most)
-            return text
+        def planned(text: str, before: Program = program, target: str = target) -> tuple[Program, str]:
+            whole = add_schedules(before, text)
+            plan_program(keep(whole, name, target), most)
+            return whole, text
 
         try:
             with report_limit(f"a schedule of '{name}' for {target}", place):
                 grant(_PIECES_TO_CHOOSE * count)
-                texts.append(first_made(schedules_for(program, name, target), planned)[0])
+                program, text = first_made(schedules_for(program, name, target), planned)[0]
+                texts.append(text)
         except DiagnosticError as found:
             if any(one.code == _TOO_MUCH_WORK for one in found.diagnostics):
                 raise  # there may be kernels for this target, too
             failure = failure or found
     if failure and not texts:
         raise failure
-    return texts
+    return program, texts
 
 
 def _declares_nothing(source: Source) -> Diagnostic:

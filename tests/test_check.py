@@ -2,14 +2,22 @@
 
 import random
 import re
+from collections import Counter
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 
+from attnc import build
 from attnc.build import compile_spec, diagnose
-from attnc.diagnostics import Diagnostic, DiagnosticError
+from attnc.diagnostics import Diagnostic, DiagnosticError, error
 from attnc.effort import limit_steps
-from attnc.syntax.parser import prelude
+from attnc.model.added import move_to_attentions
+from attnc.model.resolve import resolve
+from attnc.source import Source
+from attnc.syntax import parser
+from attnc.syntax.parser import parse, prelude
 from tests.hostile import files
 
 WITHOUT_SCHEDULE = """\
@@ -22,6 +30,16 @@ attention a {
   normalize = softmax
   output o: f16[B, M, H, 64]
   grad q, k, v
+}
+"""
+FORWARD = """\
+attention a {
+  input q: f16[B, M, H, 64]
+  input k, v: f16[B, N, H, 64]
+  score = dot(q, k)
+  mask = causal
+  normalize = softmax
+  output o: f16[B, M, H, 64]
 }
 """
 _SCHEDULE = re.compile(r"^schedule \w+ for [^{\n]*\{(?:[^\n]*\}$|.*?^\}$)\n?", re.MULTILINE | re.DOTALL)
@@ -64,6 +82,54 @@ def test_what_is_wrong_with_an_added_schedule_is_said_of_its_attention(tmp_path:
         (found,) = diagnose(spec)
     assert (found.code, found.primary.span.line) == ("E0510", 1)
     assert found.notes[-1] == "'a' has no schedule; this is of the one that attnc gives it for triton"
+
+
+def test_work_grows_with_the_attentions_that_have_no_schedule(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = Counter[str]()
+
+    def count(module: ModuleType, name: str) -> None:
+        function = getattr(module, name)
+
+        def counted(*given: Any) -> Any:
+            done[name] += 1
+            return function(*given)
+
+        monkeypatch.setattr(module, name, counted)
+
+    prelude()  # parsed once
+    count(parser, "_parse_items")
+    count(build, "check_mask")
+    spec = tmp_path / "spec.attn"
+    work = []
+    for number in (1, 2, 4):
+        spec.write_text("".join(FORWARD.replace("attention a", f"attention a{i}") for i in range(number)))
+        done.clear()
+        assert not diagnose(spec)
+        work.append(dict(done))
+    one, two, four = work
+    for name in done:
+        assert 0 < four[name] - two[name] <= 2 * (two[name] - one[name]), work
+
+
+def test_a_file_at_its_limit_is_refused_with_a_place(tmp_path: Path) -> None:
+    spec = tmp_path / "spec.attn"
+    spec.write_text(FORWARD + "".join(f"def fn_{i}(x) = x + {i} + x + x + x + x\n" for i in range(30)))
+    prelude()  # whose own steps are counted once
+    found = []
+    for steps in range(12_000, 45_000, 4_000):
+        with limit_steps(steps):
+            found.append([one.code for one in diagnose(spec)])
+    assert found[0] == ["E0510"]
+    assert found[-1] == []
+
+
+def test_places_in_other_sources_stay_where_they_are() -> None:
+    program = resolve(parse(Source("spec.attn", FORWARD)), prelude())
+    elsewhere = Source("prelude.attn", "def fn(x) = x\n" * 100).span(1000, 1010)
+    found = error("E0602", "wrong", elsewhere)
+    assert move_to_attentions([found], program, len(FORWARD)) == (found,)
 
 
 @pytest.mark.nightly

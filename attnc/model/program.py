@@ -22,6 +22,7 @@ from attnc.model.dtypes import DType
 from attnc.model.schedule import Schedule
 from attnc.model.tensors import Tensor
 from attnc.source import Source, Span
+from attnc.syntax import ast
 
 Impl: TypeAlias = Literal["gemv", "flat", "conventional"]
 #: The implementations, in the order in which they are best as M grows.
@@ -73,8 +74,8 @@ class ProjectionVariant:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
     """A resolved spec file. schedules: of its attentions; projection_schedules: of its projections; warnings:
-    what `resolve` found that is not an error, in source order; written: where what the user wrote ends, if
-    attnc has added schedules.
+    what `resolve` found that is not an error, in source order; trees: of its attentions, by name; written:
+    where what the user wrote ends, if attnc has added schedules.
     """
 
     source: Source
@@ -83,6 +84,7 @@ class Program:
     projections: tuple[Projection, ...] = ()
     projection_schedules: tuple[Schedule, ...] = ()
     warnings: tuple[Diagnostic, ...] = field(default=(), compare=False, repr=False)
+    trees: Mapping[str, ast.Attention] = field(default_factory=dict, compare=False, repr=False)
     written: int | None = field(default=None, compare=False, repr=False)
 
     def attention(self, name: str) -> Attention:

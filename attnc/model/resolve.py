@@ -87,7 +87,26 @@ def _resolve(file: ast.File, prelude: ast.File) -> Program:
         projections=projections,
         projection_schedules=projection_schedules,
         warnings=report.in_source_order(),
+        trees=trees,
     )
+
+
+@limit_steps()
+def resolve_schedules(program: Program, file: ast.File) -> tuple[Schedule, ...]:
+    """Returns the schedules of a file, which has nothing else, for attentions of the program. Raises
+    DiagnosticError with every error in them.
+    """
+    report = Reporter()
+    with report_limit("the file", file.span.source.span(0, 0)):
+        items = [item for item in file.items if isinstance(item, ast.Schedule)]
+        made = [resolve_schedule(item, program.trees, report) for item in items]
+        names = {item.attention.id for item in items}
+        before = [schedule for schedule in program.schedules if schedule.name in names]
+        attentions = {one.name: one for one in program.attentions if one.name in names}
+        for rule in SCHEDULE_RULES:
+            rule([*before, *filter(None, made)], attentions, report)
+    report.raise_errors()
+    return tuple(filter(None, made))
 
 
 def _projections(

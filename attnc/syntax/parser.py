@@ -74,17 +74,17 @@ def load(path: Path) -> Source:
     return Source(str(path), text)
 
 
-def parse(source: Source) -> ast.File:
-    """Returns the tree of a file. Raises DiagnosticError with an error for each wrong item (at most
-    `MAX_ERRORS`).
+def parse(source: Source, start: int = 0) -> ast.File:
+    """Returns the tree of a file, or of what is behind an offset, where a line begins. Raises DiagnosticError
+    with an error for each wrong item (at most `MAX_ERRORS`).
     """
-    if oversized := check_size(source):
+    if oversized := check_size(source, start):
         raise DiagnosticError([oversized])
     items: list[ast.Item] = []
     errors: list[Diagnostic] = []
-    for start, end in _item_ranges(source.text):
+    for begin, end in _item_ranges(source.text, start):
         try:
-            items += _parse_items(source, start, end)
+            items += _parse_items(source, begin, end)
         except DiagnosticError as failure:
             [found] = failure.diagnostics
             # The rest of an unclosed block may stand behind the item that cut it off.
@@ -94,12 +94,13 @@ def parse(source: Source) -> ast.File:
                 break
     if errors:
         raise DiagnosticError(errors)
-    return ast.File(items=tuple(items), comments=_comments(source), span=source.span(0, len(source.text)))
+    span = source.span(start, len(source.text))
+    return ast.File(items=tuple(items), comments=_comments(span), span=span)
 
 
-def _item_ranges(text: str) -> Iterator[tuple[int, int]]:
-    starts = [match.start() for match in _ITEM_START.finditer(text) if match.start() > 0]
-    return pairwise([0, *starts, len(text)])
+def _item_ranges(text: str, start: int) -> Iterator[tuple[int, int]]:
+    starts = [match.start() for match in _ITEM_START.finditer(text, start) if match.start() > start]
+    return pairwise([start, *starts, len(text)])
 
 
 def _parse_items(source: Source, start: int, end: int) -> tuple[ast.Item, ...]:
@@ -133,10 +134,11 @@ def _list_accepted(text: TextSlice[str], count: int) -> set[str]:
     return accepts()
 
 
-def _comments(source: Source) -> tuple[ast.Comment, ...]:
+def _comments(place: Span) -> tuple[ast.Comment, ...]:
+    source = place.source
     return tuple(
         ast.Comment(text=text, span=source.span(match.start(), match.start() + len(text)))
-        for match in _COMMENT.finditer(source.text)
+        for match in _COMMENT.finditer(source.text, place.start)
         if (text := match.group().rstrip())
     )
 
@@ -434,12 +436,12 @@ _TOKEN = re.compile(
 )
 
 
-def check_size(source: Source) -> Diagnostic | None:
-    """Returns E0501, or None. Counts what reading the file costs."""
+def check_size(source: Source, start: int = 0) -> Diagnostic | None:
+    """Returns E0501, or None. Counts what reading the file costs from an offset on."""
     if len(source.text) > at_most(MAX_CHARACTERS):
         message = f"the file has {len(source.text)} characters; the limit is {MAX_CHARACTERS}"
         return error("E0501", message, source.span(0, 0), "too large to be a spec", hints=(LIFT,))
-    tokens = sum(match.lastgroup != "comment" for match in _TOKEN.finditer(source.text))
+    tokens = sum(match.lastgroup != "comment" for match in _TOKEN.finditer(source.text, start))
     for count, what in ((source.text.count("\n"), "lines"), (tokens, "words, numbers and signs")):
         if count > at_most(MAX_TOKENS):
             message = f"the file has {count} {what}; the limit is {MAX_TOKENS}"
