@@ -205,19 +205,13 @@ class Attention(ABC):
             if is_plain:
                 wants = keeping.guard is not None and is_grad_enabled()
                 if wants and getattr(inputs[0], "requires_grad", False):
-                    applied = keeping.call(inputs)
-                    if applied is not None:
+                    if (applied := keeping.call(inputs)) is not None:
                         return apply_again(applied, *inputs)
-                elif repeated.guard is not None:
-                    again = repeated.call(inputs)
-                    if again is not None:
-                        return again(inputs)
+                elif repeated.guard is not None and (again := repeated.call(inputs)) is not None:
+                    return again(inputs)
             refuse_tangents(name, inputs)
-            if (
-                traces
-                and inputs
-                and (isinstance(inputs[0], FakeTensor) or are_transformed((*inputs, *extras), out))
-            ):
+            given = (*inputs, *extras)
+            if traces and inputs and (isinstance(inputs[0], FakeTensor) or are_transformed(given, out)):
                 return self.trace(inputs, out, config, backward_config, extras)
             if peek_transforms() is not None:  # of other tensors: what is made here is none of theirs
                 with leaving_transforms():
