@@ -127,7 +127,7 @@ def _plan_program(program: Program, most: int) -> Planned:
 
 @dataclass(slots=True)
 class _Findings:
-    warnings: list[Diagnostic]
+    warnings: list[Diagnostic] = field(default_factory=list)
     problems: list[Diagnostic] = field(default_factory=list)
     ordered: list[Ordered] = field(default_factory=list)
     #: The schedules for which a condition of data excludes no tile, and those that find the blocks of a mask.
@@ -148,6 +148,11 @@ class _Findings:
         these, others = (" and ".join(dict.fromkeys(names)) for names in self.dense.get(finding, ([], [])))
         note = f"so for {these} alone: kernels for {others} find the blocks to visit"
         return replace(finding, notes=(*finding.notes, note)) if others else finding
+
+    def failure(self) -> DiagnosticError:
+        """Makes an error of all, errors first."""
+        every = dict.fromkeys([*self.problems, *self.warnings])
+        return DiagnosticError(sorted(every, key=lambda one: one.severity != "error"))
 
     @contextmanager
     def keep_problems(self) -> Iterator[None]:
@@ -492,7 +497,7 @@ def schedule_all(
     """Returns the program whose attentions all have schedules, and the text that was added. One without any
     gets those that `attnc.compile` takes, for each of the targets that has kernels for it. attention: that
     is asked for alone; most: variants of an attention that are tried. Raises DiagnosticError where none has:
-    what the first of them says.
+    what the first of them says, of each such attention, and all that is wrong with the others.
     """
     wanted = [target for target in targets if target in TARGETS]
     scheduled = {schedule.name for schedule in program.schedules}
@@ -500,11 +505,32 @@ def schedule_all(
     asked = [attention] if attention in declared else declared
     names = [name for name in asked if name not in scheduled]
     texts: list[str] = []
+    found = _Findings()
+    failed: list[str] = []
     for name in names if wanted else ():
-        program, chosen = _with_chosen(program, name, wanted, most)
-        texts += chosen
+        failed.append(name)
+        with found.keep_problems():
+            program, chosen = _with_chosen(program, name, wanted, most)
+            texts += chosen
+            failed.pop()
+        if any(one.code == _TOO_MUCH_WORK for one in found.problems):
+            raise found.failure()  # what is left for the others says nothing of them
     renew()
+    if failed:
+        rest = _leave_out(program, failed)
+        with found.keep_problems():
+            if rest.attentions or rest.projections:
+                found.warnings += plan_program(rest, most).warnings
+        raise found.failure()
     return program, "\n".join(texts)
+
+
+def _leave_out(program: Program, names: Sequence[str]) -> Program:
+    """Returns the program without these attentions and their schedules."""
+    left = tuple(one for one in program.attentions if one.name not in names)
+    known = {one.name for one in left}
+    schedules = tuple(one for one in program.schedules if one.name in known)
+    return replace(program, attentions=left, schedules=schedules)
 
 
 def _with_chosen(program: Program, name: str, targets: Sequence[str], most: int) -> tuple[Program, list[str]]:

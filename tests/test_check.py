@@ -84,6 +84,22 @@ def test_what_is_wrong_with_an_added_schedule_is_said_of_its_attention(tmp_path:
     assert found.notes[-1] == "'a' has no schedule; this is of the one that attnc gives it for triton"
 
 
+def test_all_attentions_are_reported_at_once(tmp_path: Path) -> None:
+    scheduled = "schedule c for triton { loops = [kv, q], pack = gqa }\n"
+    wrong = WITHOUT_SCHEDULE.replace("dq", "w").replace("attention a", "attention c") + scheduled
+    spec = tmp_path / "spec.attn"
+    spec.write_text(
+        WITHOUT_SCHEDULE
+        + WITHOUT_SCHEDULE.replace("attention a", "attention b")
+        + FORWARD.replace("attention a", "attention d")
+        + wrong
+    )
+    found = diagnose(spec)
+    errors = [(one.code, one.primary.span.line) for one in found if one.severity == "error"]
+    assert errors == [("E0602", 4), ("E0602", 14), ("E0602", 39)]
+    assert _said(found) == _said(_compiled(spec))
+
+
 def test_work_grows_with_the_attentions_that_have_no_schedule(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
