@@ -170,7 +170,7 @@ def check(specs: SPECS = None, as_json: JSON = False) -> None:
     Example: attnc check specs/causal_gqa.attn
     """
     paths = find_specs(specs or [], reads_stdin=True)
-    diagnostics = _check_all(paths)
+    diagnostics, clash = _check_all(paths)
     errors = sum(d.severity == "error" for d in diagnostics)
     if as_json:
         say_lines(to_json(diagnostics))
@@ -178,6 +178,8 @@ def check(specs: SPECS = None, as_json: JSON = False) -> None:
         show_diagnostics(diagnostics)
         warnings = count_noun(len(diagnostics) - errors, "warning")
         note(f"{count_noun(len(paths), 'spec')}: {count_noun(errors, 'error')}, {warnings}")
+    if clash is not None:
+        raise clash
     if errors:
         raise typer.Exit(1)
 
@@ -248,21 +250,25 @@ def _find_kernels(texts: Mapping[Path, str]) -> dict[Path, dict[str, str]]:
     }
 
 
-def _check_all(paths: Iterable[Path]) -> tuple[Diagnostic, ...]:
-    """Returns what is to say of the specs. Raises Mistake when two of them make the same file."""
+def _check_all(paths: Iterable[Path]) -> tuple[tuple[Diagnostic, ...], Mistake | None]:
+    """Returns what is to say of the specs, and the first mistake of two that make the same file."""
     from attnc.build import check_spec
 
     paths = tuple(paths)
     makers: dict[str, Path] = {}
     diagnostics: list[Diagnostic] = []
+    clash: Mistake | None = None
     with progress("check", len(paths)) as bar:
         for path in paths:
             bar.advance(path.name)
             checked = check_spec(path)
             diagnostics += checked.diagnostics
-            for package in checked.packages:
-                _claim(package, path, makers)
-    return tuple(diagnostics)
+            try:
+                for package in checked.packages:
+                    _claim(package, path, makers)
+            except Mistake as mistake:
+                clash = clash or mistake
+    return tuple(diagnostics), clash
 
 
 def _count(outputs: Iterable[OutputFile]) -> int:

@@ -1,5 +1,6 @@
 """A user's mistake is a message and an exit code, never a traceback; a bug says that it is one."""
 
+import json
 import os
 import signal
 import subprocess
@@ -40,6 +41,18 @@ def test_files_that_are_no_specs(run: Run, folder: Path, command: str, content: 
     assert done.code == 1
     assert "error[E0" in done.err
     assert_is_a_message(done.err)
+
+
+def test_specs_that_make_the_same_file_do_not_hide_what_is_wrong(run: Run, folder: Path) -> None:
+    (folder / "specs" / "twin.attn").write_text(TINY)
+    (folder / "specs" / "wrong.attn").write_text(TINY.replace("tiny", "wrong").replace("kv in", "kw in"))
+    done = run("check")
+    assert done.code == 2
+    assert "did you mean 'tile.kv'?" in done.err
+    assert "both make 'tiny/__init__.py'" in done.err
+    done = run("check", "--json")
+    assert done.code == 2
+    assert len(json.loads(done.out)) == 1
 
 
 def test_empty_file_makes_nothing(run: Run, folder: Path) -> None:
