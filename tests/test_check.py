@@ -11,13 +11,10 @@ import pytest
 
 from attnc import build
 from attnc.build import compile_spec, diagnose
-from attnc.diagnostics import Diagnostic, DiagnosticError, error
+from attnc.diagnostics import Diagnostic, DiagnosticError
 from attnc.effort import limit_steps
-from attnc.model.added import move_to_attentions
-from attnc.model.resolve import resolve
-from attnc.source import Source
 from attnc.syntax import parser
-from attnc.syntax.parser import parse, prelude
+from attnc.syntax.parser import prelude
 from tests.hostile import files
 
 WITHOUT_SCHEDULE = """\
@@ -139,13 +136,6 @@ def test_a_file_at_its_limit_is_refused_with_a_place(tmp_path: Path) -> None:
             found.append([one.code for one in diagnose(spec)])
     assert found[0] == ["E0510"]
     assert found[-1] == []
-
-
-def test_places_in_other_sources_stay_where_they_are() -> None:
-    program = resolve(parse(Source("spec.attn", FORWARD)), prelude())
-    elsewhere = Source("prelude.attn", "def fn(x) = x\n" * 100).span(1000, 1010)
-    found = error("E0602", "wrong", elsewhere)
-    assert move_to_attentions([found], program, len(FORWARD)) == (found,)
 
 
 @pytest.mark.nightly
