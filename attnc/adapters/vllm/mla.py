@@ -99,6 +99,11 @@ class AttncMLAImpl(LatentImpl, MLACommonImpl[MLACommonMetadata]):  # type: ignor
     _caches: ClassVar[tuple[str, ...]] = (*UNQUANTISED, *_QUANTISED)
     _unsupported: ClassVar[tuple[str, ...]] = ("indexer",)
 
+    def __init__(self, *given: Any, **options: Any) -> None:
+        """Keeps what a layer asks for, as `LatentImpl` does, and how rows are summed."""
+        self.order = order_of_sums()
+        super().__init__(*given, **options)
+
     def forward_mqa(
         self,
         q: torch.Tensor | tuple[torch.Tensor, torch.Tensor],
@@ -132,7 +137,7 @@ class AttncMLAImpl(LatentImpl, MLACommonImpl[MLACommonMetadata]):  # type: ignor
             causal=attn_metadata.causal,
             k_descale=scale,
             v_descale=scale,
-            order=order_of_sums(),
+            order=self.order,
         )
         return out, None
 
