@@ -34,7 +34,7 @@ import tempfile
 import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import wraps
+from functools import cache, wraps
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +75,7 @@ def use_attnc(text: str) -> str:
     raise ValueError(f"expected an import of {_FUNCTION} from {_MODULE}")
 
 
+@cache
 def list_methods(text: str) -> frozenset[str]:
     """Returns the names of a test file's methods, which its tests have, with parameters behind them."""
     functions = (node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef))
