@@ -7,6 +7,7 @@ prompts and for chunks of their contexts, which it joins. So there are two backe
 
 from __future__ import annotations
 
+import functools
 from typing import Any, ClassVar
 
 import torch
@@ -99,10 +100,9 @@ class AttncMLAImpl(LatentImpl, MLACommonImpl[MLACommonMetadata]):  # type: ignor
     _caches: ClassVar[tuple[str, ...]] = (*UNQUANTISED, *_QUANTISED)
     _unsupported: ClassVar[tuple[str, ...]] = ("indexer",)
 
-    def __init__(self, *given: Any, **options: Any) -> None:
-        """Keeps what a layer asks for, as `LatentImpl` does, and how rows are summed."""
-        self.order = order_of_sums()
-        super().__init__(*given, **options)
+    @functools.cached_property
+    def _order(self) -> int:
+        return order_of_sums()
 
     def forward_mqa(
         self,
@@ -137,7 +137,7 @@ class AttncMLAImpl(LatentImpl, MLACommonImpl[MLACommonMetadata]):  # type: ignor
             causal=attn_metadata.causal,
             k_descale=scale,
             v_descale=scale,
-            order=self.order,
+            order=self._order,
         )
         return out, None
 
@@ -166,6 +166,10 @@ class AttncMLAImpl(LatentImpl, MLACommonImpl[MLACommonMetadata]):  # type: ignor
 
 class AttncMLAPrefill(MLAPrefillBackend):  # type: ignore[misc]  # as above
     """The attention of prompts, and of prompts to chunks of their contexts, as the prefill backend CUSTOM."""
+
+    @functools.cached_property
+    def _order(self) -> int:
+        return order_of_sums()
 
     @staticmethod
     def get_name() -> str:
@@ -209,7 +213,7 @@ class AttncMLAPrefill(MLAPrefillBackend):  # type: ignore[misc]  # as above
             causal=True,
             lse=return_softmax_lse,
             out=out,
-            order=order_of_sums(),
+            order=self._order,
         )
 
     def run_prefill_context_chunk(
@@ -231,7 +235,7 @@ class AttncMLAPrefill(MLAPrefillBackend):  # type: ignore[misc]  # as above
             causal=False,
             lse=True,
             out=out,
-            order=order_of_sums(),
+            order=self._order,
         )
         assert isinstance(found, tuple)
         return found
