@@ -181,8 +181,9 @@ def flash_attn_varlen_func(
     seqused_q, seqused_k: i32[B], how many rows of each sequence count
     block_table, page_table: i32[B, P], of k and v in pages [pages, page, Hkv, D]. A sequence then has
         seqused_k keys, or those between two entries of cu_seqlens_k
-    max_seqlen_q: 1 chooses the kernels for decoding, right for any number of queries. Other values have no
-        effect, nor has max_seqlen_k: kernels read lengths themselves
+    max_seqlen_q: 1 chooses the kernels for decoding, right for any number of queries. Kernels read lengths
+        themselves, and other values have no effect. max_seqlen_k: up to 1,024, gradients have the same bits
+        in every run, as that is faster
     num_splits, pack_gqa, sm_margin, scheduler_metadata, ver, fa_version: taken, without an effect on results
 
     lse is f32[H, Tq]. Other arguments, results and errors are as of `flash_attn_func`.
