@@ -38,10 +38,12 @@ _BLOCKS = str.maketrans({SKIP: "·", PARTIAL: "▒", FULL: "█"})
 _HEAD = """\
 # Gallery
 
-What masks become. In the pictures rows are tiles of queries and columns tiles of keys: `·` is never visited,
-`▒` carries mask code, `█` runs without. They are evaluated from the bounds of the kernel's own loop, which
-stands below each; nothing else decides what is visited. Times are milliseconds of a forward pass on one H200,
-bf16, of a program of FlexAttention that says such a mask ([how they were taken](flex.md#how-fast)).
+Each section shows a mask, the tiles that its kernel visits, and the loop of that kernel. In the pictures, rows are tiles
+of queries and columns are tiles of keys: `·` is skipped, `▒` is partial and runs mask code, `█` is full and runs none.
+The pictures are computed from the bounds of the loop below them; nothing else decides which tiles are visited.
+
+Times are milliseconds of the forward pass of a FlexAttention program with such a mask, in bf16 on one H200, run by
+attnc and by PyTorch ([how they were measured](flex.md#how-fast)). The last column is how many times as fast attnc is.
 
 This page is written by `pytest tests/test_docs.py --update-golden`.
 """
@@ -74,7 +76,7 @@ def _entry(spec: str, attention: str, title: str, program_of_flex: str) -> Itera
     rows = "\n".join(row.translate(_BLOCKS) for row in drawn.rows)
     yield f"\n```text\n{rows}\n```\n\n```text\n{_loops(module)}```\n"
     if program_of_flex in documented_flex.results():
-        yield "\n| kernels | attnc | on Triton | FlexAttention | |\n| --- | --- | --- | --- | --- |\n"
+        yield "\n| kernels | attnc | on Triton | FlexAttention | speed |\n| --- | --- | --- | --- | --- |\n"
         yield documented_flex.row(program_of_flex)
 
 

@@ -28,11 +28,11 @@ _SYNTAX = {
     ),
     "E0102": CodeInfo(
         "unexpected text",
-        "The statement is not formed as the grammar asks; the label says what could stand there instead.",
+        "The statement does not follow the grammar. The label says what may stand at this place.",
     ),
     "E0103": CodeInfo(
         "bracket that is never closed",
-        "Every '(', '[' and '{' needs its partner. Newlines are ignored inside '(' and '[' but end a "
+        "Every '(', '[' and '{' needs a closing bracket. Newlines are ignored inside '(' and '[' but end a "
         "statement inside '{'.",
     ),
     "E0104": CodeInfo(
@@ -67,21 +67,22 @@ _NAMES = {
     ),
     "E0202": CodeInfo(
         "reserved name",
-        "Indices (b, h, q_idx, q_pos, kv_idx), dimensions (B, M, N, H, Hkv, G, D, Dv), tensors (q, "
-        "k, v, o, lse), element types and most intrinsics keep their meaning everywhere. A param may fix "
-        "H, Hkv, G, D or Dv. Names become names in Python too, so its words cannot be used, nor 'out' and "
-        "'config', which every generated function takes. Attentions and labels become files: they cannot be "
-        "called like a builtin of Python or a device of Windows ('con', 'nul'), nor begin with '_'.",
+        "Indices (b, h, q_idx, q_pos, kv_idx), dimensions (B, M, N, H, Hkv, G, D, Dv), tensors (q, k, v, o, "
+        "lse), element types and most intrinsics keep their meaning everywhere. A param may fix H, Hkv, G, "
+        "D or Dv. Names of a spec become names in Python, so the keywords of Python cannot be used, nor "
+        "'out' and 'config', which are arguments of every generated function. Attentions and labels also "
+        "name files: their names cannot be those of builtins of Python or of devices of Windows ('con', "
+        "'nul'), and cannot begin with '_'.",
     ),
     "E0203": CodeInfo(
         "unknown name",
-        "An expression may use indices, dimensions, params, lets, inputs and defs; the body of a "
-        "def only its own parameters, indices, dimensions and other defs.",
+        "An expression may use indices, dimensions, params, lets, inputs and defs. The body of a def may "
+        "use its own parameters, indices, dimensions and other defs, and nothing else.",
     ),
     "E0204": CodeInfo(
         "unknown function",
-        "Functions are the intrinsics (abs, min, max, clamp, where, and those of a real number that "
-        "docs/language.md lists), dot(q, k), the defs of the prelude and those of the file.",
+        "The functions are the intrinsics (abs, min, max, clamp, where, and the functions of a real number "
+        "in docs/language.md), dot(q, k), the defs of the prelude and the defs of the file.",
     ),
     "E0205": CodeInfo(
         "def that calls itself",
@@ -89,21 +90,21 @@ _NAMES = {
     ),
     "E0206": CodeInfo(
         "wrong arguments",
-        "A def takes as many arguments as it has parameters, an intrinsic as many as its formula; "
-        "none are named.",
+        "A def takes as many arguments as it has parameters. An intrinsic takes as many as docs/language.md "
+        "says. Arguments are given by position, without names.",
     ),
     "E0207": CodeInfo(
         "name used as what it is not",
-        "Scalars are used by name, tensors with a subscript, q, k and v in dot(q, k) only, and only "
-        "defs and intrinsics are called.",
+        "A scalar is used by its name and a tensor with a subscript. q, k and v are used in dot(q, k) only. "
+        "Only defs and intrinsics can be called.",
     ),
     "E0208": CodeInfo(
         "let that is used before it is defined",
-        "Lets are read from top to bottom, each using those above it.",
+        "Lets are read from top to bottom. Each may use those above it.",
     ),
     "E0209": CodeInfo(
         "unknown input",
-        "Storage and 'grad' name inputs of the same attention.",
+        "Storage and 'grad' take names of inputs of the same attention.",
     ),
     "E0210": CodeInfo(
         "unknown attention",
@@ -111,38 +112,38 @@ _NAMES = {
     ),
     "E0211": CodeInfo(
         "unknown element type",
-        "Elements are f16, bf16, f32, i32, i64, u8 or bool, those of k and v also e4m3, e5m2 or i8; or a "
-        "param over such types: 'param T in {f16, bf16}'.",
+        "An element type is f16, bf16, f32, i32, i64, u8 or bool, and for k and v also e4m3, e5m2 or i8. It "
+        "may be a param over such types: 'param T in {f16, bf16}'.",
     ),
     "E0212": CodeInfo(
         "unknown adjective of an input",
-        "Storage is paged, ragged or prefix; the one fact is 'sorted' (ascending along the last axis).",
+        "The storages are paged, ragged and prefix. The facts are sorted, distinct and descending, each "
+        "along the last axis.",
     ),
     "E0213": CodeInfo(
         "unknown normalization or argument of it",
-        "'normalize = softmax', or softmax with any of the arguments sink, dropout, seed, first_head and "
-        "v_scale; 'normalize = none' where weights are not divided by their sum; 'normalize = softpick' or "
-        "'stick_breaking'.",
+        "The normalizations are 'softmax', which may have the arguments sink, dropout, seed, first_head and "
+        "v_scale; 'none', for weights that are not divided by their sum; 'softpick'; and 'stick_breaking'.",
     ),
     "W0201": CodeInfo(
         "name that is never used",
-        "A param, input or let that nothing refers to, most often a leftover.",
+        "Nothing refers to this param, input or let. Most often it is a leftover.",
     ),
 }
 
 _TYPES = {
     "E0301": CodeInfo(
         "attention that is not complete",
-        "Every attention has inputs q, k and v, a score, a normalization and an output o.",
+        "Every attention has the inputs q, k and v, a score, a normalization and an output o.",
     ),
     "E0302": CodeInfo(
         "statement that is given twice",
-        "One score, mask, normalization, and length of each axis.",
+        "An attention has one score, one mask, one normalization, and one length for each axis.",
     ),
     "E0303": CodeInfo(
         "operand of the wrong type",
-        "and, or and not take true or false; arithmetic and comparisons take numbers; // and % and "
-        "subscripts take integers. Nothing is converted silently but an integer to a number.",
+        "'and', 'or' and 'not' take true or false; arithmetic and comparisons take numbers; '//', '%' and "
+        "subscripts take integers. The only silent conversion is from an integer to a number.",
     ),
     "E0304": CodeInfo(
         "expression of the wrong type for its place",
@@ -154,15 +155,15 @@ _TYPES = {
     ),
     "E0306": CodeInfo(
         "dot out of place",
-        "dot(q, k) is the one product there is, or dot(q, k * scale) with a scale of columns of k, which is "
-        "loaded, or a power of two; cat(k, rest[b, kv_idx, d]) in place of k has columns of another input "
-        "behind those of k. The product belongs to the score. A mask depends on positions and inputs, never "
-        "on scores: that is what lets the compiler skip tiles.",
+        "The only product is dot(q, k), and its place is the score. k may be multiplied in it, as in dot(q, "
+        "k * scale), by a number for each column that is read from an input or is a power of two. cat(k, "
+        "rest[b, kv_idx, d]) in place of k puts the columns of another input behind those of k. A mask "
+        "depends on positions and inputs, never on scores: this lets the compiler skip tiles.",
     ),
     "E0307": CodeInfo(
         "choices of a param that do not fit together",
-        "All choices are element types of one kind, or numbers, or true and false, each listed "
-        "once; types of 8 bits stand beside floats as well. Sizes are positive integers.",
+        "The choices of a param are element types of one kind, or numbers, or true and false, and each is "
+        "listed once. Types of 8 bits may be mixed with floats. Sizes are positive integers.",
     ),
     "E0308": CodeInfo(
         "axis that is not a size",
@@ -170,9 +171,9 @@ _TYPES = {
     ),
     "E0309": CodeInfo(
         "axes that are not those of an attention",
-        "q and o have a batch axis B, rows M, heads and a head dimension; k and v have rows N. Any "
-        "order is a layout as long as the head dimension is last. Ragged tensors have no batch "
-        "axis, and a free name for their rows.",
+        "q and o have a batch axis B, rows M, heads and a head dimension; k and v have rows N. The axes may "
+        "be in any order, with the head dimension last. Ragged tensors have no batch axis, and the axis of "
+        "their rows has a free name.",
     ),
     "E0310": CodeInfo(
         "head dimension that is not known at compile time",
@@ -180,18 +181,18 @@ _TYPES = {
     ),
     "E0311": CodeInfo(
         "head dimensions that differ",
-        "q and k have the same head dimension, called D, or k and the columns that cat joins it with have it "
-        "together; that of v is Dv.",
+        "q and k have the same head dimension, D. If 'cat' puts other columns behind those of k, D counts "
+        "both. The head dimension of v is Dv.",
     ),
     "E0312": CodeInfo(
         "heads that do not fit",
-        "k and v have the same heads, and q a multiple of them that the shape shows: H and H, Hkv * "
-        "G and Hkv, or G and 1. Query head h reads K/V head h // G.",
+        "k and v have the same number of heads. The number of heads of q is a multiple of it, and the "
+        "shapes show the factor: H and H, Hkv * G and Hkv, or G and 1. Query head h reads K/V head h // G.",
     ),
     "E0313": CodeInfo(
         "element type that does not fit",
-        "q, k and v have one float type; o has a float type; lse is f32. Beside q of f16 or bf16, k and v "
-        "may each be of 8 bits instead: e4m3, e5m2 or i8. No other tensor is of these.",
+        "q, k and v have one float type; o has a float type; lse is f32. If q is f16 or bf16, k and v may "
+        "each have 8 bits instead: e4m3, e5m2 or i8. No other tensor can have one of these types.",
     ),
     "E0314": CodeInfo(
         "output that differs from its inputs",
@@ -199,38 +200,41 @@ _TYPES = {
     ),
     "E0315": CodeInfo(
         "fact that cannot hold",
-        "Along their last axis integer tensors can be sorted, or hold distinct numbers, and tensors of f32 "
-        "be descending, but for q, k and v.",
+        "Inputs other than q, k and v can have a fact about their last axis: integers can be sorted or "
+        "distinct, and f32 can be descending.",
     ),
     "E0316": CodeInfo(
         "storage that does not fit",
-        "'k, v via paged(block_table, page = 16)' with 'block_table: i32[B, P]'; 'via ragged(cu)' "
-        "with 'cu: i32[B + 1]'; 'v via prefix(k)', with the rows of k. k and v are stored alike.",
+        "The storages are 'k, v via paged(block_table, page = 16)' with 'block_table: i32[B, P]'; 'via "
+        "ragged(cu)' with 'cu: i32[B + 1]'; and 'v via prefix(k)', where v has the rows of k. k and v are "
+        "stored alike.",
     ),
     "E0317": CodeInfo(
         "argument of softmax that does not fit",
-        "The sink is a number for each head, of a float type; dropout is one probability and comes with a "
-        "seed, an input 'i64[]'. The scale of v is a number of b, h, the query and the key; one that reads "
-        "the column d is loaded, or a power of two, and the same for all query heads of a K/V head.",
+        "The sink is a number of a float type for each head. Dropout is one probability and needs a seed, "
+        "an input 'i64[]'. The scale of v is a number that may depend on b, h, the query and the key. If it "
+        "depends on the column d, it is read from an input or is a power of two, and query heads that share "
+        "a K/V head share it.",
     ),
     "E0318": CodeInfo(
         "length that does not fit",
-        "'length M' and 'length N' replace the axis by an integer for each sequence: an expression "
-        "of b. Paged keys need one, because the last page of a sequence is not full.",
+        "'length M' and 'length N' give the number of rows that exist in each sequence: an integer that "
+        "depends on b. Paged keys need one, because the last page of a sequence may not be full.",
     ),
     "E0319": CodeInfo(
         "gradient that does not exist",
-        "Gradients are of float inputs that the score or the sink reads. Keys and values of 8 bits have "
-        "none, and beside a scale of v nothing has.",
+        "An input has a gradient if its elements are floats and the score, the sink or an epilogue reads "
+        "it. Keys and values of 8 bits have none. In an attention with a scale of v or of columns of k, or "
+        "with keys of two inputs, nothing has.",
     ),
     "E0320": CodeInfo(
         "division by zero",
-        "A divisor is the constant 0.",
+        "This divisor is the constant 0.",
     ),
     "E0321": CodeInfo(
         "dimension that no shape determines",
-        "Each size is computed from the tensors passed in, so each must be alone in some axis, or "
-        "the only unknown of a sum or product.",
+        "The size of each dimension is computed from the shapes of the tensors that are passed in. So each "
+        "dimension must be an axis of its own somewhere, or the only unknown in a sum or product.",
     ),
     "E0323": CodeInfo(
         "unknown output",
@@ -238,13 +242,13 @@ _TYPES = {
     ),
     "E0324": CodeInfo(
         "epilogue that does not fit",
-        "'output o: ... = ...' says what o is: a number of 'attention' (the normalised sum over the keys), "
-        "b, h, the query, the column d and inputs, not of the key.",
+        "'output o: ... = ...' computes o from 'attention' (the normalised sum over the keys), b, h, the "
+        "query, the column d and inputs. It cannot depend on a key.",
     ),
     "E0325": CodeInfo(
         "weight that does not fit",
-        "'weight = ...', of the score, is what a key counts under 'normalize = none'. Other forms have "
-        "weights of their own, and only a denominator has an lse.",
+        "Under 'normalize = none', 'weight = ...' computes the weight of a key from its score. All other "
+        "normalizations define the weights themselves. A normalization without a denominator has no lse.",
     ),
     "E0330": CodeInfo(
         "projection that is not complete",
@@ -252,7 +256,7 @@ _TYPES = {
     ),
     "E0331": CodeInfo(
         "equation that is not one of a projection",
-        "A projection computes y = dot(x, w), or y = dot(x, w) + bias[n] where it has a bias.",
+        "A projection computes y = dot(x, w), or y = dot(x, w) + bias[n] if it has a bias.",
     ),
     "E0332": CodeInfo(
         "tensor that does not fit its projection",
@@ -261,72 +265,77 @@ _TYPES = {
     ),
     "E0333": CodeInfo(
         "window that holds no key",
-        "'window(left, right)' keeps the keys from q_pos - left to q_pos + right. Elsewhere a negative "
-        "number stands for no limit; here a side without one is left out, as in 'causal'.",
+        "'window(left, right)' keeps the keys from q_pos - left to q_pos + right. In other libraries a "
+        "negative number means no limit. Here a mask without a limit on one side is written without a "
+        "window, as 'causal' is.",
     ),
     "E0334": CodeInfo(
         "list that cannot be read",
-        "'listed(idx[b, h // G, q_idx // 64], keys = 64)' is a condition of a mask: an entry of the list "
-        "names the block of 64 keys that kv_idx is in. 'idx' is an input of integers, and the last of its "
-        "axes the list. 'listed(idx, rows = 64, keys = 64)' finds the other indices by the sizes of the "
-        "axes; 'count' is how many entries of each list count.",
+        "'listed(idx[b, h // G, q_idx // 64], keys = 64)' is a condition of a mask. It is true if an entry "
+        "of that list is the number of the block of 64 keys that holds kv_idx. 'idx' is an input of "
+        "integers, whose last axis holds the list. 'listed(idx, rows = 64, keys = 64)' leaves the other "
+        "indices out: they follow from the sizes of the axes. 'count' says how many entries of each list "
+        "are used.",
     ),
     "E0335": CodeInfo(
         "order that does not exist",
-        "'order = absolute(2048)' sums keys in segments of 2048, which begin at multiples of that, and joins "
-        "segments in order, whatever the schedule. The size is a multiple of 16, a number or a param; "
-        "'order = absolute' stands for 2048.",
+        "'order = absolute(2048)' sums keys in segments of 2048 that begin at multiples of 2048, and adds "
+        "up the segments in order, under every schedule. The size is a number or a param, and a multiple of "
+        "16. 'order = absolute' means 2048.",
     ),
 }
 
 _SCHEDULES = {
     "E0401": CodeInfo(
         "unknown target",
-        "A schedule is for triton or for one CUDA architecture.",
+        "A schedule is for Triton or for one CUDA architecture.",
     ),
     "E0402": CodeInfo(
         "unknown key",
-        "The keys of a schedule are a closed set; nothing is ignored.",
+        "A schedule can have the keys that the note lists, and no others. No key is ignored.",
     ),
     "E0403": CodeInfo(
         "value that a key does not take",
-        "Each key takes the values that its message lists.",
+        "The label lists the values that this key takes.",
     ),
     "E0404": CodeInfo(
         "key of another phase",
-        "Keys outside of a phase belong to the forward kernel; 'accumulate' belongs to 'backward { "
-        "... }', 'split.kv' and 'softmax' to the forward.",
+        "Keys that are not inside a phase belong to the forward kernel. 'accumulate' belongs in 'backward { "
+        "... }'; 'split.kv' and 'softmax' belong to the forward kernel.",
     ),
     "E0405": CodeInfo(
         "key or value that is given twice",
-        "A phase sets a key once, and so do the 'when' blocks that hold for one variant together; a set "
-        "lists a value once.",
+        "A phase sets a key at most once, counting the 'when' blocks that hold for the same variant. A set "
+        "lists a value at most once.",
     ),
     "E0406": CodeInfo(
         "unknown or nested phase",
-        "The phases are forward, backward and combine; backward holds dq and dkdv, its kernels. 'when' holds "
-        "no blocks. A projection has gemv and flat.",
+        "The phases of an attention are forward, backward and combine; backward may hold dq and dkdv, one "
+        "for each of its kernels. The phases of a projection are gemv and flat. A 'when' block holds no "
+        "phases.",
     ),
     "E0407": CodeInfo(
         "condition that cannot be evaluated",
-        "'where' compares keys, params, numbers and words: 'where tile.q <= tile.kv'. 'when' has no keys.",
+        "'where' compares keys, params, numbers and words: 'where tile.q <= tile.kv'. 'when' compares "
+        "params, D, Dv and numbers; it cannot read keys.",
     ),
     "E0408": CodeInfo(
         "second schedule",
-        "An attention has one schedule for a target, or several with labels ('as NAME'), among which a table "
-        "by sizes picks; a projection has one. Sets of values express other alternatives.",
+        "An attention has one schedule for a target, or several with labels ('as NAME'); a table by sizes "
+        "then picks one for each call. A projection has one. To try other values of a key, give it a set of "
+        "values.",
     ),
     "E0409": CodeInfo(
         "conditions that no config satisfies",
-        "The conditions together exclude every combination of values.",
+        "Together, the conditions exclude every combination of values.",
     ),
     "E0410": CodeInfo(
         "gradient that the attention does not have",
-        "accumulate.dk says how the gradient of k is summed.",
+        "'accumulate.dk' says how the gradient of k is summed. The attention has to ask for that gradient.",
     ),
     "W0801": CodeInfo(
         "backward phase without gradients",
-        "The attention has no 'grad' statement, so the phase is not used.",
+        "The attention has no 'grad' statement, so the backward phase is not used.",
     ),
 }
 
@@ -338,15 +347,16 @@ _EXPANSION = {
     ),
     "E0507": CodeInfo(
         "constant out of range",
-        "Integers have 64 bits; those written, or computed from constants alone, lie between -2^62 and 2^62, "
-        "so that sums with positions fit too. Other constants are 'inf' or fit a float32, also where several "
-        "that multiply or divide the same are merged; factors and reciprocals of divisors stay below 2^127, "
-        "and so do those of the derivatives that a 'grad' asks for. Constants that give NaN are refused.",
+        "Integers have 64 bits. An integer that is written, or is computed from constants, lies between "
+        "-2^62 and 2^62, which leaves room for adding positions. Other constants are 'inf' or fit a "
+        "float32. The same holds for the product of constant factors, and of constant divisors, of one "
+        "term. Factors, and the reciprocals of divisors, stay below 2^127, also in the derivatives that "
+        "'grad' needs. Constants must not be NaN.",
     ),
     "E0508": CodeInfo(
         "too many variants",
-        "The choices of all params multiply to at most 1,024 variants of an attention. Those of all "
-        "schedules of a file are at most 4,096. `--no-limits` on the command line lifts this limit, and "
+        "The choices of all params multiply to at most 1,024 variants of an attention. All schedules of a "
+        "file together make at most 4,096 variants. `--no-limits` on the command line lifts this limit, and "
         "those of E0501, E0506, E0509 and E0510.",
     ),
     "E0509": CodeInfo(
@@ -355,10 +365,11 @@ _EXPANSION = {
     ),
     "E0510": CodeInfo(
         "file that is too much work",
-        "Each limit may be kept and all of them together still be too much: what a file costs is counted in "
-        "steps, each about one operation of an expression that is looked at. An attention, and any variant "
-        "of it for one target, may cost 500,000. A file may cost as many, and 50,000 for each variant and "
-        "target after the first. `--no-limits` on the command line lifts this.",
+        "A file can keep each of the other limits and still be too much work. Work is counted in steps; a "
+        "step is about one operation of an expression that the compiler reads. An attention may cost "
+        "500,000 steps, and so may each of its variants for one target. The whole file may cost 500,000 "
+        "steps, plus 50,000 for each variant and target after the first. `--no-limits` on the command line "
+        "lifts this limit.",
     ),
 }
 
@@ -366,30 +377,30 @@ _EXPANSION = {
 _FLEX = {
     "E0901": CodeInfo(
         "operation of a mod that no spec has",
-        "Mods of FlexAttention become specs, which add, multiply, compare, look up elements of tensors and "
-        "call a few functions. docs/flex.md lists torch's operations one by one.",
+        "Mods of FlexAttention are translated to specs. A spec can add, multiply, compare, read elements of "
+        "tensors and call a few functions. docs/flex.md lists torch's operations one by one.",
     ),
     "E0902": CodeInfo(
         "mod that depends on a value",
-        "A mod is called once, with symbols for its score and positions, to read what it computes. They have "
-        "no values yet, so that it cannot branch on one or make a Python number of it.",
+        "A mod is called once, with symbols in place of the score and the positions, to find out what it "
+        "computes. Symbols have no values, so a mod cannot branch on them or turn them into Python numbers.",
     ),
     "E0903": CodeInfo(
-        "value of a mod that is no number or condition",
-        "A mod computes with single numbers and conditions, or short rows of a tensor: every axis of a "
-        "captured tensor is indexed, and what the mod returns is one value.",
+        "value of a mod that is neither a number nor a condition",
+        "A mod computes with single numbers and conditions, or with short rows of a tensor. So it indexes "
+        "every axis of a captured tensor, and returns one value.",
     ),
 }
 
 _LIMITS = {
     "E0501": CodeInfo(
         "file that is too large",
-        "A spec file has at most 256 KiB, 32768 lines, and as many words, numbers and signs.",
+        "A spec file has at most 256 KiB, at most 32768 lines, and at most 32768 words, numbers and signs.",
     ),
     "E0502": CodeInfo(
         "expression or block that is nested too deeply",
-        "At most 64 levels. Each bracket, sign, 'not' and arithmetic operator of a chain counts as one; name "
-        "a part of the expression with 'let' or 'def'.",
+        "Expressions and blocks have at most 64 levels. Each bracket, each sign, each 'not' and each "
+        "arithmetic operator of a chain is a level. Name parts of the expression with 'let' or 'def'.",
     ),
     "E0503": CodeInfo("number with too many digits", "A number has at most 32 digits."),
     "E0504": CodeInfo("name that is too long", "A name has at most 64 characters."),
@@ -401,79 +412,81 @@ _LIMITS = {
 _RESOURCES = {
     "E0601": CodeInfo(
         "schedule of which no config fits",
-        "Every config needs more shared memory or registers than one block can have on any GPU that the "
-        "target covers. Smaller tiles, fewer stages or more warps need less.",
+        "Every config needs more shared memory or registers than a block can have on any GPU of this "
+        "target. Smaller tiles, fewer stages or more warps need less.",
     ),
     "E0602": CodeInfo(
         "schedule that its target cannot compile",
-        "Each target says what it cannot lower, at its place, and ignores nothing. Another key, loop order "
-        "or target may do.",
+        "The target cannot compile what the schedule asks for; the label is at the part that it cannot "
+        "compile. Another key, loop order or target may work. No key is ignored.",
     ),
     "E0603": CodeInfo(
         "file of tuned choices that cannot be read",
-        "specs/tuned/<spec>.json is written by 'attnc tune' and holds the fastest config per device and "
-        "length. Without the file the first config that fits is used.",
+        "'attnc tune' writes specs/tuned/<spec>.json, which holds the fastest config for each device and "
+        "length. Without the file, the first config that fits is used.",
     ),
     "E0604": CodeInfo(
         "unified maximum with unsafe bounds",
-        "exp(s - phi) must neither overflow nor lose its digits between the bounds: how wide they may be "
-        "depends on the type of the probabilities.",
+        "Between the bounds, exp(s - phi) must neither overflow nor lose its digits. How far apart the "
+        "bounds may be depends on the type of the probabilities.",
     ),
     "E0605": CodeInfo(
         "schedule that breaks the order of sums",
-        "Under 'order = absolute(...)' a row has the same bits under every schedule of a target. So all of "
-        "them multiply tiles of one shape, split keys where segments begin, and keep a running maximum.",
+        "Under 'order = absolute(...)' all schedules of a target give a row the same bits. So all of them "
+        "use tiles of the same shape, split the keys where segments begin, and keep a running maximum.",
     ),
 }
 
 _PLAN_WARNINGS = {
     "W0701": CodeInfo(
         "mask that is never true",
-        "The analysis proves that no element is kept, whatever the sizes: every row sees nothing.",
+        "The mask keeps no element, whatever the sizes are: no row sees a key.",
     ),
     "W0702": CodeInfo(
         "mask under which no tile can be skipped",
-        "Nothing in the mask bounds one index by the other, by a length or by a sorted input, so the kernel "
-        "evaluates it for every element.",
+        "Nothing in the mask bounds one index by the other, by a length or by a sorted input. So the kernel "
+        "evaluates the mask for every element.",
     ),
     "W0703": CodeInfo(
         "rows that see nothing when M > N",
-        "Positions are aligned at the end: with more queries than keys the first rows stand before "
-        "the first key.",
+        "The last query is aligned with the last key. So if there are more queries than keys, the first "
+        "queries come before the first key.",
     ),
     "W0704": CodeInfo(
         "condition of data for which no tile is skipped",
-        "Tiles are skipped by bounds that follow from positions, lengths and sorted inputs. What is looked "
-        "up element by element, such as a list of kept blocks, a tree or the documents of an input that is "
-        "not sorted, excludes elements and no tile: the result is right, and costs what it would without "
-        "the condition. Kernels of Triton and Hopper with 'loops = [q, kv]' instead find the blocks in "
-        "which the mask keeps a pair, if queries and keys are not packed and heads that share keys share it.",
+        "Tiles are skipped by bounds, which follow from positions, lengths and sorted inputs. A condition "
+        "that is read element by element, such as a table of kept blocks, a tree, or documents that are not "
+        "sorted, gives no bounds: the result is right, but no faster than without the condition. One case "
+        "is faster: under 'loops = [q, kv]', kernels for Triton and Hopper find the blocks in which the "
+        "mask keeps an element. For this, queries and keys must not be packed, and query heads that share "
+        "keys must have the same mask.",
     ),
     "W0705": CodeInfo(
         "input that descends, and by which no tile is skipped",
-        "Of a score r + c[b, h, q_pos] - c[b, h, kv_idx], with c finite and never ascending, kernels leave "
-        "out the first keys where the norms of q and k prove that all their weights together are below what "
-        "rounding loses anyway. r may read the key in dot(q, k) alone, times constants and through functions "
-        "of bounded slope, and each query has to see the key at its own position.",
+        "If the score is r + c[b, h, q_pos] - c[b, h, kv_idx], and c is finite and never ascends, kernels "
+        "can skip the first keys of a query: those whose weights, by the norms of q and k, add up to less "
+        "than the rounding error. For this, r may read the key only in dot(q, k), multiplied by constants "
+        "and passed through functions of bounded slope, and each query has to see the key at its own "
+        "position.",
     ),
     "W0802": CodeInfo(
         "gradients that are not generated",
-        "The attention asks for gradients, and the compiler makes a forward kernel only: the callable "
+        "The attention asks for gradients, but the schedule makes a forward kernel only. The callable "
         "refuses tensors that require a gradient.",
     ),
     "W0803": CodeInfo(
         "schedule for a target that is not compiled",
-        "The schedule is checked but makes no file; the attention's other schedules do.",
+        "The schedule is checked but makes no file. The other schedules of the attention do.",
     ),
     "W0804": CodeInfo(
         "file that declares nothing",
-        "Definitions alone mean nothing to a compiler: a file holds an attention or a projection, and its "
-        "schedules.",
+        "A file of definitions compiles to nothing. A file that is compiled holds an attention or a "
+        "projection, and schedules for it.",
     ),
     "W0805": CodeInfo(
         "key that gives up the fast kernels",
-        "The schedule is compiled as it stands, and another value of the key would leave its target the "
-        "instructions that it is for.",
+        "The schedule compiles as it is written, but this value of the key keeps it from the fastest "
+        "instructions of its target.",
     ),
 }
 
