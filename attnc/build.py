@@ -541,7 +541,7 @@ def _with_chosen(program: Program, name: str, targets: Sequence[str], most: int)
     count = min(count_variants(program.attention(name)), most)
     for target in targets:
 
-        def planned(text: str, before: Program = program, target: str = target) -> tuple[Program, str]:
+        def plan_text(text: str, before: Program = program, target: str = target) -> tuple[Program, str]:
             whole = add_schedules(before, text)
             plan_program(keep(whole, name, target), most)
             return whole, text
@@ -549,7 +549,7 @@ def _with_chosen(program: Program, name: str, targets: Sequence[str], most: int)
         try:
             with report_limit(f"a schedule of '{name}' for {target}", place):
                 grant(_PIECES_TO_CHOOSE * count)
-                program, text = first_made(schedules_for(program, name, target), planned)[0]
+                program, text = first_made(schedules_for(program, name, target), plan_text)[0]
                 texts.append(text)
         except DiagnosticError as found:
             if any(one.code == _TOO_MUCH_WORK for one in found.diagnostics):

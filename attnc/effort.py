@@ -151,7 +151,7 @@ def memo(function: Callable[_P, _R]) -> Callable[_P, _R]:
     """
 
     @wraps(function)
-    def remembered(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+    def recall(*args: _P.args, **kwargs: _P.kwargs) -> _R:
         known = _METER.known
         if known is None:
             return function(*args, **kwargs)
@@ -162,7 +162,7 @@ def memo(function: Callable[_P, _R]) -> Callable[_P, _R]:
             found = known[key] = function(*args, **kwargs)
         return found
 
-    return remembered
+    return recall
 
 
 def memo_by_object(function: Callable[[_T], _R]) -> Callable[[_T], _R]:
@@ -171,7 +171,7 @@ def memo_by_object(function: Callable[[_T], _R]) -> Callable[[_T], _R]:
     """
 
     @wraps(function)
-    def remembered(given: _T) -> _R:
+    def recall(given: _T) -> _R:
         known = _METER.known
         if known is None:
             return function(given)
@@ -182,4 +182,4 @@ def memo_by_object(function: Callable[[_T], _R]) -> Callable[[_T], _R]:
             found = known[key] = (given, function(given))  # the object stays, and so does its id
         return found[1]
 
-    return remembered
+    return recall

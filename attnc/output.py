@@ -183,7 +183,7 @@ def _hash(content: bytes) -> str:
 _LINE = re.compile(r"([0-9a-f]{64})  (\S.*)")
 
 
-def _listed(manifest: bytes) -> dict[str, set[str]]:
+def _read_manifest(manifest: bytes) -> dict[str, set[str]]:
     """Returns the hashes of files by path. Lines that are none are passed over: where two branches were
     merged, each may have written a file.
     """
@@ -219,9 +219,9 @@ class _Changes:
 
 def _changes(wanted: _Wanted, is_meant: _IsMeant, out: Path, *, force: bool = False) -> _Changes:
     noted = _look(out, MANIFEST)
-    listed = _listed(noted.content)
+    listed = _read_manifest(noted.content)
     for journal in filter(None, map(_read_journal, leftovers(out))):  # what it lists may be in place already
-        for path, digests in _listed(journal.manifest or b"").items():
+        for path, digests in _read_manifest(journal.manifest or b"").items():
             listed.setdefault(path, set()).update(digests)
     drifts, before = list[Drift](), {MANIFEST: noted}
     after = dict(listed)

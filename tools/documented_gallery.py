@@ -38,12 +38,14 @@ _BLOCKS = str.maketrans({SKIP: "·", PARTIAL: "▒", FULL: "█"})
 _HEAD = """\
 # Gallery
 
-Each section shows a mask, the tiles that its kernel visits, and the loop of that kernel. In the pictures, rows are tiles
-of queries and columns are tiles of keys: `·` is skipped, `▒` is partial and runs mask code, `█` is full and runs none.
-The pictures are computed from the bounds of the loop below them; nothing else decides which tiles are visited.
+Each section shows a mask, the tiles that its kernel visits, and the loop of that kernel. In the pictures,
+rows are tiles of queries and columns are tiles of keys: `·` is skipped, `▒` is partial and runs mask code,
+`█` is full and runs none. The pictures are computed from the bounds of the loop below them; nothing else
+decides which tiles are visited.
 
-Times are milliseconds of the forward pass of a FlexAttention program with such a mask, in bf16 on one H200, run by
-attnc and by PyTorch ([how they were measured](flex.md#how-fast)). The last column is how many times as fast attnc is.
+Times are milliseconds of the forward pass of a FlexAttention program with such a mask, in bf16 on one H200,
+run by attnc and by PyTorch ([how they were measured](flex.md#how-fast)). The last column is how many times as
+fast attnc is.
 
 This page is written by `pytest tests/test_docs.py --update-golden`.
 """

@@ -71,7 +71,7 @@ def flash_mla_sparse_fwd(
     _check_values(name, "d_v", d_v, q)
     o, lse = _attend(name, q[None], kv[None], lists, counts, sm_scale, d_v)
     largest = _max_logits(q, kv[:, 0], lists[0], counts[0], sm_scale) if wants_max_logits else None
-    return _join_sink(o, lse, attn_sink)[0], largest, _of_lonely(lse)[0]
+    return _join_sink(o, lse, attn_sink)[0], largest, _mark_lonely_rows(lse)[0]
 
 
 def flash_mla_with_kvcache(
@@ -147,7 +147,7 @@ def flash_mla_with_kvcache(
         beside = (extra_k_cache, extra_indices_in_kvcache, extra_topk_length)
         lists = (k_cache, indices, topk_length)
         o, lse = _attend_listed(checked, name, q, form, lists, beside, scale, head_dim_v)
-    return _join_sink(o, lse, attn_sink), _of_lonely(lse).mT.contiguous()
+    return _join_sink(o, lse, attn_sink), _mark_lonely_rows(lse).mT.contiguous()
 
 
 def _attend_listed(
@@ -419,7 +419,7 @@ def _join_sink(o: torch.Tensor, lse: torch.Tensor, sink: torch.Tensor | None) ->
     return (o * torch.where(lse == -torch.inf, 0.0, share)[..., None]).to(o.dtype)
 
 
-def _of_lonely(lse: torch.Tensor) -> torch.Tensor:
+def _mark_lonely_rows(lse: torch.Tensor) -> torch.Tensor:
     """Returns lse as FlashMLA has it: plus infinity for a query that sees no key."""
     return torch.where(lse == -torch.inf, torch.inf, lse)
 

@@ -168,7 +168,7 @@ def _pack(latents: torch.Tensor, form: RowFormat) -> tuple[torch.Tensor, torch.T
         exponent = (exponent - (size == 0.5).int()).clamp(-126, 127)
         exponent = torch.where(least == 0, 0, exponent) + 127
         stored = torch.where(least.isfinite(), exponent, 255).to(torch.uint8)
-        scales = _of_exponents(stored)
+        scales = _decode_exponents(stored)
     else:
         scales = torch.where(least == 0, 1.0, least)
         stored = scales = torch.where(scales.isfinite(), scales, torch.nan)
@@ -182,13 +182,13 @@ def _unpack(
 ) -> torch.Tensor:
     numbers = narrow.contiguous().view(torch.float8_e4m3fn).float()
     held = scales.contiguous()
-    factors = _of_exponents(held) if form.scales_pages else held.view(torch.float32)
+    factors = _decode_exponents(held) if form.scales_pages else held.view(torch.float32)
     blocks = numbers.view(*narrow.shape[:-1], form.scales, form.block)
     made = (blocks * factors[..., None]).flatten(-2).to(torch.bfloat16)
     return torch.cat([made, rotary.contiguous().view(torch.bfloat16)], -1)
 
 
-def _of_exponents(stored: torch.Tensor) -> torch.Tensor:
+def _decode_exponents(stored: torch.Tensor) -> torch.Tensor:
     """Returns the powers of two f32 that bytes of e8m0 stand for: 255 is NaN."""
     bits = torch.where(stored == 0, 1 << 22, stored.int() << 23)  # 2^-127 is a subnormal number
     return torch.where(stored == 255, torch.nan, bits.view(torch.float32))

@@ -96,7 +96,7 @@ def mask(
     takes a mask function that says more than causal by its values.
     """
     lengths, offsets = (q_length, kv_length), (q_offset, kv_offset)
-    kept = None if attention_mask is None else _of_keys(attention_mask, kv_offset, kv_length)
+    kept = None if attention_mask is None else _find_kept_keys(attention_mask, kv_offset, kv_length)
     ends = _known_ends(mask_function)
     if ends is None:
         found = _values_of(mask_function, batch_size, lengths, offsets, device)
@@ -356,7 +356,7 @@ def _form_name(*form: Any) -> str:
 _form_name._dynamo_marked_constant = True  # type: ignore[attr-defined]  # functions take attributes
 
 
-def _of_keys(attention_mask: torch.Tensor, first: int, count: int) -> torch.Tensor:
+def _find_kept_keys(attention_mask: torch.Tensor, first: int, count: int) -> torch.Tensor:
     """Returns which keys count, bool[B, count]; those behind the mask, where a cache has room, do not."""
     kept = attention_mask[:, first : first + count].bool()
     return torch.nn.functional.pad(kept, (0, count - kept.shape[1]))

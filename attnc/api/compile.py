@@ -263,11 +263,11 @@ def _package(
     name = _choose(program, attention)
     targets, lost = _candidates(program, name, ranked)
 
-    def made(target: str) -> Package:
+    def compile_package(target: str) -> Package:
         wanted = _schedules_for(program, name, target, deterministic, steps, splits)
         return _package_for(program, name, target, tuned, dispatch, wanted)
 
-    package, failure = first_made(targets, made)
+    package, failure = first_made(targets, compile_package)
     if failure and targets[0] == HOPPER:
         lost = need_of(failure)
     return replace(package, facts={**package.facts, "lost": lost})
@@ -371,11 +371,11 @@ def _package_for(
 
     folder = target_of(target).folder
 
-    def made(schedules: str) -> tuple[Source, CompiledSpec]:
+    def compile_schedules(schedules: str) -> tuple[Source, CompiledSpec]:
         only = keep(add_schedules(program, schedules), name, target)
         return only.source, compile_program(only, Path(only.source.path).name, tuned, dispatch)
 
-    (text, compiled), _ = first_made(added, made)
+    (text, compiled), _ = first_made(added, compile_schedules)
     prefix = f"{name}/{folder}/"
     files = {
         output.path.removeprefix(prefix): output.text

@@ -250,12 +250,12 @@ class Family:
 def _readable(signature: inspect.Signature, package: str) -> inspect.Signature:
     own = rf"{re.escape(package)}(\.\w+)*\.(\w+)"
 
-    def shown(parameter: inspect.Parameter) -> inspect.Parameter:
+    def show_parameter(parameter: inspect.Parameter) -> inspect.Parameter:
         annotation = inspect.formatannotation(parameter.annotation)
         short = re.sub(rf"{own}( \| {own})*", r"\2", annotation)
         return parameter if short == annotation else parameter.replace(annotation=short)
 
-    return signature.replace(parameters=[shown(one) for one in signature.parameters.values()])
+    return signature.replace(parameters=[show_parameter(one) for one in signature.parameters.values()])
 
 
 def _arch() -> str:

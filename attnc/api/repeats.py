@@ -171,7 +171,7 @@ def without_gradients(function: Callable[Given, Found]) -> Callable[Given, Found
     """`torch.no_grad()` of a function, without what its context takes."""
 
     @wraps(function)
-    def called(*given: Given.args, **named: Given.kwargs) -> Found:
+    def call(*given: Given.args, **named: Given.kwargs) -> Found:
         if not is_grad_enabled():
             return function(*given, **named)
         torch._C._set_grad_enabled(False)
@@ -180,7 +180,7 @@ def without_gradients(function: Callable[Given, Found]) -> Callable[Given, Found
         finally:
             torch._C._set_grad_enabled(True)
 
-    return called
+    return call
 
 
 def forget() -> None:

@@ -111,7 +111,7 @@ class GivenTensors:
         shape, before = x.shape, self._sizes.copy()
         fits = len(shape) == len(wanted)
         for word, size in zip(wanted, shape, strict=False):
-            known = self._known(word)
+            known = self._find_known(word)
             name, _, more = str(word).partition("+") if known is None else ("", "", "")
             if known is None and size >= int(more or 0):
                 self._sizes[name] = size - int(more or 0)
@@ -121,7 +121,7 @@ class GivenTensors:
             self._sizes = before
             raise ValueError(f"{where} shape {self._show(wanted)}{self._source}, got {list(shape)}")
 
-    def _known(self, word: str | int) -> int | None:
+    def _find_known(self, word: str | int) -> int | None:
         if not isinstance(word, str):
             return word
         if word.isdigit():
@@ -131,7 +131,7 @@ class GivenTensors:
         return None if size is None else size + int(more or 0)
 
     def _show(self, wanted: Sequence[str | int]) -> str:
-        shown = (self._known(word) for word in wanted)
+        shown = (self._find_known(word) for word in wanted)
         names = ("any" if word == "_" else str(word).replace("+", " + ") for word in wanted)
         sizes = (name if size is None else str(size) for name, size in zip(names, shown, strict=True))
         return f"[{', '.join(sizes)}]"

@@ -116,7 +116,7 @@ class ListCell:
 
 def list_cells() -> tuple[ListCell, ...]:
     """Returns all cells: blocks of queries, then queries with blocks, then queries with tokens."""
-    return (*_blocks(), *_selected(), *_tokens())
+    return (*_blocks(), *_list_selected_cells(), *_tokens())
 
 
 def _blocks() -> Iterator[ListCell]:
@@ -130,7 +130,7 @@ def _blocks() -> Iterator[ListCell]:
             yield replace(video, rows=size, block=size, entries=entries, job=job)
 
 
-def _selected() -> Iterator[ListCell]:
+def _list_selected_cells() -> Iterator[ListCell]:
     for model, heads, kv_heads, block in (("NSA", 64, 4, 64), ("MSA", 64, 4, 128)):
         made = ListCell(
             model=model, queries=16384, keys=16384, heads=heads, kv_heads=kv_heads,

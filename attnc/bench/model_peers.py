@@ -129,11 +129,11 @@ def _sdpa(backend: SDPBackend | None) -> Make:
         if backend is None:
             return _make_launch(cell, x, launch)
 
-        def chosen() -> torch.Tensor:
+        def launch_backend() -> torch.Tensor:
             with sdpa_kernel(backend):
                 return launch()
 
-        return _make_launch(cell, x, chosen)
+        return _make_launch(cell, x, launch_backend)
 
     return make
 
@@ -168,18 +168,18 @@ def _flex(cell: ModelCell, x: ModelInputs) -> Launch:
         raise Unavailable("needs a program of its own for sinks, latents and packed sequences")
     shift, window, cap = cell.keys - cell.queries, cell.window, cell.softcap
 
-    def kept(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+    def keep(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
         inside = kv_idx <= q_idx + shift
         return inside if window is None else inside & (q_idx + shift - kv_idx <= window)
 
-    def capped(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+    def cap_score(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
         return cap * torch.tanh(score / cap)
 
     options: dict[str, Any] = {"enable_gqa": cell.heads != cell.kv_heads}
     if cell.causal and cell.queries > 1:
-        options["block_mask"] = create_block_mask(kept, None, None, cell.queries, cell.keys, device="cuda")
+        options["block_mask"] = create_block_mask(keep, None, None, cell.queries, cell.keys, device="cuda")
     if cap:
-        options["score_mod"] = capped
+        options["score_mod"] = cap_score
     torch.compiler.reset()
     compiled = torch.compile(flex_attention, dynamic=False, fullgraph=True)
 

@@ -15,7 +15,8 @@ _BOTH: tuple[Job, ...] = ("prompt", "training")
 def odd_cells() -> tuple[ModelCell, ...]:
     """Returns all cells, kind by kind."""
     return (
-        *_lengths(), *_heads(), *_cross(), *_widths(), *_windows(), *_packed(), *_cached(), *_half()
+        *_lengths(), *_heads(), *_cross(), *_widths(), *_windows(),
+        *_list_packed_cells(), *_list_cached_cells(), *_half(),
     )  # fmt: skip
 
 
@@ -89,7 +90,7 @@ def _windows() -> Iterator[ModelCell]:
     yield from _calls("softcap 50 d64", (2, 4096), (16, 16), 64, softcap=50.0)
 
 
-def _packed() -> Iterator[ModelCell]:
+def _list_packed_cells() -> Iterator[ModelCell]:
     few, many = (3000, 100, 50, 2049, 513, 1, 4097), tuple(16 + at * 37 % 251 for at in range(96))
     equal, two = (77,) * 128, (4096, 2500)
     for heads, width, lengths, causal in (
@@ -100,7 +101,7 @@ def _packed() -> Iterator[ModelCell]:
         yield from _calls(kind, (1, 0), heads, width, lengths=lengths, causal=causal)
 
 
-def _cached() -> Iterator[ModelCell]:
+def _list_cached_cells() -> Iterator[ModelCell]:
     decoding: tuple[Job, ...] = ("decoding",)
     for page in (1, 16, 64, 256):
         more = {"queries": 1, "page": page}

@@ -51,10 +51,10 @@ def server() -> LanguageServer:
     def opened(params: lsp.DidOpenTextDocumentParams) -> None:
         publish(params.text_document.uri)
 
-    def changed(params: lsp.DidChangeTextDocumentParams) -> None:
+    def change_text(params: lsp.DidChangeTextDocumentParams) -> None:
         publish(params.text_document.uri)
 
-    def closed(params: lsp.DidCloseTextDocumentParams) -> None:
+    def close_text(params: lsp.DidCloseTextDocumentParams) -> None:
         nothing = lsp.PublishDiagnosticsParams(uri=params.text_document.uri, diagnostics=[])
         made.text_document_publish_diagnostics(nothing)
 
@@ -78,7 +78,7 @@ def server() -> LanguageServer:
             for i, found in enumerate(editor.complete(read.source, read.offset(params.position)))
         ]
 
-    def formatted(params: lsp.DocumentFormattingParams) -> list[lsp.TextEdit] | None:
+    def format_text(params: lsp.DocumentFormattingParams) -> list[lsp.TextEdit] | None:
         read = document(params.text_document.uri)
         text = editor.format_text(read.source)
         if text is None or text == read.source.text:
@@ -86,11 +86,11 @@ def server() -> LanguageServer:
         return [lsp.TextEdit(range=read.range(read.source.span(0, len(read.source.text))), new_text=text)]
 
     made.feature(lsp.TEXT_DOCUMENT_DID_OPEN)(opened)
-    made.feature(lsp.TEXT_DOCUMENT_DID_CHANGE)(changed)
-    made.feature(lsp.TEXT_DOCUMENT_DID_CLOSE)(closed)
+    made.feature(lsp.TEXT_DOCUMENT_DID_CHANGE)(change_text)
+    made.feature(lsp.TEXT_DOCUMENT_DID_CLOSE)(close_text)
     made.feature(lsp.TEXT_DOCUMENT_HOVER)(hover)
     made.feature(lsp.TEXT_DOCUMENT_COMPLETION, lsp.CompletionOptions(trigger_characters=["."]))(complete)
-    made.feature(lsp.TEXT_DOCUMENT_FORMATTING)(formatted)
+    made.feature(lsp.TEXT_DOCUMENT_FORMATTING)(format_text)
     return made
 
 

@@ -122,7 +122,7 @@ def window(function: str, causal: Any, window_size: Any) -> tuple[bool, Any, Any
     """
     causal = is_true(f"{function}: causal", causal)
     try:
-        left, right = map(_bound, window_size)
+        left, right = map(_read_bound, window_size)
     except (TypeError, ValueError):
         raise ValueError(
             f"{function}: window_size: expected (left, right), -1 for no bound, got {show_value(window_size)}"
@@ -131,7 +131,7 @@ def window(function: str, causal: Any, window_size: Any) -> tuple[bool, Any, Any
     return causal, left, None if causal else right
 
 
-def _bound(given: Any) -> Any:
+def _read_bound(given: Any) -> Any:
     """Returns a bound of a window, None for none; a tensor where torch.compile knows no more, which then is
     far from the query if there is none.
     """

@@ -31,7 +31,7 @@ def load_form(form: Form) -> ModuleType:
     from attnc.api.compile import SpecError, compile_family, need_of, refuse_heads
     from attnc.diagnostics.attempts import first_made
 
-    def made(target: str) -> ModuleType:
+    def make_module(target: str) -> ModuleType:
         family = compile_family(
             form.text, target=target, deterministic=not form.fast, warn=False, splits=form.splits
         )
@@ -40,7 +40,7 @@ def load_form(form: Form) -> ModuleType:
 
     targets = form.targets or (TRITON,)
     try:
-        module, failure = first_made(targets, made)
+        module, failure = first_made(targets, make_module)
     except SpecError as refused:
         raise refuse_heads(_FUNCTION, (form.size, form.size_v), form.dtype, refused) from None
     if failure and targets[0] == HOPPER:

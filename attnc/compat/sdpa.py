@@ -75,14 +75,14 @@ def _refuse_gradients_beside(*names: str) -> Callable[[_Forwarding], _Forwarding
 
     def decorate(function: _Forwarding) -> _Forwarding:
         @wraps(function)
-        def called(*given: Any, **named: Any) -> _Forward:
+        def call(*given: Any, **named: Any) -> _Forward:
             for name in names:
                 if named.get(name) is not None:
                     tensors = dict(zip(("query", "key", "value"), given, strict=False))
                     refuse_gradients(f"{_NAME} with {name}", **tensors)
             return function(*given, **named)
 
-        return called
+        return call
 
     return decorate
 

@@ -437,15 +437,15 @@ def _spell(value: ParamValue) -> str:
 def _normal(expr: Expr) -> Expr:
     made = normalize(expr)
 
-    def collected(node: Expr) -> Expr:
-        again = make(node, tuple(collected(child) for child in children(node)))
+    def collect(node: Expr) -> Expr:
+        again = make(node, tuple(collect(child) for child in children(node)))
         if not isinstance(again, Compare):
             return again
         again = _move_key_left(again)
         absolute = any(isinstance(part, Load) and part.tensor == "key_first" for part in walk(again))
         return _clamp_positions(again) if absolute else again
 
-    return collected(made)
+    return collect(made)
 
 
 def _move_key_left(node: Expr) -> Expr:

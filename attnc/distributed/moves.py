@@ -229,7 +229,7 @@ class SumsLayout:
     shared: tuple[Recipe, Recipe]
 
 
-def _arrived() -> None:
+def _wait_for_nothing() -> None:
     """Waits for nothing."""
 
 
@@ -271,14 +271,14 @@ class Moves:
         """Begins to send and receive; returns what waits for it."""
         layout = self._parcel_layout(k, v)
         if self.group.size == 1:
-            return _arrived
+            return _wait_for_nothing
         if layout.posts is None or self._box is None:
             return self.group.exchange(parcel.came, layout.counts_in, parcel.sent, layout.counts_out)
         for r, into in enumerate(torch.split(parcel.came, list(layout.counts_in))):
             first = number * int(layout.posts[r].sum()) + int(layout.posts[r, : self.rank].sum())
             if len(into):
                 into.copy_(self._box.peers[r].view(into.dtype).narrow(0, first, len(into)))
-        return _arrived
+        return _wait_for_nothing
 
     def place_own(self, k: torch.Tensor, v: torch.Tensor, number: int) -> torch.Tensor:
         """Returns memory of a window with the rank's own rows of k and v. Keys that nobody asked for are 0:
@@ -326,12 +326,12 @@ class Moves:
         unit = gcd(*(piece.unit for piece in pieces))
         counts_out, counts_in = self._counts(pieces, self.keys.sent), self._counts(pieces, self.keys.kept)
 
-        def owned(which: int, rank: int) -> Ints:
+        def find_owned(which: int, rank: int) -> Ints:
             """Where the keys lie that are this rank's and go to another, or stay."""
             behind = self._heads_behind(self._keyed[which][0], (k, v)[which], rank)
             return pieces[which].offsets(self.keys.sent[rank], unit) + behind
 
-        packed = [(which, owned(which, r)) for r in self.others for which in (0, 1)]
+        packed = [(which, find_owned(which, r)) for r in self.others for which in (0, 1)]
         windows: list[tuple[Ints, Ints]] = []
         shapes: list[torch.Size] = []
         came = 2
@@ -342,7 +342,7 @@ class Moves:
             shapes.append(piece.shape(count))
             offsets = np.full(piece.units(count, unit), -1)
             source = np.zeros(offsets.shape, np.int64)
-            offsets[:, own], source[:, own] = owned(which, self.rank), which
+            offsets[:, own], source[:, own] = find_owned(which, self.rank), which
             for r in self.others:
                 rows = self.keys.kept[r]
                 source[:, rows] = came
@@ -395,7 +395,7 @@ class Moves:
         layout, like = self._sums_layout(sums, totals, early), sums[0][0]
         both = (x for pair in sums for x in pair)
         sent = collect(like.new_empty(sum(layout.counts_out)), layout.packed, *both)
-        came, wait = like.new_empty(sum(layout.counts_in)), _arrived
+        came, wait = like.new_empty(sum(layout.counts_in)), _wait_for_nothing
         if self.group.size > 1:
             wait = self.group.exchange(came, layout.counts_in, sent, layout.counts_out)
         totals = self._from_part(*totals, number)

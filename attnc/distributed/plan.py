@@ -134,13 +134,13 @@ class Plan:
         None are past the last packed sequence, where memory may hold anything.
         """
 
-        def made() -> Ints:
+        def compute() -> Ints:
             if self.chosen.strategy == "gather" and len(self.rows(rank)):
                 return np.arange(self.last_key, dtype=np.int64)
             seen = self.awaited[self.mates(rank).start : self.mates(rank).stop].any(axis=0)
             return _rows_of(seen, BLOCK, self.last_key)
 
-        return self._remember(("keys", self.mates(rank).start), made)
+        return self._remember(("keys", self.mates(rank).start), compute)
 
     def window(self, rank: int) -> tuple[int, int]:
         """Returns the range of keys, first and past the last, that waiting rows are computed against. It
@@ -166,14 +166,14 @@ class Plan:
         if not self.by_order or self.chosen.strategy == "heads":
             return None
 
-        def made() -> Ints:
+        def compute() -> Ints:
             lo, hi = self.window(rank)
             seen = np.zeros(-(-hi // TILE), np.bool_)
             at = self.places(self.rows(rank)[self._ready_rows(rank)[1]])
             seen[self.keys(rank) // TILE] = seen[at[(lo <= at) & (at < hi)] // TILE] = True
             return _rows_of(seen, TILE, hi)
 
-        kept, (lo, hi) = self._remember(("kept", self.mates(rank).start), made), self.window(rank)
+        kept, (lo, hi) = self._remember(("kept", self.mates(rank).start), compute), self.window(rank)
         return None if len(kept) == hi - lo else kept
 
     def places(self, rows: Ints) -> Ints:
@@ -379,10 +379,10 @@ def make_plan(
         owners = assignments(chunks, ranks, seen, waiting)
     offered = offers(needs, chunks, owners)
 
-    def estimated(strategy: Strategy, ways: int, offer: Offer) -> TimeEstimate:
+    def estimate_offer(strategy: Strategy, ways: int, offer: Offer) -> TimeEstimate:
         return estimate(strategy, ways, offer, needs.keys, sizes, widths, rates, groups)
 
-    found = [estimated("need", 1, offer) for offer in offered]
+    found = [estimate_offer("need", 1, offer) for offer in offered]
     best = 0
     for i in range(1, len(found)):
         if _is_better(found[i], found[best]):
@@ -392,7 +392,7 @@ def make_plan(
     made = [found[best]] if "need" in asked else []
     # The others for the same owners; where all rows meet, for those that have runs of them.
     made += [
-        estimated(kind, ways, offered[0] if ways == ranks else offer)
+        estimate_offer(kind, ways, offered[0] if ways == ranks else offer)
         for kind in asked
         if kind != "need"
         for ways in _ways(kind, ranks)

@@ -233,16 +233,16 @@ class Visibility:
         tile = np.repeat(np.arange(len(lo), dtype=np.int64), count)
         block = np.arange(len(tile), dtype=np.int64) + np.repeat(begin - (count.cumsum() - count), count)
 
-        def of_pairs(values: Mapping[str, Any]) -> dict[str, Any]:
+        def take_pairs(values: Mapping[str, Any]) -> dict[str, Any]:
             return {name: x[tile] if np.ndim(x) else x for name, x in values.items()}
 
         key = block * BLOCK - (first[tile] if np.ndim(first) else first)
         ends = {"kv_lo": np.maximum(key, lo[tile]), "kv_hi": np.minimum(key + BLOCK, hi[tile]) - 1}
         pairs = Env(
-            indices={**of_pairs(env.indices), **ends},
-            dims=of_pairs(env.dims),
+            indices={**take_pairs(env.indices), **ends},
+            dims=take_pairs(env.dims),
             tensors=env.tensors,
-            names=of_pairs(env.names),
+            names=take_pairs(env.names),
         )
         kept = np.broadcast_to(tile_may(pairs), tile.shape)
         return tile[kept], block[kept]

@@ -144,7 +144,7 @@ def _stream_of(device: torch.device) -> int:
     return torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
 
 
-def _opened(window: Pair) -> Pair:
+def _keep_window(window: Pair) -> Pair:
     return window
 
 
@@ -408,7 +408,7 @@ class Stages:
         if windows:
             with lanes.exchanging():
                 fetched = [(fetch(number), lanes.mark()) for number in range(count)]
-            return [Coming(*of, x, partial(_opened, x)) for of, x in zip(fetched, windows, strict=True)]
+            return [Coming(*of, x, partial(_keep_window, x)) for of, x in zip(fetched, windows, strict=True)]
 
         def coming(number: int) -> Coming:
             parcel = parcels[number]

@@ -90,7 +90,7 @@ def _value(expr: Expr, env: Env) -> Array:
         case Search():
             return _search(expr, env)
         case InList():
-            return _listed(expr, env)
+            return _evaluate_list(expr, env)
         case Neg(operand=operand):
             return -_value(operand, env)
         case Not(operand=operand):
@@ -212,7 +212,7 @@ def _search(expr: Search, env: Env) -> Array:
     return count
 
 
-def _listed(expr: InList, env: Env) -> Array:
+def _evaluate_list(expr: InList, env: Env) -> Array:
     """Looks at every place of the list: nothing that it holds can do more than not be the entry."""
     tensor, prefix = env.tensors[expr.tensor], [_value(index, env) for index in expr.indices]
     entry = _value(expr.entry, env)

@@ -108,7 +108,7 @@ def _common(tape: Tape, name: str, x: Scalar, y: Scalar) -> Scalar:
         raise refuse("E0901", f"'{name}' of floats cannot be written in a spec", "floats have no bits here")
     for known, other in ((a, b), (b, a)):
         if known.low == known.high:
-            return _masked(tape, other, int(known.low))
+            return _mask_bits(tape, other, int(known.low))
     most = min((operand.high for operand in (a, b) if operand.low >= 0), default=math.inf)
     if most == math.inf or int(most).bit_length() > _MOST_BITS:
         raise refuse(
@@ -130,12 +130,12 @@ def _bit(tape: Tape, x: Scalar, place: int) -> Scalar:
     return compare(tape, "!=", remainder(tape, above, integer(tape, 2)), integer(tape, 0))
 
 
-def _masked(tape: Tape, x: Scalar, mask: int) -> Scalar:
+def _mask_bits(tape: Tape, x: Scalar, mask: int) -> Scalar:
     """Returns the bits of x that are set in a number: run by run, or x without those that are not."""
     if not -(1 << _BITS - 1) <= mask < 1 << _BITS - 1:
         raise refuse("E0901", f"bits of {mask}", f"expected a number of {_BITS} bits")
     if mask < 0:
-        return sub(tape, x, _masked(tape, x, ~mask))
+        return sub(tape, x, _mask_bits(tape, x, ~mask))
     found, first = integer(tape, 0), 0
     while mask >> first:
         length = sum(1 for _ in takewhile(lambda at: mask >> at & 1, count(first)))

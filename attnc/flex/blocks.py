@@ -86,7 +86,7 @@ def restrict(traced: Trace, blocks: Blocks) -> Trace:
             if table is not None:
                 mask = join(tape, mask, _looked_up(tape, table, blocks, name))
         return Trace(tape, traced.score, mask.at)
-    listed = _listed(tape, tables.lists, blocks)
+    listed = _trace_list(tape, tables.lists, blocks)
     if tables.full is not None:
         if tables.listed is not None:
             mask = logical_and(tape, mask, _looked_up(tape, tables.listed, blocks, "partial"))
@@ -168,15 +168,15 @@ def _kept_in_blocks(traced: Trace, rows: int, columns: int, R: int, C: int) -> t
 def _looked_up(tape: Tape, table: Tensor, blocks: Blocks, name: str) -> Scalar:
     """Returns the element of a table that a pair lies in. name: of the table."""
     kv_idx = Scalar(tape, tape.add("int", "index", "kv_idx"), 0)
-    table, index = _of_row(tape, table, blocks)
+    table, index = _find_row(tape, table, blocks)
     index.append(floor_divide(tape, kv_idx, integer(tape, blocks.columns)))
     tape.named[id(table)] = name
     found: Scalar = subscript(tape, table, tuple(index))
     return found
 
 
-def _listed(tape: Tape, lists: Tensor, blocks: Blocks) -> Scalar:
-    lists, index = _of_row(tape, lists, blocks)
+def _trace_list(tape: Tape, lists: Tensor, blocks: Blocks) -> Scalar:
+    lists, index = _find_row(tape, lists, blocks)
     tape.named[id(lists)] = "blocks"
     axes = tuple(_SIZES.get(tape.entries[one.at], "") for one in index)
     capture = tape.capture(lists, (*axes, ""))
@@ -188,7 +188,7 @@ def _listed(tape: Tape, lists: Tensor, blocks: Blocks) -> Scalar:
 _SIZES = {("index", "b"): "B", ("index", "h"): "H"}
 
 
-def _of_row(tape: Tape, table: Tensor, blocks: Blocks) -> tuple[Tensor, list[Scalar]]:
+def _find_row(tape: Tape, table: Tensor, blocks: Blocks) -> tuple[Tensor, list[Scalar]]:
     """Returns a table without the axes along which all is the same, and the indices of the row of a query."""
     b, h, q_idx = (Scalar(tape, tape.add("int", "index", index), 0) for index in ("b", "h", "q_idx"))
     index = [floor_divide(tape, q_idx, integer(tape, blocks.rows))]

@@ -188,7 +188,7 @@ def attend(
         torch._dynamo.graph_break("flex_attention inside of a transform of torch.func")
     recorder = Recorder(query.device)
     if scale is not None and not isinstance(scale, int | float):  # a tensor, as numbers of NumPy are here
-        score_mod, scale = _scaled(score_mod, torch.as_tensor(scale, device=query.device)), 1.0
+        score_mod, scale = _scale_scores(score_mod, torch.as_tensor(scale, device=query.device)), 1.0
     if scale is not None:
         recorder.floats.append(float(scale))
     score = None if score_mod is None else recorder.record(score_mod, (torch.float32, *_POSITIONS))
@@ -217,7 +217,7 @@ def attend(
     return o, log_sum if auxiliary.lse else None, largest
 
 
-def _scaled(score_mod: ScoreMod | None, scale: torch.Tensor) -> ScoreMod:
+def _scale_scores(score_mod: ScoreMod | None, scale: torch.Tensor) -> ScoreMod:
 
     def mod(score: Any, *indices: Any) -> Any:
         score = score * scale

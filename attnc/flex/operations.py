@@ -282,20 +282,22 @@ def floor_divide(tape: Tape, x: Any, y: Any) -> Scalar:
 
 @operation("floor")
 def floor(tape: Tape, x: Any) -> Scalar:
-    return _rounded("floor", tape, x, floor_divide)
+    return _round_quotient("floor", tape, x, floor_divide)
 
 
 @operation("ceil")
 def ceil(tape: Tape, x: Any) -> Scalar:
-    return _rounded("ceil", tape, x, lambda tape, a, b: neg(tape, floor_divide(tape, neg(tape, a), b)))
+    return _round_quotient("ceil", tape, x, lambda tape, a, b: neg(tape, floor_divide(tape, neg(tape, a), b)))
 
 
 @operation("trunc", "fix")
 def trunc(tape: Tape, x: Any) -> Scalar:
-    return _rounded("trunc", tape, x, _truncate)
+    return _round_quotient("trunc", tape, x, _truncate)
 
 
-def _rounded(name: str, tape: Tape, x: Any, divide: Callable[[Tape, Scalar, Scalar], Scalar]) -> Scalar:
+def _round_quotient(
+    name: str, tape: Tape, x: Any, divide: Callable[[Tape, Scalar, Scalar], Scalar]
+) -> Scalar:
     found = number(tape, x)
     if found.kind == "int":
         return found

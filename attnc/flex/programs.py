@@ -170,7 +170,7 @@ class _ProgramFamily:
     def _choose_kernel(self, traced: Trace, layout: CallLayout, mods: Mods) -> FlexKernel:
         targets = [layout.target, *([layout.otherwise] if layout.otherwise else [])]
 
-        def made(target: str, splits: int | None = None) -> FlexKernel:
+        def make_kernel(target: str, splits: int | None = None) -> FlexKernel:
             only = replace(layout, target=target, otherwise="")
             return _compile_kernel(traced, only, mods, self.varying, splits)
 
@@ -178,8 +178,8 @@ class _ProgramFamily:
             spec = write_spec(traced, layout, mods=mods, numbers=self.varying, scheduled=False)
             if not spec.listed and not spec.learned:
                 with suppress(SpecError):  # of what has no kernel for few queries
-                    return first_made(layout.steps, partial(made, splits=0))[0]
-        kernel, failure = first_made(targets, made)
+                    return first_made(layout.steps, partial(make_kernel, splits=0))[0]
+        kernel, failure = first_made(targets, make_kernel)
         if failure and targets[0] == HOPPER:
             warn_of_loss(_FUNCTION, need_of(failure))
         return kernel

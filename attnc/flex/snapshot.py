@@ -81,7 +81,7 @@ def _blocks(block_mask: BlockMask, taken: Snapshot) -> tuple[Any, ...]:
         block_mask.kv_num_blocks, block_mask.kv_indices, block_mask.full_kv_num_blocks,
         block_mask.full_kv_indices,
     )  # fmt: skip
-    seen = tuple(None if x is None else _seen(x, taken) for x in lists)
+    seen = tuple(None if x is None else _read_version(x, taken) for x in lists)
     return (*seen, block_mask.BLOCK_SIZE, block_mask.seq_lengths, _function(block_mask.mask_mod, taken, 0))
 
 
@@ -132,10 +132,10 @@ def _value(value: Any, taken: Snapshot, depth: int) -> Any:
 def _tensor(x: torch.Tensor, taken: Snapshot) -> tuple[Any, ...]:
     at = next((i for i, other in enumerate(taken.tensors) if other is x), len(taken.tensors))
     taken.tensors.append(x)
-    return ("tensor", at) if x.dtype.is_floating_point else ("tensor", at, _seen(x, taken))
+    return ("tensor", at) if x.dtype.is_floating_point else ("tensor", at, _read_version(x, taken))
 
 
-def _seen(x: torch.Tensor, taken: Snapshot) -> tuple[int, int]:
+def _read_version(x: torch.Tensor, taken: Snapshot) -> tuple[int, int]:
     if x.is_inference():  # changes are not counted
         raise _Unclear
     taken.looked_at.append(x)

@@ -226,10 +226,10 @@ def _plan_packed_softmax(
     if attention.segment is None:
         softmax, score = plan_softmax(attention, default, names)
     else:
-        softmax, score = plan_softmax(folded, default, names, _of_row)
+        softmax, score = plan_softmax(folded, default, names, _move_to_row)
     if softmax.dropout is None:
         return softmax, score
-    return replace(softmax, dropout=replace(softmax.dropout, head=_of_row(softmax.dropout.head))), score
+    return replace(softmax, dropout=replace(softmax.dropout, head=_move_to_row(softmax.dropout.head))), score
 
 
 def max_visible_keys(mask: Expr) -> int | None:
@@ -299,24 +299,24 @@ def vary_heads(attention: Attention) -> Attention:
     softmax = attention.softmax
     return replace(
         attention,
-        score=_of_row(attention.score),
-        mask=_of_row(attention.mask),
-        epilogue=attention.epilogue and _of_row(attention.epilogue),
+        score=_move_to_row(attention.score),
+        mask=_move_to_row(attention.mask),
+        epilogue=attention.epilogue and _move_to_row(attention.epilogue),
         softmax=replace(
             softmax,
-            sink=softmax.sink and _of_row(softmax.sink),
+            sink=softmax.sink and _move_to_row(softmax.sink),
             v_scale=softmax.v_scale
-            and (softmax.v_scale if softmax.scales_columns else _of_row(softmax.v_scale)),
+            and (softmax.v_scale if softmax.scales_columns else _move_to_row(softmax.v_scale)),
         ),
     )
 
 
-def _of_row(expr: Expr) -> Expr:
+def _move_to_row(expr: Expr) -> Expr:
     if isinstance(expr, Load) and "kv_idx" in uses(expr):
         expr = substitute(expr, {_GROUP: KV_HEAD})
     if not children(expr):
         return ROW_HEAD if expr == Index("h") else expr
-    return make(expr, tuple(map(_of_row, children(expr))))
+    return make(expr, tuple(map(_move_to_row, children(expr))))
 
 
 def keys_of_split(config: ForwardConfig) -> int:

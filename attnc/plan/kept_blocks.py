@@ -250,7 +250,7 @@ class _Extremes:
                 return conj(*map(self._stays, sums))
             case _ if len(axes := [x for x in (_QUERY, _KV_IDX) if x in walk(mask)]) == 1:
                 axis: Axis = "q" if axes == [_QUERY] else "kv"
-                return compare(">=", self._found(where(mask, ONE, ZERO), axis, is_most=False), ONE)
+                return compare(">=", self._find_extreme(where(mask, ONE, ZERO), axis, is_most=False), ONE)
             case _:
                 return FALSE
 
@@ -282,9 +282,9 @@ class _Extremes:
             # of positions: at one end of their block
             place = {atom: _ENDS[atom][(c > 0) == is_most] for atom, c in value.terms if atom in _ENDS}
             return self.names.replace(substitute(value.expr, place))
-        return self._found(value.expr, axis, is_most=is_most)
+        return self._find_extreme(value.expr, axis, is_most=is_most)
 
-    def _found(self, value: Expr, axis: Axis, *, is_most: bool) -> Ref:
+    def _find_extreme(self, value: Expr, axis: Axis, *, is_most: bool) -> Ref:
         key = (value, axis, is_most)
         if key not in self.found:
             name = f"{'most' if is_most else 'least'}_{len(self.found)}"
@@ -307,12 +307,12 @@ def _parts(total: Affine) -> tuple[_Terms, _Terms]:
 def _range(mask: Expr) -> tuple[Expr, Expr]:
     """Returns where the keys begin and end that a mask keeps for some queries, as far as positions tell."""
     ranges = solve(mask)
-    first = _of_positions(ranges.may_lo)
-    last = _of_positions(ranges.may_hi)
+    first = _replace_positions(ranges.may_lo)
+    last = _replace_positions(ranges.may_hi)
     return (ZERO if first is None else maximum(first, ZERO)), (N if last is None else minimum(last, N))
 
 
-def _of_positions(end: Expr | None) -> Expr | None:
+def _replace_positions(end: Expr | None) -> Expr | None:
     if end is None or any(isinstance(node, Load | Search) for node in walk(end)):
         return None
     return substitute(end, {**_HEADS, **_QUERIES})

@@ -222,7 +222,7 @@ def along_lists(
         line = line if is_nonnegative(group) else where(compare("<", group, ZERO), Const(-1), line)
         stride, block = add(LIST_ROWS, _ONE), listing.rows
     if bits:
-        stride = _rounded(BLOCKS if axis == "kv" else LIST_ROWS, 32)
+        stride = _round_up(BLOCKS if axis == "kv" else LIST_ROWS, 32)
     bounds = (*loops.bounds, Let(name="list_line", value=line, span=condition.span))
     walked = ListWalk(
         memory=_MEMORY[axis, bits],
@@ -333,16 +333,16 @@ def list_sizes(attention: Attention, listing: Listing | None) -> tuple[Let, ...]
     """Returns the sizes that lists take, of those of the call."""
     if listing is None:
         return ()
-    blocks = _rounded(longest(attention, Role.KEY), listing.keys)
+    blocks = _round_up(longest(attention, Role.KEY), listing.keys)
     sizes = [Let(name=BLOCKS.name, value=blocks)]
     if listing.row_axis is not None and listing.rows:
         extent = listing.condition.extents[listing.row_axis]
-        blocks = _rounded(longest(attention, Role.QUERY), listing.rows)
+        blocks = _round_up(longest(attention, Role.QUERY), listing.rows)
         sizes.append(Let(name=LIST_ROWS.name, value=minimum(extent, blocks)))
     return tuple(sizes)
 
 
-def _rounded(size: Expr, block: int) -> Expr:
+def _round_up(size: Expr, block: int) -> Expr:
     return floordiv(add(size, Const(block - 1)), Const(block))
 
 

@@ -55,7 +55,7 @@ def check_order(variant: Variant, schedule: Schedule, target: Target) -> Iterato
         yield from _check_splits(schedule, attention.segment_keys)
     loops = schedule.forward.get("loops")
     if loops is not None and ("kv", "q") in loops.choices:
-        yield _broken("o is normalised in between", loops, "sums of a row pass through memory tile by tile",
+        yield _refuse("o is normalised in between", loops, "sums of a row pass through memory tile by tile",
                       "write 'loops = [q, kv]'")  # fmt: skip
 
 
@@ -68,10 +68,10 @@ def _check_softmax(schedule: Schedule, target: Target) -> Iterator[Diagnostic]:
             what, label = "the maximum is not a row's own", "a tile's other rows decide when a row has one"
             if choice.name != "online":
                 what, label = "there is no running maximum", "exponents subtract another number"
-            yield _broken(what, knob, label, "write 'softmax = online'")
+            yield _refuse(what, knob, label, "write 'softmax = online'")
         elif isinstance(choice, Choice) and choice.args.get("rescale") == "every_step":
             label = "o is normalised in every tile, also where a row sees no key"
-            yield _broken("tiles without keys change a row", knob, label, "write 'softmax = online'")
+            yield _refuse("tiles without keys change a row", knob, label, "write 'softmax = online'")
 
 
 def _check_splits(schedule: Schedule, keys: int) -> Iterator[Diagnostic]:
@@ -80,16 +80,16 @@ def _check_splits(schedule: Schedule, keys: int) -> Iterator[Diagnostic]:
     hint = f"write 'split.kv = fixed({keys})'"
     if split is not None and any(choice not in (1, fixed) for choice in split.choices):
         label = f"segments have {keys} keys, whatever the batch"
-        yield _broken("splits are not segments", split, label, hint)
+        yield _refuse("splits are not segments", split, label, hint)
     elif schedule.is_decode and (split is None or split.choices != (fixed,)):
         knob = split or schedule.forward.get("pack") or schedule.forward.get("loops")
         assert knob is not None, "it makes a decode kernel"
-        yield _broken(
+        yield _refuse(
             "a decode kernel whose splits are not segments", knob, "one program would walk over all", hint
         )
 
 
-def _broken(what: str, knob: Knob, label: str, *hints: str) -> Diagnostic:
+def _refuse(what: str, knob: Knob, label: str, *hints: str) -> Diagnostic:
     assert knob.span is not None, "a schedule comes from a file"
     message = f"'{knob.key}' breaks 'order = absolute': {what}"
     return error("E0605", message, knob.span, label, hints=hints)

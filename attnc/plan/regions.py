@@ -61,7 +61,7 @@ def regions(
     length = LENGTH[axis]
     bounds: list[Let] = []
 
-    def named(text: str, value: Expr) -> Expr:
+    def name_value(text: str, value: Expr) -> Expr:
         if isinstance(value, Const | Dim | Ref):
             return value
         value = narrow_bound(value, length)
@@ -70,32 +70,32 @@ def regions(
         bounds.append(Let(name=text, value=value, span=span))
         return Ref(text, "int", natural=is_nonnegative(value), within=ends_of(value))
 
-    lo = named("lo", _align_down(_from_zero(ranges.may_lo), axis))
-    hi = named("hi", _up_to(ranges.may_hi, length))
+    lo = name_value("lo", _align_down(_from_zero(ranges.may_lo), axis))
+    hi = name_value("hi", _up_to(ranges.may_hi, length))
     tail = axis == "q" or ranges.may_hi is None or not at_least(length, _drop_searches(ranges.may_hi))
 
-    def made(*loops: Loop) -> tuple[Regions, bool]:
+    def make_regions(*loops: Loop) -> tuple[Regions, bool]:
         return Regions(axis=axis, bounds=tuple(bounds), loops=loops), tail
 
     if not ranges.any_full:
-        return made(_partial(lo, hi, ranges))
+        return make_regions(_partial(lo, hi, ranges))
     must_lo, must_hi = _from_zero(ranges.must_lo), _up_to(ranges.must_hi, length)
     if padded and ranges.must_hi is None and ranges.may_hi is None:
         if not ranges.left_partial:
-            return made(Loop(start=lo, stop=hi, masked=False))
-        full_lo = named("full_lo", smaller(_align_up(must_lo, axis), hi))
-        return made(_partial(lo, full_lo, ranges), Loop(start=full_lo, stop=hi, masked=False))
+            return make_regions(Loop(start=lo, stop=hi, masked=False))
+        full_lo = name_value("full_lo", smaller(_align_up(must_lo, axis), hi))
+        return make_regions(_partial(lo, full_lo, ranges), Loop(start=full_lo, stop=hi, masked=False))
     if axis == "q" and not padded:  # rows of a kv tile that is cut short are never full
         whole = compare("<=", add(Index("kv_lo"), TILE["kv"]), LENGTH["kv"])
         must_hi = where(whole, must_hi, ZERO)
     if ranges.left_partial:
-        full_lo, full_hi = named("full_lo", must_lo), named("full_hi", must_hi)
+        full_lo, full_hi = name_value("full_lo", must_lo), name_value("full_hi", must_hi)
         start = START[axis]
         partial = disj(compare("<", start, full_lo), compare(">", add(start, TILE[axis]), full_hi))
-        return made(replace(_partial(lo, hi, ranges), masked=partial))
+        return make_regions(replace(_partial(lo, hi, ranges), masked=partial))
     full_hi = _align_down(larger(must_hi, ZERO), axis)
-    full_hi = named("full_hi", full_hi if lo == ZERO else larger(full_hi, lo))
-    return made(Loop(start=lo, stop=full_hi, masked=False), _partial(full_hi, hi, ranges))
+    full_hi = name_value("full_hi", full_hi if lo == ZERO else larger(full_hi, lo))
+    return make_regions(Loop(start=lo, stop=full_hi, masked=False), _partial(full_hi, hi, ranges))
 
 
 def _without_far(ranges: Ranges, axis: Axis, decay: Decay | None) -> Ranges:
@@ -274,7 +274,7 @@ def with_edges(loops: Regions, mask: Expr, kept: Expr | None) -> Regions:
         return with_fills(loops, kept)
     bounds = list(loops.bounds)
 
-    def named(name: str, value: Expr) -> Expr:
+    def name_value(name: str, value: Expr) -> Expr:
         value = narrow_bound(value, N)
         bounds.append(Let(name=name, value=value, span=mask.span))
         return Ref(name, "int", natural=is_nonnegative(value))
@@ -287,11 +287,11 @@ def with_edges(loops: Regions, mask: Expr, kept: Expr | None) -> Regions:
         start, stop = loop.start, loop.stop
         if ranges.must_lo is not None:
             first = maximum(smaller(ranges.must_lo, N), loop.start)  # which is the start of a tile
-            start = named("kept_lo", minimum(_align_up(first, "kv"), stop))
+            start = name_value("kept_lo", minimum(_align_up(first, "kv"), stop))
             made.append(replace(loop, stop=start, masked=True, zero_fill=True))
         if ranges.must_hi is not None:
             last = _align_down(larger(smaller(ranges.must_hi, N), ZERO), "kv")
-            stop = named("kept_hi", minimum(maximum(last, start), loop.stop))
+            stop = name_value("kept_hi", minimum(maximum(last, start), loop.stop))
         made.append(replace(loop, start=start, stop=stop))
         if ranges.must_hi is not None:
             made.append(replace(loop, start=stop, masked=True, zero_fill=True))

@@ -106,7 +106,7 @@ class TritonKernel:
 
     def compile(self) -> Usage | None:
         """Compiles to machine code; None where cuobjdump is missing. Raises what Triton's compiler raises."""
-        compiled = self._compiled()
+        compiled = self._compile()
         usage = read_usage(compiled.asm["cubin"])
         if usage is None:
             return None
@@ -114,10 +114,10 @@ class TritonKernel:
 
     def cubin(self) -> bytes:
         """Returns the machine code. Raises what Triton's compiler raises."""
-        image: bytes = self._compiled().asm["cubin"]
+        image: bytes = self._compile().asm["cubin"]
         return image
 
-    def _compiled(self) -> Any:
+    def _compile(self) -> Any:
         import triton
         from triton.backends.compiler import GPUTarget
 

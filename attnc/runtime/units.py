@@ -51,14 +51,15 @@ class Recipe:
             unit, max(_VECTOR // wide, 1), *(int(np.gcd.reduce(np.maximum(x, 0), axis=None)) for x in every)
         )
 
-        def moved(parts: Sequence[Ints]) -> torch.Tensor:
+        def move_indices(parts: Sequence[Ints]) -> torch.Tensor:
             flat = [x.ravel() for x in parts] or [np.zeros(0, np.int64)]
             return torch.from_numpy(np.concatenate(flat)).to(device)
 
         at = [
-            moved([np.where(x < 0, -1, x // step * SOURCES + source) for source, x in term]) for term in terms
+            move_indices([np.where(x < 0, -1, x // step * SOURCES + source) for source, x in term])
+            for term in terms
         ]
-        return Recipe(unit, torch.stack(at), None if into is None else moved([into // step]), step)
+        return Recipe(unit, torch.stack(at), None if into is None else move_indices([into // step]), step)
 
 
 def collect(out: torch.Tensor, recipe: Recipe, *sources: torch.Tensor) -> torch.Tensor:

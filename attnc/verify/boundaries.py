@@ -115,7 +115,7 @@ def boundaries_of(module: ir.Module, processors: int = PROCESSORS) -> tuple[Boun
     forward = module.kernel
     runner = runner_of(module.target)
     found = [*_empty(), *_kernel("forward", forward, runner.stages), *_mask(module), *_storage(module)]
-    found += _converted(forward)
+    found += _list_conversions(forward)
     for makes, planned in module.backward_kernels.items():
         found += _kernel(makes, planned, runner.stages)
     found += _searches(module)
@@ -163,7 +163,7 @@ def _kernel(name: str, kernel: ir.Kernel, stages_field: str) -> Iterator[Boundar
         yield from _splits(name, kernel, config)
 
 
-def _converted(kernel: ir.Forward | ir.Decode) -> Iterator[Boundary]:
+def _list_conversions(kernel: ir.Forward | ir.Decode) -> Iterator[Boundary]:
     for config in kernel.configs:
         chosen = {} if kernel.layout is None else kernel.layout.chosen(config)
         if ahead := chosen.get("RAW_TILES"):

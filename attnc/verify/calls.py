@@ -323,7 +323,7 @@ class _Calls:
             def starter(self, aligned: bool) -> Callable[[int], None]:
                 start = super().starter(aligned)
 
-                def noted(arguments: int) -> None:
+                def note(arguments: int) -> None:
                     args = packed[arguments]
                     words = len(args) // 8
                     events.append(
@@ -331,7 +331,7 @@ class _Calls:
                     )
                     start(arguments)
 
-                return noted
+                return note
 
         driver = SimpleNamespace(ctxGetCurrent=lambda: 1)
         cuda = SimpleNamespace(driver=driver, runtime=SimpleNamespace(setDevice=lambda number: None))

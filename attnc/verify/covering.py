@@ -341,8 +341,8 @@ def thin_cases(space: Space, limits: Limits) -> Iterator[Case]:
                 yield replace(case, seed=4, config=config, extras=extras)
     yield from listed_cases(space)
     yield from _kept_cases(space, limits)
-    yield from _inverted(space, limits, config)
-    yield from _of_many_heads(space, config)
+    yield from _draw_inverted(space, limits, config)
+    yield from _make_many_heads(space, config)
     if any(tensor.is_sorted and len(tensor.shape) > 1 for tensor in space.attention.extras):
         sizes = {"B": 3, "H": 2, "Hkv": 2, "M": 3, "N": 4 * space.configs[config].BLOCK_N + 1}
         dims = {name: sizes.get(name, 1) for name in names}
@@ -371,7 +371,7 @@ def listed_cases(space: Space) -> Iterator[Case]:
                 for seed in range(9, 13):  # of lists in several styles
                     yield Case(dims=dims, seed=seed, config=config, lengths=_full(space))
                 if node.keys == 1:
-                    yield _of_many_tokens(space, entries)
+                    yield _make_many_tokens(space, entries)
 
 
 def _kept_cases(space: Space, limits: Limits) -> Iterator[Case]:
@@ -385,7 +385,7 @@ def _kept_cases(space: Space, limits: Limits) -> Iterator[Case]:
             yield Case(dims=dims, seed=seed, config=config, lengths=_full(space), extras="runs")
 
 
-def _inverted(space: Space, limits: Limits, config: int) -> Iterator[Case]:
+def _draw_inverted(space: Space, limits: Limits, config: int) -> Iterator[Case]:
     listing, names = listing_of(space.attention), free_dims(space.attention)
     if listing is None or listing.row_axis is None or not space.attention.grads:
         return
@@ -410,7 +410,7 @@ def _in_two_splits(space: Space) -> int:
     return min(space.usable, key=lambda n: abs(getattr(space.configs[n], "splits", 0) - 2))
 
 
-def _of_many_tokens(space: Space, entries: str) -> Case:
+def _make_many_tokens(space: Space, entries: str) -> Case:
     """Returns a case of a list of tokens in which every split has more than twice the tiles that are looked
     up together. entries: the name of its length.
     """
@@ -422,7 +422,7 @@ def _of_many_tokens(space: Space, entries: str) -> Case:
     return Case(dims=dims, seed=10, config=number, lengths=_full(space))
 
 
-def _of_many_heads(space: Space, config: int) -> Iterator[Case]:
+def _make_many_heads(space: Space, config: int) -> Iterator[Case]:
     names = free_dims(space.attention)
     heads = next((name for name in ("G", "H") if name in names), None)
     pack = None if space.plan is None else pack_of(space.plan.kernel)

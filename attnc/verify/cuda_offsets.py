@@ -90,12 +90,12 @@ def narrow_offsets(text: str) -> tuple[str, ...]:
     """
     tokens = list_tokens(text)
     structs = list(_bodies_of(tokens, "struct"))
-    fields = frozenset(name for body in structs for name in _declared(body, _WIDE))
-    sizes = frozenset(name for body in structs if body[1] == "Args" for name in _declared(body, {"int"}))
+    fields = frozenset(name for body in structs for name in _find_declared(body, _WIDE))
+    sizes = frozenset(name for body in structs if body[1] == "Args" for name in _find_declared(body, {"int"}))
     found: dict[str, None] = {}
     for body in _bodies_of(tokens, "__device__", "__global__"):
-        floats = frozenset(_declared(body, {"float"}))
-        reader = _OffsetReader(body, fields | frozenset(_declared(body, _WIDE)), sizes, floats)
+        floats = frozenset(_find_declared(body, {"float"}))
+        reader = _OffsetReader(body, fields | frozenset(_find_declared(body, _WIDE)), sizes, floats)
         found |= dict.fromkeys(reader.read())
     return tuple(found)
 
@@ -121,7 +121,7 @@ def _bodies_of(tokens: Sequence[str], *words: str) -> Iterator[list[str]]:
         at = end + 1
 
 
-def _declared(body: Sequence[str], types: Collection[str]) -> Iterator[str]:
+def _find_declared(body: Sequence[str], types: Collection[str]) -> Iterator[str]:
     for at, token in enumerate(body):
         if token in types and body[at + 1 : at + 2] != ["long"]:
             yield from _names_declared(body, at + 1)
@@ -263,14 +263,14 @@ class _OffsetReader:
             value = self._conditional()
             self._skip_to(")")
         elif token in _CHOOSING:
-            return self._suffixes(self._chosen())
+            return self._suffixes(self._measure_call())
         elif _NAME.match(token):
-            value = self._named(token)
+            value = self._measure_name(token)
         else:
             value = _Measure(is_wide=token.endswith("ll"))
         return self._suffixes(value)
 
-    def _chosen(self) -> _Measure:
+    def _measure_call(self) -> _Measure:
         is_wide = False
         if self._peek() == "<" and (end := self._end_of_template()) is not None:
             is_wide = bool(_WIDE & set(self.tokens[self.at : end]))
@@ -285,7 +285,7 @@ class _OffsetReader:
         self._skip_to(")")
         return replace(value, is_wide=value.is_wide or is_wide)
 
-    def _named(self, name: str) -> _Measure:
+    def _measure_name(self, name: str) -> _Measure:
         if name in ("blockIdx", "gridDim"):
             return _Measure(_BLOCKS)
         if name in _LINES or _ROWS.match(name):
@@ -301,7 +301,7 @@ class _OffsetReader:
                 name = self._peek(1)
                 self.at += 2
                 if name not in ("x", "y", "z"):
-                    value = self._named(name)
+                    value = self._measure_name(name)
             elif token in ("(", "["):
                 self.at += 1
                 self._skip_to(")" if token == "(" else "]")

@@ -27,7 +27,7 @@ def far_case(attention: Attention, tensors: Sequence[Tensor], axes: str, config:
     case = Case(dims=_sizes(attention, axes, config), seed=3, lengths=lengths)
     dims = all_dims(attention, case.dims)
     memory = memory_dims(attention, dims, draw_lengths(attention, dims, case.seed, lengths))
-    found = ((tensor.name, list(_stretched(attention, tensor, memory))) for tensor in tensors)
+    found = ((tensor.name, list(_stretch(attention, tensor, memory))) for tensor in tensors)
     # of two axes of rows, as a bias has them, the second is that of keys
     layouts = {name: layouts[-1] for name, layouts in found if layouts}
     return replace(case, layouts=layouts) if layouts else None
@@ -43,7 +43,7 @@ def _sizes(attention: Attention, axes: str, config: Any) -> dict[str, int]:
     return {name: several[axes].get(name, 2 if name == "N" else 1) for name in free_dims(attention)}
 
 
-def _stretched(attention: Attention, tensor: Tensor, dims: Mapping[str, int]) -> Iterator[TensorLayout]:
+def _stretch(attention: Attention, tensor: Tensor, dims: Mapping[str, int]) -> Iterator[TensorLayout]:
     for axis in range(len(tensor.shape)):
         if (layout := far_along(attention, tensor, axis, dims)) is not None:
             yield layout

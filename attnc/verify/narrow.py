@@ -59,8 +59,8 @@ def equals_16_bits(run: FinishedRun) -> str | None:
     for number, own, other in _pairs(run.subject, twin):
         if number == run.case.config:
             mine, theirs = (run.subject.blank(run.inputs) for _ in range(2))
-            run.subject.function(*run.inputs.values(), out=_given(mine), config=own)
-            twin.function(*inputs.values(), out=_given(theirs), config=other)
+            run.subject.function(*run.inputs.values(), out=_unpack_single(mine), config=own)
+            twin.function(*inputs.values(), out=_unpack_single(theirs), config=other)
             for name, output in mine.items():
                 if not same_bits(output, theirs[name]):
                     count = int((output != theirs[name]).sum())
@@ -68,7 +68,7 @@ def equals_16_bits(run: FinishedRun) -> str | None:
     return None
 
 
-def _given(outputs: dict[str, Any]) -> Any:
+def _unpack_single(outputs: dict[str, Any]) -> Any:
     found = tuple(outputs.values())
     return found[0] if len(found) == 1 else found
 
@@ -133,7 +133,7 @@ def widen_attention(attention: Attention) -> Attention:
     with the columns behind k in it.
     """
 
-    def widened(tensor: Tensor) -> Tensor:
+    def widen_tensor(tensor: Tensor) -> Tensor:
         is_narrow = DType(tensor.dtype).is_narrow
         made = replace(tensor, dtype=attention.element) if is_narrow else tensor
         is_joined = tensor.name == "k" and attention.k_rest is not None
@@ -142,7 +142,7 @@ def widen_attention(attention: Attention) -> Attention:
     softmax = attention.softmax
     return replace(
         attention,
-        inputs=tuple(map(widened, attention.inputs)),
+        inputs=tuple(map(widen_tensor, attention.inputs)),
         k_scale=None,
         k_rest=None,
         softmax=replace(softmax, v_scale=None) if softmax.scales_columns else softmax,

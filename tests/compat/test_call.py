@@ -187,7 +187,7 @@ def test_a_bound_of_a_window_that_is_negative_is_none(
         (call._FAR, call._FAR),
         (1 << 40, call._FAR),
     ):
-        found = call._bound(torch.tensor(given) if is_hidden else given)
+        found = call._read_bound(torch.tensor(given) if is_hidden else given)
         if is_hidden:
             assert found.dtype == torch.int32
             assert int(found) == (call._FAR if wanted is None else wanted)
@@ -195,7 +195,7 @@ def test_a_bound_of_a_window_that_is_negative_is_none(
             assert found == wanted
     for wrong in (0.0, torch.tensor(0.5)) if not is_hidden else (torch.tensor(0.5),):
         with pytest.raises(TypeError):
-            call._bound(wrong if is_hidden or isinstance(wrong, float) else wrong.item())
+            call._read_bound(wrong if is_hidden or isinstance(wrong, float) else wrong.item())
 
 
 @pytest.mark.parametrize("size", [16, 96, 128])

@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from attnc.api.compile import SpecError
 from attnc.flex import FlexError, flex_attention
-from attnc.flex.compiled import _scaled, read, written
+from attnc.flex.compiled import _scale_scores, read, written
 from attnc.flex.layouts import order_like
 from attnc.flex.recording import Recorder
 from attnc.flex.trace import trace
@@ -310,7 +310,9 @@ def test_a_scale_that_is_a_tensor_multiplies_the_score() -> None:
         return score + h
 
     for score_mod, shown in ((None, "*(score, load)"), (mod, "+(*(score, load), h)")):
-        traced = trace(_scaled(score_mod, torch.tensor(0.5)), None, sizes={}, device=torch.device("cpu"))
+        traced = trace(
+            _scale_scores(score_mod, torch.tensor(0.5)), None, sizes={}, device=torch.device("cpu")
+        )
         assert traced.tape.show(traced.score) == shown
 
 

@@ -36,10 +36,10 @@ class AttncMultiStepDraftBackend:
     def init_forward_metadata(self, forward_batch: Any) -> None:
         """Makes the metadata of all steps, where no graph captures them."""
         rows = forward_batch.batch_size * self.topk
-        self._hand_out(self._made(rows), forward_batch)
+        self._hand_out(self._make_metadata(rows), forward_batch)
 
     def init_cuda_graph_state(self, max_bs: int, max_num_tokens: int) -> None:
-        self._captured = self._made(max_bs * self.topk)
+        self._captured = self._make_metadata(max_bs * self.topk)
 
     def init_forward_metadata_out_graph(self, forward_batch: Any, in_capture: bool = False) -> None:
         """Brings the tensors of a graph up to date before it is captured or replayed. Waits for nothing."""
@@ -49,7 +49,7 @@ class AttncMultiStepDraftBackend:
     def init_forward_metadata_in_graph(self, forward_batch: Any) -> None:
         """Does nothing: all metadata is made in front of a graph."""
 
-    def _made(self, rows: int) -> list[AttncMetadata]:
+    def _make_metadata(self, rows: int) -> list[AttncMetadata]:
         pages = -(-self.req_to_token.shape[1] // self.page)
         table = torch.zeros(rows, pages, dtype=torch.int32, device=self.device)
         ends = torch.zeros(rows + 1, dtype=torch.int32, device=self.device)

@@ -220,7 +220,7 @@ def _selection(kernel: BackwardKernel) -> Iterator[str]:
     if kernel.pack is not None:
         yield f"pack query heads, group = {show(kernel.pack.group)}, each query alone"
     if kernel.selected is not None:
-        yield f"a program per tile of the keys of one list, in turn: {_walked(kernel.selected)}"
+        yield f"a program per tile of the keys of one list, in turn: {_show_list_walk(kernel.selected)}"
     if kernel.adds:
         yield f"programs take query after query, and add to sums in memory: {', '.join(kernel.adds)}"
     if kernel.keeps:
@@ -230,7 +230,7 @@ def _selection(kernel: BackwardKernel) -> Iterator[str]:
         yield f"columns of rows of do and q, joined: {', '.join(parts)}"
 
 
-def _walked(listed: ListWalk) -> str:
+def _show_list_walk(listed: ListWalk) -> str:
     gathered = "gathered keys of " if listed.gathers else ""
     place = f"{listed.memory}[{show(listed.line)}: {show(listed.stride)}]"
     return f"{gathered}blocks of {listed.block} of {place}"
@@ -285,7 +285,7 @@ def _loop(loop: Loop, axis: Axis) -> Iterator[str]:
     fill = ", fills rows of keys that no query keeps" if loop.zero_fill else ""
     over = f"{show(loop.start)} .. {show(loop.stop)}"
     if (listed := loop.listed) is not None:
-        over = _walked(listed)
+        over = _show_list_walk(listed)
     head = f"for {axis}_lo in {over} step {_TILE[axis]}: {kind}{guard}{fill}"
     yield from _block(head, _statements(loop.tests)) if loop.tests else (head,)
 

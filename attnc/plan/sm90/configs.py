@@ -302,7 +302,7 @@ def sm90_configs(variant: Variant, schedule: Schedule) -> tuple[HopperConfig, ..
     kept = tuple(config for config, reason in zip(candidates, reasons, strict=True) if reason is None)
     if not kept:
 
-        def tiled(config: HopperConfig) -> HopperConfig:
+        def set_rows(config: HopperConfig) -> HopperConfig:
             rows = replace(config, tile_q=WGMMA_ROWS * config.consumers)
             return _with_warps(rows, helpers_of(variant))
 
@@ -310,7 +310,7 @@ def sm90_configs(variant: Variant, schedule: Schedule) -> tuple[HopperConfig, ..
             candidates[0],
             _REMEDIES,
             lambda config: sm90_misfit(config, variant, layout),
-            completed=tiled,
+            completed=set_rows,
             said=[key for key in ("tile.q", "warps") if key in schedule.forward],
         )
         raise nothing_fits(schedule, "forward", reasons[0] or "", where=schedule.target, hints=hints)

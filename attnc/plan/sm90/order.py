@@ -66,18 +66,18 @@ def check_sm90_order(variant: Variant, schedule: Schedule) -> Iterator[Diagnosti
         yield unsupported(message, attention.mask.span, label, _TRITON)
     knob = knobs.get("warp_split")
     if knob is not None and "kv" in knob.choices:
-        yield _broken(knob, "each warp has keys of its own", "products of another shape", "remove it")
+        yield _refuse(knob, "each warp has keys of its own", "products of another shape", "remove it")
     knob = knobs.get("tile.d")
     if knob is not None and knob.choices != (feature(attention.v),):
         label = "each block multiplies its own columns of q and k first"
-        yield _broken(knob, "columns are added in another order", label, "remove it")
+        yield _refuse(knob, "columns are added in another order", label, "remove it")
     knob = knobs.get("consumers")
     if knob is not None and schedule.is_decode and 2 in knob.choices and feature(attention.v) <= WIDEST:
         label = "in every other tile the last columns come first"
-        yield _broken(knob, "columns are added in another order", label, "write 'consumers = 1'")
+        yield _refuse(knob, "columns are added in another order", label, "write 'consumers = 1'")
 
 
-def _broken(knob: Knob, what: str, label: str, hint: str) -> Diagnostic:
+def _refuse(knob: Knob, what: str, label: str, hint: str) -> Diagnostic:
     assert knob.span is not None, "a schedule comes from a file"
     message = f"'{knob.key}' breaks 'order = absolute': {what}"
     return error("E0605", message, knob.span, label, hints=(hint,))

@@ -271,7 +271,7 @@ class _RolePlanner:
         statements = (*kernel.program, *kernel.regions.bounds)
         values = (item.name for item in statements if is_short_integer(item, self.dtypes))
         sizes = tuple(name for name in ("M", "N") if name in self._sizes)
-        always, wanted = (*place, *sizes, *first), self._wanted()
+        always, wanted = (*place, *sizes, *first), self._find_wanted()
         candidates = dict.fromkeys((*place, *sizes, "q_hi", *first, *values))
         published = [name for name in candidates if name in always or name in wanted]
         if all_see is not None and kernel.softmax.headroom:
@@ -312,7 +312,7 @@ class _RolePlanner:
         load = cast(Load, substitute(fetch.load, first))
         return replace(fetch, load=load, guard=substitute(fetch.guard, first))
 
-    def _wanted(self) -> frozenset[str]:
+    def _find_wanted(self) -> frozenset[str]:
         kernel, step, softmax = self.kernel, self.kernel.step, self.kernel.softmax
         loops = kernel.regions.loops
         exprs: list[Expr] = [expr for loop in loops for expr in loop.expressions if expr != loops[-1].stop]

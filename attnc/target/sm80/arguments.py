@@ -83,12 +83,12 @@ class ArgumentText:
 
     @property
     def pointers(self) -> list[tuple[str, str]]:
-        def stored(dtype: DType) -> str:
+        def name_type(dtype: DType) -> str:
             return stored_type(dtype, self.module.variant)
 
-        element = stored(self.dtypes["q"])
-        found = [(f"const {stored(self.dtypes[name])}", name) for name in self.inputs]
-        o = stored(self.dtypes["o"])
+        element = name_type(self.dtypes["q"])
+        found = [(f"const {name_type(self.dtypes[name])}", name) for name in self.inputs]
+        o = name_type(self.dtypes["o"])
         found += [(f"const {o}", "o")] if self._reads_o else []
         found += [(o if self.has_epilogue else f"const {o}", "do")]
         found += [(f"const {o}", "dresult")] if self.has_epilogue else []
@@ -97,7 +97,7 @@ class ArgumentText:
         sums = ["dq_sum"] if self.adds_dq else []
         of_rows = ["lse2", "delta"] if self._reads_rows else []
         found += [("float", name) for name in (*of_rows, *self.edges, *sums, *self.parts)]
-        found += [(stored(self.adjoint_dtype(adjoint)), adjoint.name) for adjoint in self.adjoints]
+        found += [(name_type(self.adjoint_dtype(adjoint)), adjoint.name) for adjoint in self.adjoints]
         return found
 
     @property

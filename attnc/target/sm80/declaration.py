@@ -209,7 +209,7 @@ def _section(module: Module, kernel: Forward | Decode, text: CudaText) -> str:
     return section(kernel.grid.section, heads, "N" if keys == "N" else f"{keys} // B", row_bytes)
 
 
-def _renamed(stride: str, copied: Iterable[tuple[str, str]]) -> str:
+def _rename_stride(stride: str, copied: Iterable[tuple[str, str]]) -> str:
     """Returns the name of a stride, of a copy where there is one."""
     return next((copy + stride[-1] for name, copy in copied if stride[:-1] == name), stride)
 
@@ -245,7 +245,7 @@ class CudaBackward(BackwardDeclaration):
         launch = cuda_kernels(
             list(self.kernels()),
             [copies.get(name, name) for _, name in self._arguments.pointers if name != COUNTER],
-            [[_renamed(name, copied) for name in names] for names in self._arguments.strides],
+            [[_rename_stride(name, copied) for name in names] for names in self._arguments.strides],
             self._arguments.sizes,
             self.sections,
             {copies.get(name, name): rows for name, rows in self.maps.items()},

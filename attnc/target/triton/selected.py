@@ -275,14 +275,14 @@ class SelectedText(BackwardText):
 
     def _store(self, name: str, value: str, part: DotPart | None) -> str:
         dtype = TL_DTYPES[DType(self.tensors.by_name[name].dtype)]
-        tile = f"{self._scaled(name, value)}.to({dtype})"
+        tile = f"{self._scale(name, value)}.to({dtype})"
         if name in BY_QUERY:
             rows, width = self._columns(f"{name.upper()} + {self.offset(name)}", name, part)
             return f"_scatter_tile(({rows})[:, None], q_idx, M, stride_{name}m, {tile}, {width})"
         rows, width = self._columns(name.upper(), name, part)
         return f"_scatter_tile({rows}, kv_idx, N_all, stride_{name}n, {tile}, {width})"
 
-    def _scaled(self, name: str, value: str) -> str:
+    def _scale(self, name: str, value: str) -> str:
         is_scaled = name != "dv" and self.chain.scale != 1.0
         return f"({value} * {scalar(Const(self.chain.scale))})" if is_scaled else value
 
@@ -385,7 +385,7 @@ class TurnText(KeysText):
                 first = (self.tensors.d if name == "dv" else 0) + (0 if part is None else part.first)
                 _, width = self._columns("", name, part)
                 at = f"sums + {first}" if first else "sums"
-                yield f"_add_tile({at}, kv_idx, N_all, {self.columns}, {self._scaled(name, value)}, {width})"
+                yield f"_add_tile({at}, kv_idx, N_all, {self.columns}, {self._scale(name, value)}, {width})"
 
 
 def find_list(turns: TurnText, row: str, length: str) -> list[str]:

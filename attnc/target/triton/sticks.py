@@ -91,12 +91,12 @@ class SticksText:
                 yield loop, f"listed * ({block} // BLOCK_N)", "list_item", "tiles - 1 - done"
                 continue
             start, stop = scalar(loop.start), scalar(loop.stop)
-            count = f"tl.cdiv(tl.maximum({stop} - {_enclosed(start)}, 0), BLOCK_N)"
+            count = f"tl.cdiv(tl.maximum({stop} - {_enclose(start)}, 0), BLOCK_N)"
             if start == "0":
                 count = f"tl.cdiv(tl.maximum({stop}, 0), BLOCK_N)"
             first = "" if start == "0" else f"{start} + "
             yield loop, count, "kv_lo", f"{first}(tiles - 1 - done) * BLOCK_N"
 
 
-def _enclosed(text: str) -> str:
+def _enclose(text: str) -> str:
     return text if text.isidentifier() else f"({text})"
