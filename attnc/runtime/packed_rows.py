@@ -11,7 +11,7 @@ _ROWS = 8
 
 
 @triton.jit
-def _convert_e4m3(x):  # type: ignore[no-untyped-def]  # Triton has no types
+def _of_e4m3(x):  # type: ignore[no-untyped-def]  # Triton has no types
     """Makes float32 of numbers of e4m3 by their bits, on any GPU: those of an f16 256 times as small."""
     most = x & 0x7F
     sign = ((x & 0x80).to(tl.int32) << 24).to(tl.uint32)
@@ -21,7 +21,7 @@ def _convert_e4m3(x):  # type: ignore[no-untyped-def]  # Triton has no types
 
 
 @triton.jit
-def _convert_e8m0(x):  # type: ignore[no-untyped-def]  # as above
+def _of_e8m0(x):  # type: ignore[no-untyped-def]  # as above
     bits = tl.where(x == 0, 0x400000, x.to(tl.int32) << 23)
     return tl.where(x == 255, float("nan"), bits.to(tl.float32, bitcast=True))
 
@@ -54,10 +54,10 @@ def _unpack(  # type: ignore[no-untyped-def]  # Triton reads annotations its own
         x = tl.load(bytes_ptr + place[:, None] + at[None, :], mask=counts[:, None], other=0)
         if SCALE_BYTES > 0:
             behind = of_page + page * PITCH + row % page * SCALE_BYTES + block
-            scale = _convert_e8m0(tl.load(bytes_ptr + behind, mask=counts, other=0))
+            scale = _of_e8m0(tl.load(bytes_ptr + behind, mask=counts, other=0))
         else:
             scale = tl.load(floats_ptr + (place + NARROW) // 4 + block, mask=counts, other=0.0)
-        made = (_convert_e4m3(x) * scale[:, None]).to(tl.bfloat16)
+        made = (_of_e4m3(x) * scale[:, None]).to(tl.bfloat16)
         tl.store(made_ptr + to[:, None] + at[None, :], made, mask=counts[:, None])
     if ROTARY > 0:
         at = tl.arange(0, ROTARY)

@@ -6,14 +6,16 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import jinja2
 from jinja2 import compiler
 from jinja2.bccache import Bucket
+from jinja2.ext import Extension
 
 from attnc.files import replace_file
 from attnc.resources import kept_code, resource
@@ -26,7 +28,7 @@ def template_environment(start: str = "{{", end: str = "}}") -> jinja2.Environme
     Nothing is escaped: the output is Python or C++. Code comes from printers alone, other text by way of
     `quote`.
     """
-    return jinja2.Environment(
+    environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(resource("templates")),
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
@@ -38,6 +40,53 @@ def template_environment(start: str = "{{", end: str = "}}") -> jinja2.Environme
         auto_reload=False,  # templates do not change while a process runs
         bytecode_cache=KeptTemplates(start),
     )
+    environment.filters.update(quote=quote, lines=join_lines, each=fill_each)
+    return environment
+
+
+#: What a line ends with that a template prints from one value: where the value is empty, so is the line.
+_VALUE = "\ue003"
+_EMPTY_LINE = re.compile(rf"^[ \t{_VALUE}]*{_VALUE}[ \t{_VALUE}]*\n", re.MULTILINE)
+
+
+class ValueLines(Extension):
+    """Marks lines of templates that print one value, for `drop_empty_lines`."""
+
+    value = re.compile(r"^([ \t]*\[\[(?:(?!\[\[|\]\]).)*\]\])[ \t]*$", re.MULTILINE)
+
+    def preprocess(self, source: str, name: str | None, filename: str | None = None) -> str:
+        return self.value.sub(rf"\1{_VALUE}", source)
+
+
+class OptionalLines(ValueLines):
+    """The same of lines that print a list, or a value only if a condition holds."""
+
+    value = re.compile(
+        r"^([ \t]*\{\{(?!.* else )(?=.*(?:\| (?:lines|each)| if ))(?:(?!\{\{|\}\}).)*\}\})[ \t]*$",
+        re.MULTILINE,
+    )
+
+
+class PythonTemplate(jinja2.Template):
+    """A template of Python text."""
+
+    def render(self, *args: Any, **fields: Any) -> str:
+        return drop_empty_lines(super().render(*args, **fields))
+
+
+def drop_empty_lines(text: str) -> str:
+    """Returns the text of a template without the lines whose one value is empty."""
+    return _EMPTY_LINE.sub("", f"{text}\n").replace(_VALUE, "")[:-1]
+
+
+def join_lines(items: Iterable[Any], show: Callable[[Any], str] = str) -> str:
+    """Returns a line for each item, as a template prints them; show: the text of one."""
+    return "\n".join(map(show, items))
+
+
+def fill_each(items: Iterable[object], form: str) -> str:
+    """Returns a line for each item: the form, with the item, or all parts of a tuple, in its places `{}`."""
+    return "\n".join(form.format(*item if isinstance(item, tuple) else (item,)) for item in items)
 
 
 #: Bytes of a SHA-256.
@@ -94,13 +143,10 @@ def _state_of_package() -> str:
 def python_environment() -> jinja2.Environment:
     """Returns the environment of templates of Python text."""
     environment = template_environment()
-    environment.filters.update(quote=quote, quoted=_quote, each=fill_each)
+    environment.add_extension(OptionalLines)
+    environment.template_class = PythonTemplate
+    environment.filters["quoted"] = _quote
     return environment
-
-
-def fill_each(items: Iterable[object], form: str) -> str:
-    """Returns a line for each item: the form, with the item, or all parts of a tuple, in its places `{}`."""
-    return "\n".join(form.format(*item if isinstance(item, tuple) else (item,)) for item in items)
 
 
 def _quote(names: Iterable[str]) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache, partial
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import jinja2
 
@@ -17,16 +17,16 @@ from attnc.plan.sm80 import layout_of
 from attnc.target.call_signature import Signature
 from attnc.target.declaration import CallText, operator_name, print_value, tuning
 from attnc.target.header import GLOSSARIES, forward_numbers, generalize_element, header
-from attnc.target.quote import quote, without_comments
+from attnc.target.quote import without_comments
 from attnc.target.sm80.arguments import ArgumentText
 from attnc.target.sm80.backward import AddText, CudaBackwardText, CudaFileText, FinishText, RowsText
 from attnc.target.sm80.declaration import CudaBackward, cuda_declaration
 from attnc.target.sm80.epilogue import CudaEpilogueText
 from attnc.target.sm80.kernel import CudaDecodeText, CudaText
 from attnc.target.sm80.printer import at_row, local, scalar, sizes_of_call
-from attnc.target.sm80.tidy import ValueLines, tidy_cuda
+from attnc.target.sm80.tidy import tidy_cuda
 from attnc.target.support import imports, with_headers
-from attnc.target.templates import fill_each, python_environment, template_environment, tidy
+from attnc.target.templates import ValueLines, python_environment, template_environment, tidy
 from attnc.tuned.choices import NOT_TUNED, Tuned
 
 
@@ -217,14 +217,9 @@ def cuda_environment() -> jinja2.Environment:
     """Returns the environment of templates of CUDA C++."""
     environment = template_environment("[[", "]]")  # C++ has braces of its own
     environment.add_extension(ValueLines)
-    environment.filters.update(quote=quote, lines=join_statements, comment=join_comments, each=fill_each)
+    environment.filters["comment"] = join_comments
     environment.globals.update(local=local, scalar=scalar, at_row=at_row, sizes_of_call=sizes_of_call)
     return environment
-
-
-def join_statements(items: Iterable[Any], show: Callable[[Any], str] = str) -> str:
-    """Returns a line for each item, as a template prints them; show: the text of one."""
-    return "\n".join(map(show, items))
 
 
 def join_comments(lines: Iterable[str], indent: str = "") -> str:

@@ -11,16 +11,10 @@ import textwrap
 from collections import deque
 from collections.abc import Iterator
 
-from jinja2.ext import Extension
-
 from attnc.target.sm80.printer import settle
-from attnc.target.templates import trim_lines
+from attnc.target.templates import drop_empty_lines, trim_lines
 
 WIDTH = 120
-#: What a line ends with that a template prints from one value: where the value is empty, so is the line.
-_VALUE = "\ue003"
-_VALUE_LINE = re.compile(r"^([ \t]*\[\[(?:(?!\[\[|\]\]).)*\]\])[ \t]*$", re.MULTILINE)
-_EMPTY_LINE = re.compile(rf"^[ \t{_VALUE}]*{_VALUE}[ \t{_VALUE}]*\n", re.MULTILINE)
 #: Where a line may break, best first: behind commas, then before operators, those that bind least first.
 _BREAKS = tuple(
     re.compile(text)
@@ -37,21 +31,13 @@ _COMMENT = re.compile(r"^([ \t]*)//( *)((?:- )?)(.*)$")
 _REMARK = re.compile(r'^((?:[^"/]|"(?:\\.|[^"\\])*"|/(?!/))*?)\s*// (.*)$')
 
 
-class ValueLines(Extension):
-    """Marks lines of templates that print one value, so that `tidy_cuda` drops those that print nothing."""
-
-    def preprocess(self, source: str, name: str | None, filename: str | None = None) -> str:
-        return _VALUE_LINE.sub(rf"\1{_VALUE}", source)
-
-
 def tidy_cuda(text: str) -> str:
     """Returns one blank line in a row, none at a block's start or end, pragmas indented like what they are
     about, and lines of at most `WIDTH` columns. What divides by sizes of any sign includes how.
     """
     if "_by_any(" in text and _DIVIDES.search(text):
         text = _FIRST_HEADER.sub(r'\g<0>\n#include "division.cuh"', text, count=1)
-    text = _EMPTY_LINE.sub("", f"{text}\n").replace(_VALUE, "")
-    text = trim_lines(text)
+    text = trim_lines(drop_empty_lines(text))
     text = re.sub(r"\n{3,}", "\n\n", text)
     text = re.sub(r"^[ \t]*(#pragma unroll(?: \d+)?)\n([ \t]*)", r"\2\1\n\2", text, flags=re.M)
     text = re.sub(r"(\{)\n\n", r"\1\n", text)
