@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -27,3 +28,10 @@ def gpus() -> tuple[CudaDevice, ...]:
 def is_cpu_build() -> bool:
     """Returns whether this PyTorch could not use a GPU even if there were one."""
     return torch.version.cuda is None
+
+
+def on_device_of(x: torch.Tensor) -> Any:
+    """Returns what makes the device of a tensor the current one, on whose current stream Triton launches: a
+    process may have another. Of tensors on the CPU, where kernels are interpreted, it changes nothing.
+    """
+    return torch.cuda.device(x.device if x.is_cuda else -1)

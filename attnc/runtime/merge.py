@@ -12,6 +12,8 @@ import torch
 import triton
 import triton.language as tl
 
+from attnc.runtime.devices import on_device_of
+
 
 def merge_states(
     o: torch.Tensor, lse: torch.Tensor, other_o: torch.Tensor, other_lse: torch.Tensor
@@ -90,5 +92,6 @@ def join_ranks(every: torch.Tensor, width: int, dtype: torch.dtype) -> tuple[tor
     if lse.numel():
         block = triton.next_power_of_2(width)
         strides = every.stride(0), every.shape[-1]
-        _join[(lse.numel(),)](every, o, lse, *strides, len(every), width, block, num_warps=1)
+        with on_device_of(every):
+            _join[(lse.numel(),)](every, o, lse, *strides, len(every), width, block, num_warps=1)
     return o, lse

@@ -6,6 +6,8 @@ import torch
 import triton
 import triton.language as tl
 
+from attnc.runtime.devices import on_device_of
+
 #: Rows of a program.
 _ROWS = 8
 
@@ -89,10 +91,11 @@ def unpack_listed(
     """
     own = torch.empty(listed.shape, dtype=torch.int32, device=cache.device)
     if listed.numel():
-        _unpack[(triton.cdiv(listed.numel(), _ROWS),)](
-            cache, cache.view(torch.float32), cache.view(torch.bfloat16), listed, own, made,
-            listed.numel(), listed.shape[1] * listed.shape[2], listed.shape[2],
-            cache.shape[0] * cache.shape[1], cache.shape[1],
-            cache.stride(0), made.shape[1], first, *packing, _ROWS, once,
-        )  # fmt: skip
+        with on_device_of(cache):
+            _unpack[(triton.cdiv(listed.numel(), _ROWS),)](
+                cache, cache.view(torch.float32), cache.view(torch.bfloat16), listed, own, made,
+                listed.numel(), listed.shape[1] * listed.shape[2], listed.shape[2],
+                cache.shape[0] * cache.shape[1], cache.shape[1],
+                cache.stride(0), made.shape[1], first, *packing, _ROWS, once,
+            )  # fmt: skip
     return own

@@ -6,6 +6,8 @@ import torch
 import triton
 import triton.language as tl
 
+from attnc.runtime.devices import on_device_of
+
 #: The largest number of types of 8 bits.
 LARGEST = {dtype: torch.finfo(dtype).max for dtype in (torch.float8_e4m3fn, torch.float8_e5m2)}
 
@@ -96,7 +98,7 @@ def store(
                 )
             steps[at] = 0 if scale.numel() == 1 else scale.stride(0)
     width = v_cache.shape[3]
-    with torch.cuda.device(k_cache.device if k_cache.is_cuda else -1):
+    with on_device_of(k_cache):
         _store[(len(slots),)](
             k, v, k_cache, v_cache, slots,
             *k.stride()[:2], *v.stride()[:2], *k_cache.stride()[:3], *v_cache.stride()[:3],

@@ -8,6 +8,8 @@ import torch
 import triton
 import triton.language as tl
 
+from attnc.runtime.devices import on_device_of
+
 
 @triton.jit  # type: ignore[untyped-decorator]  # Triton has no types
 def _collect(  # type: ignore[no-untyped-def]  # Triton reads annotations its own way
@@ -40,7 +42,8 @@ def launch(
     terms, units = at.shape
     block = triton.next_power_of_2(unit)
     rows = max(tile // block, 1)
-    _collect[(triton.cdiv(units, rows),)](
-        out, at if into is None else into, at, *sources, units,
-        unit, step, terms, into is not None, rows, block, num_warps=4,
-    )  # fmt: skip
+    with on_device_of(out):
+        _collect[(triton.cdiv(units, rows),)](
+            out, at if into is None else into, at, *sources, units,
+            unit, step, terms, into is not None, rows, block, num_warps=4,
+        )  # fmt: skip
