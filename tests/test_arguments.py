@@ -23,6 +23,13 @@ WRAPPERS = (
     flashinfer.BatchPrefillWithRaggedKVCacheWrapper,
     flashinfer.BatchMLAPagedAttentionWrapper,
     flashinfer.MultiLevelCascadeAttentionWrapper,
+    flashinfer.BatchAttention,
+    flashinfer.BatchAttentionWithAttentionSinkWrapper,
+    flashinfer.BatchDecodeWithAttentionSinkWrapper,
+    flashinfer.BatchPODWithPagedKVCacheWrapper,
+    flashinfer.PODWithPagedKVCacheWrapper,
+    flashinfer.BlockSparseAttentionWrapper,
+    flashinfer.VariableBlockSparseAttentionWrapper,
 )
 SURFACES: dict[str, list[Callable[..., Any]]] = {
     "python": [attnc.compile],
@@ -41,6 +48,7 @@ SURFACES: dict[str, list[Callable[..., Any]]] = {
         flashinfer.merge_state_in_place,
         flashinfer.merge_states,
         flashinfer.packbits,
+        flashinfer.convert_bsr_mask_layout,
         flashinfer.append_paged_kv_cache,
         flashinfer.append_paged_mla_kv_cache,
         flashinfer.get_batch_indices_positions,

@@ -138,6 +138,11 @@ WANTED: Mapping[str, Wanted] = {
         "sglang.srt.plugins": {"GENERAL_PLUGINS_GROUP": None},
     },
     "flashinfer": {
+        "flashinfer.attention._core": {
+            "BatchAttention": ("__init__", "plan", "prewarm_paged_kv_stride_variant", "run"),
+            "BatchAttentionWithAttentionSinkWrapper": ("__init__", "run"),
+            "BatchDecodeWithAttentionSinkWrapper": ("__init__", "run"),
+        },
         "flashinfer.cascade": {
             "BatchDecodeWithSharedPrefixPagedKVCacheWrapper": ("__init__", "begin_forward", "forward"),
             "BatchPrefillWithSharedPrefixPagedKVCacheWrapper": ("__init__", "begin_forward", "forward"),
@@ -158,12 +163,21 @@ WANTED: Mapping[str, Wanted] = {
             "get_batch_indices_positions": None,
             "get_seq_lens": None,
         },
+        "flashinfer.pod": {
+            "BatchPODWithPagedKVCacheWrapper": ("__init__", "plan", "run"),
+            "PODWithPagedKVCacheWrapper": ("__init__", "plan", "run"),
+        },
         "flashinfer.prefill": {
             "BatchPrefillWithPagedKVCacheWrapper": ("__init__", "plan", "run"),
             "BatchPrefillWithRaggedKVCacheWrapper": ("__init__", "plan", "run"),
             "single_prefill_with_kv_cache": None,
         },
         "flashinfer.quantization.packbits": {"packbits": None, "segment_packbits": None},
+        "flashinfer.sparse": {
+            "BlockSparseAttentionWrapper": ("__init__", "plan", "run"),
+            "VariableBlockSparseAttentionWrapper": ("__init__", "plan", "run"),
+            "convert_bsr_mask_layout": None,
+        },
     },
 }  # fmt: skip
 

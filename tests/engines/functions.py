@@ -108,8 +108,9 @@ def prepare_flashinfer(device: str) -> None:
     known = {name: getattr(ours, name) for name in ours.__all__}
     beside = (get_seq_lens, get_batch_indices_positions, append_paged_kv_cache, fast_decode_plan)
     known |= {made.__name__: made for made in beside}
-    for name in ("", ".cascade", ".decode", ".mla", ".page", ".prefill", ".quantization"):
-        _offer(f"flashinfer{name}", **known)
+    modules = ("attention", "cascade", "decode", "mla", "page", "pod", "prefill", "quantization", "sparse")
+    for name in ("flashinfer", *(f"flashinfer.{module}" for module in modules)):
+        _offer(name, **known)
     _offer("flashinfer.jit", build_jit_specs=lambda *given, **named: None)
     capability = torch.cuda.get_device_capability() if device == "cuda" else (9, 0)
     _offer(
@@ -130,10 +131,11 @@ FLASHINFER = Kit(
     folder="tests/attention",
     helpers=("tests/test_helpers",),
     files=(
-        "test_alibi", "test_batch_decode_kernels", "test_batch_prefill", "test_batch_prefill_kernels",
-        "test_decode_prefill_lse", "test_deepseek_mla", "test_logits_cap", "test_non_contiguous_decode",
-        "test_non_contiguous_prefill", "test_shared_prefix_kernels", "test_single_prefill",
-        "test_sliding_window", "test_tensor_cores_decode",
+        "test_alibi", "test_batch_attention", "test_batch_decode_kernels", "test_batch_prefill",
+        "test_batch_prefill_kernels", "test_block_sparse", "test_decode_prefill_lse", "test_deepseek_mla",
+        "test_logits_cap", "test_non_contiguous_decode", "test_non_contiguous_prefill",
+        "test_shared_prefix_kernels", "test_single_prefill", "test_sliding_window",
+        "test_tensor_cores_decode",
     ),
     excluded={
         "caches of 4 bits, which the adapter refuses": r"nvfp4",
@@ -326,7 +328,7 @@ def folder(kit: Kit, source: Path, device: str) -> Iterator[Path]:
         for file in kit.files:
             text = (source / kit.folder / f"{file}.py").read_text(encoding="utf-8")
             if device == "cpu":
-                text = re.sub(r'"cuda(:0)?"', '"cpu"', text).replace(".to(0)", '.to("cpu")')
+                text = re.sub(r'"cuda(:0)?"|(?<=device=)0\b', '"cpu"', text).replace(".to(0)", '.to("cpu")')
             (made / kit.folder / f"{file}.py").write_text(text, encoding="utf-8")
         yield made
 

@@ -33,12 +33,13 @@ _BACKENDS = (
 )
 
 
-def check_backend(function: str, backend: str) -> None:
+def check_backend(function: str, backend: str, *others: str) -> None:
     """Takes the name of a backend, which steers FlashInfer's own kernels. ValueError for one whose arguments
-    have another meaning.
+    have another meaning. others: that this function has besides
     """
-    if backend not in _BACKENDS:
-        raise ValueError(f"{function}: backend: expected one of {', '.join(_BACKENDS)}, got {backend!r}")
+    known = (*_BACKENDS, *others)
+    if backend not in known:
+        raise ValueError(f"{function}: backend: expected one of {', '.join(known)}, got {backend!r}")
 
 
 def check_layout(kv_layout: str) -> str:
@@ -76,16 +77,23 @@ def choose_dtypes(
     has queries of, ValueError where they are to differ otherwise.
     """
     given = (planned, kv or planned, o or planned)
-    made = [getattr(torch, x, x) if isinstance(x, str) else x for x in given]
-    if not isinstance(made[0], torch.dtype):
-        raise TypeError(f"plan: q_data_type: expected a dtype, got {planned!r}")
-    found = made_for("plan: q_data_type", made[0])
+    names = ("plan: q_data_type", "plan: kv_data_type", "plan: o_data_type")
+    made = [to_dtype(name, x) for name, x in zip(names, given, strict=True)]
+    found = made_for(names[0], made[0])
     cached = next((dtype for dtype in NARROW if dtype == made[1]), None)
     cache = cached if found in (torch.float16, torch.bfloat16) else None
-    for name, dtype in zip(("kv_data_type", "o_data_type"), made[1:], strict=True):
-        if dtype != found and not (name == "kv_data_type" and dtype is cache):
-            raise ValueError(f"plan: {name}: expected {found}, like q_data_type, got {dtype}")
+    for name, dtype in zip(names[1:], made[1:], strict=True):
+        if dtype != found and not (name == names[1] and dtype is cache):
+            raise ValueError(f"{name}: expected {found}, like q_data_type, got {dtype}")
     return found, cache
+
+
+def to_dtype(name: str, given: DType) -> torch.dtype:
+    """Returns a dtype by its name or as it is. TypeError for what is none."""
+    found = getattr(torch, given, given) if isinstance(given, str) else given
+    if not isinstance(found, torch.dtype):
+        raise TypeError(f"{name}: expected a dtype, got {given!r}")
+    return found
 
 
 def choose_scale(function: str, sm_scale: float | None, head_dim: int) -> float:

@@ -129,7 +129,7 @@ class PagedWrapper(Wrapper):
         requests = len(last_page_len)
         keys = None
         if self._capacity is None or indptr.device.type == last_page_len.device.type == "cpu":
-            keys = _count_keys(names, page, indptr, indices, last_page_len)
+            keys = count_keys(names, page, indptr, indices, last_page_len)
         width = max((-(-n // page) for n in keys or ()), default=0)
         if self._capacity is not None:
             width = check_room(self._capacity, names[1], requests, len(indices))
@@ -141,13 +141,16 @@ class PagedWrapper(Wrapper):
         return f"[{axes}] via paged(block_table, page = {page})"
 
 
-def _count_keys(
+def count_keys(
     names: tuple[str, str, str],
     page: int,
     indptr: torch.Tensor,
     indices: torch.Tensor,
     last_page_len: torch.Tensor,
 ) -> list[int]:
+    """Returns the keys of each request. ValueError for tables that do not fit, by the names that they have:
+    of indptr, indices and last_page_len.
+    """
     starts = read_starts(names[0], indptr)
     if len(indices) < starts[-1]:
         raise ValueError(f"{names[1]}: expected at least {starts[-1]} numbers, got {len(indices)}")

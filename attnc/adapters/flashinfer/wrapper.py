@@ -164,6 +164,20 @@ class Wrapper:
             raise RuntimeError("run: expected a call of plan() before")
         return self._planned
 
+    def _revise(self, *, scale: float | None = None, causal: bool | None = None) -> None:
+        """Takes a scale of the score, or whether the mask is causal, in the place of the plan's, where `run`
+        is given it. A new one compiles once.
+        """
+        plan = self._plan_of_run()
+        wanted, mask = plan.wanted, plan.mask if causal is None else (causal, False)
+        wanted = replace(
+            wanted,
+            scale=wanted.scale if scale is None else scale,
+            mask=write_mask(*mask, plan.window_left),
+        )
+        if wanted != plan.wanted:
+            self._planned = replace(plan, wanted=wanted, mask=mask, made=kernel_name(wanted))
+
     def _with_a_page(self, pool: Any) -> Any:
         """Returns a pool of pages; where it has none, and no request has a key, one of a page. Not for a
         graph, whose later plans may have keys.

@@ -14,7 +14,7 @@ from attnc.adapters.flashinfer import (
     BatchDecodeWithPagedKVCacheWrapper,
     BatchPrefillWithPagedKVCacheWrapper,
 )
-from attnc.adapters.flashinfer.paged import _count_keys, make_tables, split_cache
+from attnc.adapters.flashinfer.paged import count_keys, make_tables, split_cache
 from attnc.adapters.flashinfer.wrapper import Wrapper, _write_kept
 from attnc.api import repeats
 from tests.adapters.engines import LARGEST, coded, meant
@@ -375,13 +375,13 @@ def test_layouts_have_names() -> None:
 def test_tables_that_do_not_fit_are_named() -> None:
     names = ("starts", "pages", "rows")
     starts, last = torch.tensor([0, 2, 2, 5]), torch.tensor([3, 9, 4])
-    assert _count_keys(names, 4, starts, torch.arange(5), last) == [7, 0, 12]
+    assert count_keys(names, 4, starts, torch.arange(5), last) == [7, 0, 12]
     for count in (0, 2, 4):
         with pytest.raises(ValueError, match=f"pages: expected at least 5 numbers, got {count}"):
-            _count_keys(names, 4, starts, torch.arange(count), last)
+            count_keys(names, 4, starts, torch.arange(count), last)
     for rows in (0, 5):
         with pytest.raises(ValueError, match=rf"rows: expected 1 .. 4, got {rows}"):
-            _count_keys(names, 4, starts, torch.arange(5), torch.tensor([3, 0, rows]))
+            count_keys(names, 4, starts, torch.arange(5), torch.tensor([3, 0, rows]))
     pool: Any = torch.zeros(3, 2, 4, 2, 8)
     assert [x.shape for x in split_cache(pool)] == [(3, 4, 2, 8)] * 2
     pairs: list[Any] = [(pool, pool), [pool, pool]]
