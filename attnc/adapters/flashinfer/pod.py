@@ -252,9 +252,10 @@ class BatchPODWithPagedKVCacheWrapper:
         """
         refuse("run", custom_mask_p=custom_mask_p, packed_custom_mask_p=packed_custom_mask_p)
         self._prefill._revise(causal=bool(causal_p))
-        scales = {"q_scale": q_scale, "k_scale": k_scale, "v_scale": v_scale}
         prefilled = self._prefill.run(q_p, paged_kv_cache_p, return_lse=True)
-        decoded = self._decode.run(q_d, paged_kv_cache_d, return_lse=True, **scales)
+        decoded = self._decode.run(
+            q_d, paged_kv_cache_d, q_scale=q_scale, k_scale=k_scale, v_scale=v_scale, return_lse=True
+        )
         results, sums = zip(prefilled, decoded, strict=True)
         return (results, sums) if return_lse else results
 
@@ -273,7 +274,7 @@ def _check(
     """Holds the tables of one of the batches to their shapes, by the names that they have here."""
     given, names = (
         GivenTensors("plan"),
-        tuple(f"{x}_{which}" for x in ("kv_indptr", "kv_indices", "last_page_len")),
+        (f"kv_indptr_{which}", f"kv_indices_{which}", f"last_page_len_{which}"),
     )
     given.check(names[2], last, "B", INTEGERS, anywhere=True)
     for name, x in ((f"qo_indptr_{which}", starts), (names[0], indptr)):

@@ -51,8 +51,15 @@ def convert_bsr_mask_layout(mask: torch.Tensor, indptr: torch.Tensor) -> torch.T
     """Returns bool[blocks * R * C] of a mask [blocks, R, C]: the rows of each row of blocks, one after the
     other, each over all of its blocks.
     """
-    rows = [mask[a:b].transpose(0, 1).flatten() for a, b in pairwise(read_starts("indptr", indptr))]
-    return torch.cat(rows) if rows else mask.flatten()
+    starts = read_starts("indptr", indptr)
+    return _flatten_lines(mask, starts, [mask.shape[1]] * (len(starts) - 1))
+
+
+def _flatten_lines(mask: torch.Tensor, starts: list[int], counts: list[int]) -> torch.Tensor:
+    """Returns the first elements of each row of blocks, counts[i] queries of it."""
+    lines = zip(pairwise(starts), counts, strict=True)
+    found = [mask[a:b].transpose(0, 1)[:count].flatten() for (a, b), count in lines]
+    return torch.cat(found) if found else mask.flatten()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,8 +221,7 @@ class BlockSparseAttentionWrapper:
         if mask is not None and packed is None:
             GivenTensors("plan").check("mask", mask, [starts[-1], *block], _BOOLEANS, anywhere=True)
             counts = [last - first for first, last in pairwise([0, *rows])]
-            parts = zip(pairwise(starts), counts, strict=True)
-            mask = torch.cat([mask[a:b].transpose(0, 1)[:n].flatten() for (a, b), n in parts]).bool()
+            mask = _flatten_lines(mask, starts, counts).bool()
         self._pages.plan(
             torch.tensor([0, *rows], dtype=torch.int32),
             indptr,
@@ -259,9 +265,9 @@ class BlockSparseAttentionWrapper:
             made, natural = (x[0] for x in attend(q[None], k[None], v[None], blocks))
             of_rows = torch.mul(natural, LOG2E, out=lse)
         else:
-            pages = tuple(x.unflatten(0, (call.keys // self._block, self._block)) for x in (k, v))
+            keys, values = (x.view(call.keys // self._block, self._block, *x.shape[1:]) for x in (k, v))
             own = out if call.into == call.dtype else None
-            made, of_rows = self._pages.run(q, pages, out=own, lse=lse, return_lse=True)
+            made, of_rows = self._pages.run(q, (keys, values), out=own, lse=lse, return_lse=True)
         if made is not out:
             made = made.to(call.into) if out is None else out.copy_(made)
         return (made, of_rows) if return_lse else made
@@ -430,14 +436,17 @@ class VariableBlockSparseAttentionWrapper:
         call.check(q, k, v, by_head=True)
         group = call.heads[0] // call.heads[1]
         call.check_results(q, out, lse, [call.heads[1] * call.rows, group, call.size])
-        rows = q.unflatten(0, (call.heads[1], group)).transpose(1, 2).flatten(0, 1)
-        pages = [x.reshape(-1, self._page, 1, call.size) for x in (k, v)]
-        found = self._pages.run(rows, (pages[0], pages[1]), out=out, lse=lse, return_lse=True)
-        o, of_rows = (self._by_head(x, call) for x in found)
+        rows = q.view(call.heads[1], group, *q.shape[1:]).transpose(1, 2).flatten(0, 1)
+        shape = call.heads[1] * call.keys // self._page, self._page, 1, call.size
+        found = self._pages.run(rows, (k.reshape(shape), v.reshape(shape)), out=out, lse=lse, return_lse=True)
+        o, of_rows = (_by_head(x, call) for x in found)
         return (o, of_rows) if return_lse else o
 
-    def _by_head(self, x: torch.Tensor, call: _Call) -> torch.Tensor:
-        return x.unflatten(0, (call.heads[1], call.rows)).transpose(1, 2).flatten(0, 1).contiguous()
+
+def _by_head(x: torch.Tensor, call: _Call) -> torch.Tensor:
+    """Returns [Hq, M, ...] of what is [Hkv * M, Hq / Hkv, ...]."""
+    apart = x.view(call.heads[1], call.rows, *x.shape[1:])
+    return apart.transpose(1, 2).flatten(0, 1).contiguous()
 
 
 def _count(name: str, sizes: torch.Tensor) -> int:

@@ -48,7 +48,7 @@ def test_mixed_batches(form: str, spare: bool, options: dict[str, Any]) -> None:
     indptr, indices, used = with_spare_pages(lengths, table)
     if not spare:
         indptr, indices, _ = csr(lengths, table)
-    wrapper = BatchAttention(form[:3])
+    wrapper: Any = BatchAttention(form[:3])
     sizes = SIZES | {"kv_data_type": torch.float32, "head_dim_qk": SIZE, "head_dim_vo": SIZE}
     wrapper.plan(torch.tensor([0, 9, 9, 10]), indptr, indices, used, **sizes, **options)
     q, pools, softcap = queries(10), stored(k, v, form), options.get("logits_soft_cap", 0.0)
@@ -56,14 +56,13 @@ def test_mixed_batches(form: str, spare: bool, options: dict[str, Any]) -> None:
     found, lse = wrapper.run(q, pools, out, kept, logits_soft_cap=softcap)
     assert found is out
     assert lse is kept
+    scale, causal = options.get("sm_scale", SIZE**-0.5), options.get("causal", False)
     parts = zip(*(torch.split(x, counts) for x in (q, out, lse)), keys, values, strict=True)
     for rows, o, of_rows, *own in parts:
-        scale, causal = options.get("sm_scale", SIZE**-0.5), options.get("causal", False)
         compare(o, of_rows, attend(rows, *own, scale=scale, softcap=softcap, causal=causal))
     found, _ = wrapper.run(q, pools, k_scale=torch.tensor(0.5), v_scale=2.0)
-    rows, own = q[:9], (keys[0], values[0])
-    wanted, _ = attend(rows, *own, scale=scale / 2, softcap=softcap, causal=causal)
-    compare(found[:9] / 2, None, (wanted, wanted))
+    halved = attend(q[:9], keys[0], values[0], scale=scale / 2, softcap=softcap, causal=causal)
+    compare(found[:9] / 2, None, halved)
 
 
 @pytest.mark.parametrize(
@@ -87,7 +86,7 @@ def test_tables_that_do_not_fit_are_named(change: dict[str, Any], said: str) -> 
         "head_dim_qk": SIZE,
         "head_dim_vo": SIZE,
     }
-    wrapper = BatchAttention()
+    wrapper: Any = BatchAttention()
     with pytest.raises((TypeError, ValueError), match=f"^{re.escape(said)}"):
         wrapper.plan(**planned | change)
     with pytest.raises(RuntimeError, match=r"run: expected a call of plan\(\) before"):
@@ -96,7 +95,7 @@ def test_tables_that_do_not_fit_are_named(change: dict[str, Any], said: str) -> 
 
 def test_a_softcap_is_the_plans() -> None:
     k, v, table, *_ = pages([5], PAGE, HEADS, SIZE)
-    wrapper = BatchAttention()
+    wrapper: Any = BatchAttention()
     wrapper.prewarm_paged_kv_stride_variant()
     sizes = SIZES | {"kv_data_type": torch.float32, "head_dim_qk": SIZE, "head_dim_vo": SIZE}
     wrapper.plan(torch.tensor([0, 1]), *csr([5], table)[:2], torch.tensor([5]), **sizes)
@@ -112,7 +111,7 @@ def test_sinks_of_prompts(window_left: int) -> None:
     lengths, counts = [9, 6, 17], [9, 0, 3]
     k, v, table, keys, values = pages(lengths, PAGE, HEADS, SIZE)
     buffers = torch.empty(4), torch.empty(4), torch.empty(12), torch.empty(3)
-    wrapper = BatchAttentionWithAttentionSinkWrapper(
+    wrapper: Any = BatchAttentionWithAttentionSinkWrapper(
         workspace(),
         "NHD",
         True,
@@ -135,7 +134,7 @@ def test_sinks_of_prompts(window_left: int) -> None:
 def test_sinks_of_decoded_tokens() -> None:
     lengths = [9, 0, 17]
     k, v, table, keys, values = pages(lengths, PAGE, HEADS, SIZE)
-    wrapper = BatchDecodeWithAttentionSinkWrapper(workspace(), "HND")
+    wrapper: Any = BatchDecodeWithAttentionSinkWrapper(workspace(), "HND")
     wrapper.plan(*csr(lengths, table), head_dim=SIZE, **SIZES)
     q = queries(3)
     o, lse = wrapper.run_return_lse(q, stored(k, v, "HND-apart"), SINKS, SIZE**-0.5)

@@ -20,7 +20,7 @@ def queries(count: int) -> torch.Tensor:
 def test_a_prompt_and_decoded_tokens() -> None:
     lengths = [9, 4, 17]
     k, v, table, keys, values = pages(lengths, PAGE, HEADS, SIZE)
-    wrapper = PODWithPagedKVCacheWrapper(workspace(), "HND")
+    wrapper: Any = PODWithPagedKVCacheWrapper(workspace(), "HND")
     assert not wrapper.is_cuda_graph_enabled
     wrapper.plan(*csr(lengths, table), head_dim=SIZE, window_left=6, **SIZES)
     q, prompt, new = queries(3), queries(7), torch.randn(2, 11, HEADS, SIZE)
@@ -40,7 +40,7 @@ def test_a_prompt_and_decoded_tokens() -> None:
 def test_a_graph_decodes_what_is_planned_later() -> None:
     k, v, table, keys, values = pages([9, 17], PAGE, HEADS, SIZE)
     buffers = torch.empty(3), torch.empty(12), torch.empty(2)
-    wrapper = PODWithPagedKVCacheWrapper(workspace(), "NHD", True, *buffers)
+    wrapper: Any = PODWithPagedKVCacheWrapper(workspace(), "NHD", True, *buffers)
     assert wrapper.is_cuda_graph_enabled
     wrapper.plan(*csr([1, 2], table), head_dim=SIZE, **SIZES)
     kept = wrapper._decode._plan_of_run().tables["kv_len"]
@@ -67,7 +67,7 @@ def test_a_graph_decodes_what_is_planned_later() -> None:
 )
 def test_what_the_plan_says_is_not_said_otherwise(change: dict[str, Any], said: str) -> None:
     k, v, table, *_ = pages([9], PAGE, HEADS, SIZE)
-    wrapper = PODWithPagedKVCacheWrapper(workspace())
+    wrapper: Any = PODWithPagedKVCacheWrapper(workspace())
     given = (queries(2), *torch.randn(2, 4, HEADS, SIZE), queries(1), (k, v))
     with pytest.raises(RuntimeError, match=r"run: expected a call of plan\(\) before"):
         wrapper.run(*given)
@@ -80,7 +80,7 @@ def test_two_batches() -> None:
     lengths, counts = [9, 6, 17], [9, 0, 3]
     k, v, table, keys, values = pages(lengths, PAGE, HEADS, SIZE)
     tables = csr(lengths, table)
-    wrapper = BatchPODWithPagedKVCacheWrapper(workspace())
+    wrapper: Any = BatchPODWithPagedKVCacheWrapper(workspace())
     wrapper.plan(
         torch.tensor([0, 9, 9, 12]), *tables, torch.arange(4), *tables, head_dim=SIZE, window_left=6, **SIZES
     )
@@ -91,11 +91,12 @@ def test_two_batches() -> None:
         for rows, part, of_rows, *own in parts:
             compare(part, of_rows, attend(rows, *own, scale=SIZE**-0.5, left=6, causal=causal))
         for b in range(3):
-            own = slice(b, b + 1)
-            wanted = attend(decoded[own], keys[b], values[b], scale=SIZE**-0.5, left=6, causal=False)
-            compare(o_d[own], lse_d[own], wanted)
-    alone = wrapper.run(q, (k, v), decoded, (k, v), k_scale=0.5)
-    assert torch.equal(alone[0], o)  # scales are of decoding
+            one = slice(b, b + 1)
+            wanted = attend(decoded[one], keys[b], values[b], scale=SIZE**-0.5, left=6, causal=False)
+            compare(o_d[one], lse_d[one], wanted)
+    plain, scaled = (wrapper.run(q, (k, v), decoded, (k, v), k_scale=scale) for scale in (None, 0.5))
+    assert torch.equal(plain[0], scaled[0])  # scales are of decoding
+    assert not torch.equal(plain[1], scaled[1])
     with pytest.raises(ValueError, match="run: custom_mask_p: expected None"):
         wrapper.run(q, (k, v), decoded, (k, v), custom_mask_p=torch.ones(9, 9))
 
@@ -114,6 +115,6 @@ def test_tables_of_two_batches_are_named(at: int, given: torch.Tensor, said: str
     one = [torch.tensor([0, 1, 2]), torch.tensor([0, 1, 2]), torch.tensor([0, 1]), torch.tensor([1, 2])]
     tables = [*one, *one]
     tables[at] = given
-    wrapper = BatchPODWithPagedKVCacheWrapper(workspace())
+    wrapper: Any = BatchPODWithPagedKVCacheWrapper(workspace())
     with pytest.raises(ValueError, match=f"^{re.escape(said)}"):
         wrapper.plan(*tables, head_dim=SIZE, **SIZES)

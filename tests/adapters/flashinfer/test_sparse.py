@@ -74,15 +74,14 @@ def test_rows_of_blocks(row: int, column: int, options: dict[str, Any]) -> None:
     indptr, indices = as_rows(blocks)
     parts, given, elements = draw(rows, column * columns), dict(options), None
     if "mask" in options or "packed_mask" in options:
-        elements = torch.rand(len(indices), row, column) < 0.7
-        given["mask"] = elements
-    if "packed_mask" in options:
+        given["mask"] = elements = torch.rand(len(indices), row, column) < 0.7
+    if elements is not None and "packed_mask" in options:
         counts = torch.tensor([len(x) for x in torch.split(torch.arange(rows), row)])
         ends = torch.nn.functional.pad((counts * indptr.diff() * column).cumsum(0), (1, 0))
         lines = zip(torch.split(elements, indptr.diff().tolist()), counts, strict=True)
         flat = torch.cat([x.transpose(0, 1)[:n].flatten() for x, n in lines])
         given = options | {"packed_mask": segment_packbits(flat, ends, "little")[0]}
-    wrapper = BlockSparseAttentionWrapper(workspace())
+    wrapper: Any = BlockSparseAttentionWrapper(workspace())
     wrapper.plan(
         indptr, indices, rows, column * columns, row, column, HEADS_OF_Q, HEADS, SIZE, **given, **F32
     )
@@ -111,7 +110,7 @@ def test_masks_of_heads(of_all_heads: bool) -> None:
     blocks[0, 1] = False
     given = blocks.repeat_interleave(GROUP, 0) if of_all_heads else blocks
     parts = draw(rows, column * columns)
-    wrapper = BlockSparseAttentionWrapper(workspace(), backend="vsa_sm100_blk64")
+    wrapper: Any = BlockSparseAttentionWrapper(workspace(), backend="vsa_sm100_blk64")
     sizes = rows, column * columns, row, column, HEADS_OF_Q, HEADS, SIZE
     wrapper.plan(None, None, *sizes, block_mask=given, sm_scale=0.3, **F32)
     o, lse = wrapper.run(*parts, return_lse=True)
@@ -140,7 +139,7 @@ def test_blocks_of_any_size(columns: list[list[int]], causal: bool) -> None:
     rows, sizes, keys = torch.tensor([[2, 3, 0], [1, 1, 3]]), torch.tensor(columns), sum(columns[0])
     blocks = torch.rand(HEADS, 3, 3) < 0.6
     q, k, v = (x.transpose(0, 1).contiguous() for x in draw(5, keys))
-    wrapper = VariableBlockSparseAttentionWrapper(workspace())
+    wrapper: Any = VariableBlockSparseAttentionWrapper(workspace())
     wrapper.plan(blocks, rows, sizes, HEADS_OF_Q, HEADS, SIZE, causal=causal, q_data_type=torch.float32)
     out, kept = torch.empty(HEADS * 5, GROUP, SIZE), torch.empty(HEADS * 5, GROUP)
     o, lse = wrapper.run(q, k, v, out=out, lse=kept, return_lse=True)
@@ -157,7 +156,7 @@ def test_blocks_of_any_size(columns: list[list[int]], causal: bool) -> None:
             compare(o[own].transpose(0, 1), lse[own].T, wanted)
             done += count
     for mine, theirs in ((o, out), (lse, kept)):
-        in_order = theirs.unflatten(0, (HEADS, 5)).transpose(1, 2).flatten(0, 1)
+        in_order = theirs.view(HEADS, 5, *theirs.shape[1:]).transpose(1, 2).flatten(0, 1)
         assert torch.equal(mine, in_order)
         assert mine.is_contiguous()
 
@@ -166,7 +165,7 @@ def test_a_result_has_the_type_that_is_asked() -> None:
     """Which is f16 where nothing is said, whatever queries have."""
     blocks = torch.ones(2, 2, dtype=torch.bool)
     parts = [x.bfloat16() for x in draw(8, 8)]
-    wrapper = BlockSparseAttentionWrapper(workspace())
+    wrapper: Any = BlockSparseAttentionWrapper(workspace())
     sizes = 8, 8, 4, 4, HEADS_OF_Q, HEADS, SIZE
     wrapper.plan(*as_rows(blocks), *sizes, q_data_type="bfloat16")
     o = wrapper.run(*parts)
@@ -179,6 +178,26 @@ def test_a_result_has_the_type_that_is_asked() -> None:
     exact = wrapper.run(*parts)
     assert isinstance(exact, torch.Tensor)
     assert torch.equal(exact.half(), o)
+
+
+@pytest.mark.parametrize(("rows", "keys"), [(0, 16), (16, 0), (0, 0)])
+def test_nothing_to_attend(rows: int, keys: int) -> None:
+    none, lines = torch.zeros(0).int(), rows // 16
+    parts = draw(rows, keys)
+    wrapper: Any = BlockSparseAttentionWrapper(workspace())
+    sizes = rows, keys, 16, 16, HEADS_OF_Q, HEADS, SIZE
+    blocks = torch.ones(HEADS, lines, keys // 16).bool()
+    for given in ({}, {"mask": torch.ones(0, 16, 16).bool()}, {"block_mask": blocks}):
+        wrapper.plan(torch.zeros(lines + 1).int(), none, *sizes, **given, **F32)
+        o, lse = wrapper.run(*parts, return_lse=True)
+        assert o.shape == parts[0].shape
+        assert lse.shape == parts[0].shape[:2]
+        assert not o.any()
+    variable: Any = VariableBlockSparseAttentionWrapper(workspace())
+    counts = torch.full((HEADS, 1), rows), torch.full((HEADS, 1), keys)
+    one = torch.ones(HEADS, 1, 1).bool()
+    variable.plan(one, *counts, HEADS_OF_Q, HEADS, SIZE, q_data_type=torch.float32)
+    assert not variable.run(*(x.transpose(0, 1).contiguous() for x in parts)).any()
 
 
 def test_convert_bsr_mask_layout() -> None:
@@ -220,7 +239,7 @@ PLANNED: dict[str, Any] = {
     ],
 )  # fmt: skip
 def test_what_does_not_fit_is_named(change: dict[str, Any], said: str) -> None:
-    wrapper = BlockSparseAttentionWrapper(workspace())
+    wrapper: Any = BlockSparseAttentionWrapper(workspace())
     with pytest.raises((TypeError, ValueError), match=f"^{re.escape(said)}"):
         wrapper.plan(**PLANNED | change)
     with pytest.raises(RuntimeError, match=r"run: expected a call of plan\(\) before"):
@@ -240,7 +259,7 @@ def test_what_does_not_fit_is_named(change: dict[str, Any], said: str) -> None:
     ],
 )
 def test_a_call_that_differs_from_the_plan_is_named(change: dict[str, Any], said: str) -> None:
-    wrapper = BlockSparseAttentionWrapper(workspace())
+    wrapper: Any = BlockSparseAttentionWrapper(workspace())
     wrapper.plan(**PLANNED, **F32)
     call = dict(zip("qkv", draw(8, 8), strict=True))
     with pytest.raises((TypeError, ValueError, RuntimeError), match=f"^{re.escape(said)}"):
@@ -270,7 +289,7 @@ def test_sizes_that_do_not_fit_are_named(change: dict[str, Any], said: str) -> N
         "num_kv_heads": 2,
         "head_dim": SIZE,
     }
-    wrapper = VariableBlockSparseAttentionWrapper(workspace())
+    wrapper: Any = VariableBlockSparseAttentionWrapper(workspace())
     with pytest.raises((TypeError, ValueError), match=f"^{re.escape(said)}"):
         wrapper.plan(**planned | change)
     with pytest.raises(RuntimeError, match=r"run: expected a call of plan\(\) before"):
@@ -278,7 +297,7 @@ def test_sizes_that_do_not_fit_are_named(change: dict[str, Any], said: str) -> N
 
 
 def test_lse_is_in_base_2() -> None:
-    wrapper = VariableBlockSparseAttentionWrapper(workspace())
+    wrapper: Any = VariableBlockSparseAttentionWrapper(workspace())
     one = torch.ones(1, 1)
     wrapper.plan(one.bool()[None], one.int(), 8 * one.int(), 1, 1, SIZE, q_data_type=torch.float32)
     zeros = torch.zeros(1, 8, SIZE)
