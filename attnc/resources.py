@@ -4,9 +4,13 @@ where what was compiled of them is kept.
 
 from __future__ import annotations
 
+import hashlib
 import sys
+from contextlib import suppress
 from importlib.util import cache_from_source
 from pathlib import Path
+
+from attnc.files import replace_file
 
 _PACKAGE = Path(__file__).resolve().parent
 
@@ -32,3 +36,33 @@ def kept_code(module: str, name: str) -> Path | None:
     if sys.dont_write_bytecode or sys.implementation.cache_tag is None:
         return None
     return Path(cache_from_source(module)).with_name(f"{name}.{sys.implementation.cache_tag}")
+
+
+def read_kept(place: Path | None, made_of: str) -> bytes | None:
+    """Returns what `keep` wrote there. None where it was made of something else, or is not what was written.
+
+    made_of: all that the content follows from.
+    """
+    if place is None:
+        return None
+    with suppress(OSError):
+        kept = place.read_bytes()
+        digest, content = kept[:_DIGEST], kept[_DIGEST:]
+        if digest == _digest_of(made_of, content):
+            return content
+    return None
+
+
+def keep(place: Path | None, made_of: str, content: bytes) -> None:
+    """Writes content behind a SHA-256 of it and of what it is made of. What cannot be written is not kept."""
+    if place is not None:
+        with suppress(OSError):
+            replace_file(place, _digest_of(made_of, content) + content)
+
+
+#: Bytes of a SHA-256.
+_DIGEST = 32
+
+
+def _digest_of(made_of: str, content: bytes) -> bytes:
+    return hashlib.sha256(hashlib.sha256(made_of.encode()).digest() + content).digest()

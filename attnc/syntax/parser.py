@@ -21,18 +21,20 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import cache
+from io import BytesIO
 from itertools import islice, pairwise
 from pathlib import Path
 from typing import TypeAlias, cast
 
 from lark import Lark, Token, Tree
+from lark import __version__ as lark_version
 from lark.exceptions import UnexpectedInput
 from lark.lark import PostLex
 from lark.utils import TextSlice
 
 from attnc.diagnostics import LIFT, Diagnostic, DiagnosticError, Label, error
 from attnc.effort import at_most, spend
-from attnc.resources import kept_code, resource
+from attnc.resources import keep, kept_code, read_kept, resource
 from attnc.source import STDIN, Source, Span
 from attnc.syntax import ast
 from attnc.syntax.explain import explain
@@ -145,17 +147,25 @@ def _comments(place: Span) -> tuple[ast.Comment, ...]:
 
 @cache
 def _lark() -> Lark:
+    """Returns the parser, from the tables that Lark has made for an earlier process if there are any."""
     grammar = resource("grammar", "attn.lark").read_text(encoding="utf-8")
-    kept = kept_code(__file__, "attn.lark")  # the tables, which Lark makes again where it cannot read them
-    return Lark(
+    made_of = "\0".join((lark_version, sys.version, Path(__file__).read_text(encoding="utf-8"), grammar))
+    place = kept_code(__file__, "attn.lark")
+    tables = read_kept(place, made_of)
+    if tables is not None:
+        return Lark.load(BytesIO(tables))
+    made = Lark(
         grammar,
         start="file",
         parser="lalr",
-        cache=False if kept is None else str(kept),
         postlex=_Newlines(),
         propagate_positions=True,
         maybe_placeholders=False,
     )
+    written = BytesIO()
+    made.save(written)
+    keep(place, made_of, written.getvalue())
+    return made
 
 
 class _Newlines(PostLex):

@@ -7,7 +7,6 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,8 +16,7 @@ from jinja2 import compiler
 from jinja2.bccache import Bucket
 from jinja2.ext import Extension
 
-from attnc.files import replace_file
-from attnc.resources import kept_code, resource
+from attnc.resources import keep, kept_code, read_kept, resource
 from attnc.target.quote import quote
 
 
@@ -89,10 +87,6 @@ def fill_each(items: Iterable[object], form: str) -> str:
     return "\n".join(form.format(*item if isinstance(item, tuple) else (item,)) for item in items)
 
 
-#: Bytes of a SHA-256.
-_DIGEST = 32
-
-
 class KeptTemplates(jinja2.BytecodeCache):
     """Templates as Jinja has compiled them, which takes half of the time to compile a spec in a new process.
 
@@ -105,22 +99,12 @@ class KeptTemplates(jinja2.BytecodeCache):
         self.start = start
 
     def load_bytecode(self, bucket: Bucket) -> None:
-        place = self.place(bucket)
-        if place is None:
-            return
-        with suppress(OSError):
-            kept = place.read_bytes()
-            digest, code = kept[:_DIGEST], kept[_DIGEST:]
-            if hashlib.sha256(code).digest() == digest:
-                bucket.bytecode_from_string(code)
+        code = read_kept(self.place(bucket), bucket.checksum)
+        if code is not None:
+            bucket.bytecode_from_string(code)
 
     def dump_bytecode(self, bucket: Bucket) -> None:
-        place = self.place(bucket)
-        if place is None:
-            return
-        code = bucket.bytecode_to_string()
-        with suppress(OSError):
-            replace_file(place, hashlib.sha256(code).digest() + code)
+        keep(self.place(bucket), bucket.checksum, bucket.bytecode_to_string())
 
     def get_source_checksum(self, source: str) -> str:
         """Returns the hash of all that the code of a template follows from."""

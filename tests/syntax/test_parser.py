@@ -3,11 +3,12 @@
 from pathlib import Path
 
 import pytest
+from lark import Lark
 
 from attnc.diagnostics import DiagnosticError
 from attnc.resources import resource
 from attnc.source import Source
-from attnc.syntax import ast
+from attnc.syntax import ast, parser
 from attnc.syntax.parser import MAX_ERRORS, load, parse
 from tests.refusals import refused
 
@@ -256,3 +257,30 @@ def test_load_reads_no_more_than_it_needs(tmp_path: Path) -> None:
     path.write_bytes("€".encode() * 2_000_000)
     with pytest.raises(DiagnosticError, match="E0501"):
         parse(load(path))
+
+
+def test_tables_of_the_grammar_are_made_once_and_again_where_they_are_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place, right, made = tmp_path / "tables", parser._lark(), []
+
+    class Counted:
+        load = Lark.load
+
+        def __new__(cls, *args: object, **options: object) -> Lark:  # type: ignore[misc]  # of tables
+            made.append(args)
+            return right
+
+    monkeypatch.setattr(parser, "kept_code", lambda module, name: place)
+    monkeypatch.setattr(parser, "Lark", Counted)
+    new_process = parser._lark.__wrapped__
+    new_process()
+    tree = new_process().parse("def f = 1\n")
+    assert len(made) == 1
+    assert tree == right.parse("def f = 1\n")
+    written = bytearray(place.read_bytes())
+    written[len(written) // 2] ^= 1
+    place.write_bytes(written)
+    for _ in range(2):
+        assert new_process().parse("def f = 1\n") == tree
+    assert len(made) == 2
