@@ -119,6 +119,19 @@ def write_folder(
     _write(wanted, is_meant, out, force=force, beside=beside)
 
 
+def write_beside(files: Mapping[str, bytes], out: Path, *, force: bool = False) -> None:
+    """Writes files, by path, to a folder beside whatever else is there. Raises as `write` does."""
+    _write(files, files.__contains__, out, force=force, beside=True)
+
+
+def check_places(paths: Iterable[str], out: Path, *, force: bool = False) -> None:
+    """Raises NotOurs where `write_beside` would, whatever is to be written to these paths; writes nothing."""
+    places = dict.fromkeys(paths, b"")
+    changes = _changes(places, places.__contains__, out, force=force)
+    if held := tuple(drift for drift in changes.drifts if drift.held):
+        raise NotOurs(held, ())
+
+
 _Wanted: TypeAlias = Mapping[str, bytes]
 _IsMeant: TypeAlias = Callable[[str], bool]
 

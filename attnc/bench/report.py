@@ -6,13 +6,14 @@ import json
 import platform
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
 
 import attnc
-from attnc.files import write_text
+from attnc.output import write_beside
 from attnc.runtime.timing import Timing
 
 #: What tables of TFLOP/s say of their figures.
@@ -29,12 +30,21 @@ class Page:
     data: Mapping[str, Any]
     draw: Draw | None = None
 
-    def write(self, folder: Path, stem: str) -> tuple[Path, ...]:
-        """Writes STEM.md, STEM.json and, where matplotlib is installed, STEM.png; returns their paths."""
-        table, data, plot = (folder / f"{stem}.{ending}" for ending in ("md", "json", "png"))
-        write_text(table, self.markdown)
-        write_text(data, json.dumps(self.data, indent=2) + "\n")
-        return (table, data, plot) if self.draw is not None and draw_plot(self.draw, plot) else (table, data)
+    def write(self, folder: Path, stem: str, *, force: bool = False) -> tuple[Path, ...]:
+        """Writes STEM.md, STEM.json and, where matplotlib is installed, STEM.png; returns their paths. Raises
+        NotOurs where one is there that no report was written to, unless `force`.
+        """
+        table, data, plot = names(stem)
+        files = {table: self.markdown.encode(), data: (json.dumps(self.data, indent=2) + "\n").encode()}
+        if self.draw is not None and (drawn := draw_plot(self.draw)) is not None:
+            files[plot] = drawn
+        write_beside(files, folder, force=force)
+        return tuple(folder / name for name in files)
+
+
+def names(stem: str) -> tuple[str, str, str]:
+    """Returns what the files of a report are called."""
+    return f"{stem}.md", f"{stem}.json", f"{stem}.png"
 
 
 def machine(target: str) -> dict[str, str]:
@@ -101,19 +111,19 @@ def to_the_best(timings: Mapping[str, Timing], ours: str, others: Iterable[str])
     return f"{ratio(timings[ours], timings[best])} {best}"
 
 
-def draw_plot(draw: Draw, path: Path) -> bool:
-    """Returns whether matplotlib is installed, and the figure therefore drawn to a file."""
+def draw_plot(draw: Draw) -> bytes | None:
+    """Returns the figure as PNG, or None where matplotlib is not installed."""
     try:
         import matplotlib as mpl
 
         mpl.use("Agg")
         from matplotlib import pyplot as plt
     except ImportError:
-        return False
-    figure = draw(plt)
-    figure.savefig(path, dpi=150)
+        return None
+    figure, drawn = draw(plt), BytesIO()
+    figure.savefig(drawn, dpi=150, format="png")
     plt.close(figure)
-    return True
+    return drawn.getvalue()
 
 
 def grouped_bars(axes: Any, groups: Sequence[str], series: Mapping[str, Sequence[float]]) -> None:

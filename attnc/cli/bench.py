@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Collection, Sequence
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -22,6 +23,8 @@ from attnc.cli.console import (
     say_lines,
     split_commas,
 )
+from attnc.cli.writing import refusing
+from attnc.output import check_places
 
 if TYPE_CHECKING:
     from attnc.bench.cells import Phase
@@ -94,6 +97,9 @@ def bench(
         bool, typer.Option("--quick", help="One size of each kind; with --flex, no first results.")
     ] = False,
     is_list: Annotated[bool, typer.Option("--list", help="List the cells and stop.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace files of the report's names that are no reports.")
+    ] = False,
 ) -> None:
     """Time the generated kernels beside cuDNN, FlashAttention-2, FlexAttention and eager PyTorch.
 
@@ -170,7 +176,7 @@ def bench(
         for cell in chosen:
             say(benchmark.describe(cell))
     else:
-        _run(benchmark, chosen, rounds, out, target)
+        _run(benchmark, chosen, rounds, out, target, force=force)
 
 
 #: The peers by default.
@@ -185,10 +191,20 @@ def _one_run(modes: dict[str, bool]) -> None:
         raise Mistake(f"{given[0]} and {given[1]} are not one run", "run one after the other")
 
 
-def _run(benchmark: Benchmark[Any, Any], chosen: Sequence[Any], rounds: int, out: Path, target: str) -> None:
+def _run(
+    benchmark: Benchmark[Any, Any],
+    chosen: Sequence[Any],
+    rounds: int,
+    out: Path,
+    target: str,
+    *,
+    force: bool = False,
+) -> None:
     need_gpu()
-    from attnc.bench.report import machine
+    from attnc.bench.report import machine, names
     from attnc.bench.run import warm_up
+
+    refusing(partial(check_places, names(benchmark.stem), out, force=force), out)  # before minutes of work
 
     if jobs := benchmark.jobs(chosen):
         note(f"compiling for {count_noun(len(chosen), 'cell')}")
@@ -197,7 +213,7 @@ def _run(benchmark: Benchmark[Any, Any], chosen: Sequence[Any], rounds: int, out
         results = benchmark.measure(chosen, rounds, bar.advance)
     page = benchmark.page(results, machine(target))
     say_lines(page.markdown.rstrip())
-    for path in page.write(out, benchmark.stem):
+    for path in refusing(partial(page.write, out, benchmark.stem, force=force), out):
         note(f"wrote {path}")
 
 

@@ -13,6 +13,7 @@ import typer
 import attnc
 from attnc.cli.bench import check_target
 from attnc.cli.console import Mistake, loading, note, say
+from attnc.cli.writing import holds_nothing, there_already
 from attnc.diagnostics import DiagnosticError, did_you_mean
 from attnc.files import create_text, write_text
 
@@ -89,17 +90,13 @@ def import_flex(
             say(line)
         return
     try:
-        if force or _loses_nothing(out, spec):
+        if force or holds_nothing(out, spec.encode()):
             write_text(out, spec)
         else:
             create_text(out, spec)
     except FileExistsError:
-        raise Mistake(f"'{out}' is there already", "choose another name; --force writes over it") from None
+        raise there_already(out) from None
     note(f"wrote {out}; 'attnc compile {out}' makes its kernels")
-
-
-def _loses_nothing(out: Path, spec: str) -> bool:
-    return out.exists() and (not out.is_file() or out.read_bytes() in (b"", spec.encode()))
 
 
 def _mod(text: str) -> Callable[..., Any]:

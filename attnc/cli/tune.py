@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,7 +12,8 @@ import typer
 from attnc.cli.bench import check_target, need_gpu
 from attnc.cli.compile import SPEC, SPECS
 from attnc.cli.console import Mistake, find_specs, loading, note, one_spec, progress, say, split_commas
-from attnc.files import SavedMeanwhile, write_text
+from attnc.cli.writing import holds_nothing, there_already
+from attnc.files import SavedMeanwhile, create_text, write_text
 
 if TYPE_CHECKING:
     from attnc.calibrate import Calibration
@@ -30,6 +32,7 @@ def tune(
         Path | None,
         typer.Option(help="Time only the schedules of one attention, and write every time there as JSON."),
     ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Write over what --points names.")] = False,
     is_among_targets: Annotated[
         bool, typer.Option("--among-targets", help="Measure which target is fastest, in place of configs.")
     ] = False,
@@ -50,7 +53,7 @@ def tune(
         tune_among_targets(paths, rounds)
         return
     if points is not None:
-        tune_points(paths, rounds, points)
+        tune_points(paths, rounds, points, force=force)
         return
     from attnc.tune import NothingRuns
     from attnc.tune.configs import TUNABLE
@@ -138,9 +141,9 @@ def tune_layers(path: Path, rounds: int) -> None:
         note(f"wrote {dispatch_path(path)}; 'attnc compile {path}' embeds it")
 
 
-def tune_points(paths: tuple[Path, ...], rounds: int, out: Path) -> None:
+def tune_points(paths: tuple[Path, ...], rounds: int, out: Path, *, force: bool) -> None:
     """Tunes the schedules of the one attention that has several, and writes all times to a file. Raises
-    Mistake when it is not one.
+    Mistake when it is not one, and where the file is there already.
     """
     from attnc.tune.schedules import dump_points, families
 
@@ -151,8 +154,14 @@ def tune_points(paths: tuple[Path, ...], rounds: int, out: Path) -> None:
             "name the spec of one",
         )
     (path,) = several
+    is_new = not (force or holds_nothing(out))
+    if is_new and os.path.lexists(out):
+        raise there_already(out)
     (found,) = tune_labels(path, rounds)
-    write_text(out, dump_points(found, path))
+    try:
+        (create_text if is_new else write_text)(out, dump_points(found, path))
+    except FileExistsError:
+        raise there_already(out) from None
     note(f"wrote {out}")
 
 

@@ -58,6 +58,27 @@ def write_or_refuse(write: Callable[..., _Result], out: Path, *, force: bool | N
         raise _in_the_way(refusal.held, out, has_force=force is not None) from None
 
 
+def refusing(write: Callable[[], _Result], out: Path) -> _Result:
+    """Calls `write`, which writes to a folder beside others' files, for a command that has --force. Raises
+    Mistake where something is in the way.
+    """
+    try:
+        return write()
+    except NotOurs as refusal:
+        raise _in_the_way(refusal.held, out, has_force=True) from None
+
+
+def holds_nothing(place: Path, but: bytes = b"") -> bool:
+    """Returns whether something is there, and nothing would be lost with it: an empty file, one that holds
+    `but`, or what is no file, such as a pipe.
+    """
+    return place.exists() and (not place.is_file() or place.read_bytes() in (b"", but))
+
+
+def there_already(place: Path) -> Mistake:
+    return Mistake(f"'{place}' is there already", "choose another name; --force writes over it")
+
+
 def _in_the_way(held: tuple[Drift, ...], out: Path, *, has_force: bool) -> Mistake:
     for drift in held[:_LISTED]:
         note(paint("in the way", "33"), f" {out.as_posix()}/{drift.path}{reason(drift)}")

@@ -73,6 +73,29 @@ def test_a_run_prints_and_writes(
     assert written == {"three": 10, "thirteen": 16}
 
 
+def test_reports_replace_reports_alone(tmp_path: Path, no_gpu: list[int]) -> None:
+    """A file of that name that is somebody's, or was edited, is found before anything is measured."""
+    table, picture = tmp_path / "lengths.md", tmp_path / "lengths.png"
+
+    def measure(**options: bool) -> None:
+        bench._run(Lengths(), [Cell("one")], 3, tmp_path, "triton", **options)
+
+    (tmp_path / "mine.txt").write_text("mine", encoding="utf-8")
+    for _ in range(2):
+        measure()
+    for place in (table, picture):
+        place.write_text("mine", encoding="utf-8")
+        with pytest.raises(Mistake, match=f"1 file in '{tmp_path}' would be lost"):
+            measure()
+        assert place.read_text(encoding="utf-8") == "mine"
+        assert len(no_gpu) == 2
+        measure(force=True)
+        no_gpu.pop()
+        picture.unlink(missing_ok=True)
+    assert table.read_text(encoding="utf-8") == "triton: {'one': 9}\n"
+    assert (tmp_path / "mine.txt").read_text(encoding="utf-8") == "mine"
+
+
 def test_a_pattern_that_no_name_holds_is_a_mistake() -> None:
     with pytest.raises(Mistake, match="no cell's name holds 'seven'"):
         bench._matching(Lengths().cells, "seven")

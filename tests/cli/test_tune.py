@@ -88,3 +88,17 @@ def test_points_are_of_one_attention(folder: Path, run: Run) -> None:
     assert done.code == 2
     assert "here are 0" in done.err
     assert not (folder / "points.json").exists()
+
+
+@pytest.mark.usefixtures("clock")
+def test_points_replace_no_file_unasked(folder: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, points = spec(folder / "specs" / "two.attn"), folder / "points.json"
+    command = ("tune", "specs/two.attn", "--points", "points.json", "--rounds", "3")
+    points.write_text("mine", encoding="utf-8")
+    done = run(*command)
+    assert done.code == 2
+    assert "error: 'points.json' is there already" in done.err
+    assert points.read_text(encoding="utf-8") == "mine"
+    assert not (path.parent / "tuned").exists()  # nothing was measured
+    assert run(*command, "--force").code == 0
+    assert json.loads(points.read_text(encoding="utf-8"))["device"] == "a GPU"

@@ -2,7 +2,7 @@
 the keys on N; what the links do; and the others, in processes of their own, so that one that hangs costs
 only itself.
 
-Every part is written to `ranks.json` as soon as it is there.
+Every part is written to `ranks.partial.json` as soon as it is there, and all to `ranks.json` at the end.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class RanksBenchmark(Benchmark[RanksCell, Mapping[str, Any]]):
 
     def measure(self, cells: Sequence[RanksCell], rounds: int, report: Report) -> Mapping[str, Any]:
         self.out.mkdir(parents=True, exist_ok=True)
-        path, begin = self.out / "ranks.json", time.monotonic()
+        path, begin = self.out / "ranks.partial.json", time.monotonic()  # for who ends a run early
         start = {"machine": machine(self.target), "ranks": self.ranks, "parts": {}}
         path.write_text(json.dumps(start), encoding="utf-8")
         _note(path, "planning", {cell.name: planning(cell) for cell in cells if not cell.decode})
@@ -123,6 +123,7 @@ class RanksBenchmark(Benchmark[RanksCell, Mapping[str, Any]]):
             except Exception as failure:  # what one part breaks on is a gap in the table
                 _note(path, names[0], {"error": _last_line(failure)}, keep=True)
         found: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        path.unlink()
         return found
 
     def steps(self, cells: Sequence[RanksCell], rounds: int) -> int:
