@@ -18,23 +18,33 @@ from attnc.diagnostics import Label, Reporter, did_you_mean
 from attnc.expr.functions import FUNCTIONS, REAL
 from attnc.expr.nodes import INDICES
 from attnc.model.dtypes import DType
+from attnc.model.formulas import DEFS
 from attnc.syntax import ast
 
 #: What no expression of one query, one key and one head can say (docs/outside.md).
 _NEIGHBOURS = "a score is of one query, one key and one head: it reads no other products"
 #: Functions, and what to write in their place.
 _FUNCTIONS: Mapping[str, str] = {
-    "pow": "write x * x for a square, exp2(y * log2(x)) for x to the power of y",
-    "relu": "write max(x, 0)",
-    "rsqrt": "write 1 / sqrt(x)",
-    "log1p": "write log(1 + x)",
-    "expm1": "write exp(x) - 1",
-    "log10": "write log(x) / log(10)",
+    **dict.fromkeys(("pow", "power"), "write x * x for a square, exp2(y * log2(x)) for x to the power of y"),
+    **dict.fromkeys(("if_else", "ifelse", "cond", "iif", "ternary"), "write where(condition, a, b)"),
+    "masked_fill": "write where(condition, value, score); keys that none sees are left out by 'mask = ...'",
+    **dict.fromkeys(("tril", "causal_mask", "is_causal", "lower_triangular"), "write causal"),
+    **dict.fromkeys(("triu", "upper_triangular"), "write anticausal"),
+    **dict.fromkeys(("dist", "distance"), "write abs(q_pos - kv_idx)"),
+    **dict.fromkeys(
+        ("any", "all"), "write 'or' or 'and' between conditions: each is of one query and one key"
+    ),
+    **dict.fromkeys(
+        ("bitwise_and", "bitwise_or", "bitwise_xor", "popcount", "left_shift", "right_shift"),
+        "of the bits of a word there is bit(word, i), a condition for each",
+    ),
+    **dict.fromkeys(
+        ("arange", "iota", "program_id"), "positions are numbers: q_pos, q_idx, kv_idx, b, h and sizes"
+    ),
     **dict.fromkeys(("maximum", "fmax"), "write 'max'"),
     **dict.fromkeys(("minimum", "fmin"), "write 'min'"),
     **dict.fromkeys(("fabs", "absolute"), "write 'abs'"),
     **dict.fromkeys(("clip", "clamp_"), "write clamp(x, lo, hi)"),
-    **dict.fromkeys(("silu", "swish"), "write x * sigmoid(x)"),
     **dict.fromkeys(
         ("floor", "ceil", "round", "trunc", "int"),
         "no float becomes an integer: divide integers with '//', or compare with each threshold",
@@ -44,7 +54,7 @@ _FUNCTIONS: Mapping[str, str] = {
     **dict.fromkeys(("document", "documents", "same_document"), "write doc[b, q_pos] == doc[b, kv_idx]"),
     "alibi": "write slope[h] * (kv_idx - q_pos)",
     **dict.fromkeys(
-        ("norm", "normalize", "l2norm", "rms_norm"),
+        ("norm", "normalize", "l2norm", "rms_norm", "layer_norm", "cosine_similarity", "cos_sim", "cosine"),
         "normalize q and k before the call, or multiply dot(q, k) by what their norms make of it",
     ),
     "float": "an integer becomes a float where one is needed",
@@ -76,7 +86,6 @@ _FUNCTIONS: Mapping[str, str] = {
         "in a product 'cat' joins k with columns behind it: dot(q, cat(k, rope[b, kv_idx, d]))",
     ),
     "softmax": "write 'normalize = softmax', a statement of its own",
-    **dict.fromkeys(("logical_and", "logical_or"), "write 'and' and 'or' between conditions"),
     **dict.fromkeys(("rand", "random", "dropout"), "write softmax(dropout = p, seed = seed)"),
 }
 #: What element types are called elsewhere.
@@ -85,6 +94,8 @@ _TYPE_OF = {theirs: ours for ours in DType for theirs in ours.facts.elsewhere.sp
 
 def called_here(name: str, known: Iterable[str]) -> tuple[str, ...]:
     """Returns the hint about a function that there is not: what is written for it, or what is close."""
+    if name in DEFS:
+        return (f"define it, in a line outside of the attention: {DEFS[name]}",)
     return (_FUNCTIONS[name],) if name in _FUNCTIONS else did_you_mean(name, known)
 
 

@@ -82,7 +82,8 @@ def dense_conditions(mask: Expr) -> Iterator[Expr]:
         keys = solve(condition, var="kv_idx")
         if keys.full or not _visits_everything(keys) or not _visits_everything(solve(condition, var="q_idx")):
             continue
-        if keys.must_hi is None or not any(isinstance(part, Dim) for part in walk(keys.must_hi)):
+        parts = () if keys.must_hi is None else tuple(walk(keys.must_hi))
+        if any(isinstance(part, Index) for part in parts) or not any(isinstance(part, Dim) for part in parts):
             yield condition
 
 

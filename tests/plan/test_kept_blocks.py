@@ -109,6 +109,7 @@ MASKS = (
     f"window(400, 200) and ({SAME} or kv_idx < first[b])",
     f"q_idx // 64 >= kv_idx // 64 and {SAME} and keep[b, kv_idx]",
     "doc[b, q_pos] + doc[b, kv_idx] > 4 or keep[b, kv_idx] and not keep[b, q_pos]",
+    "causal or 40 * doc[b, q_pos] <= kv_idx < 90 * doc[b, q_pos]",
 )
 
 

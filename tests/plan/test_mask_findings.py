@@ -51,6 +51,7 @@ def test_what_contradicts_itself_keeps_nothing(mask: Expr, case: Case) -> None:
         ("doc[b, kv_idx] == doc[b, q_idx]", []),
         ("kv_idx < 64 or keep[b, kv_idx]", ["kv_idx < 64 or keep[b, kv_idx]"]),
         ("kv_idx < N - 8 or keep[b, kv_idx]", []),
+        ("kv_idx <= q_pos or keep[b, kv_idx]", ["kv_idx <= q_pos or keep[b, kv_idx]"]),
         ("kv_idx < prefix[b]", []),
         ("kv_idx <= q_idx and flag[b]", []),
         ("kv_idx <= q_idx", []),
