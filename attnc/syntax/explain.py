@@ -7,6 +7,7 @@ or misspelt word, else the expected and the found tokens. Slips are habits from 
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
@@ -281,6 +282,8 @@ def _advice(stop: Stop) -> list[str]:
         return ["comments start with '#'"]
     if (stop.kind == "_NL" and last in _OPERATORS) or (stop.kind in _OPERATORS and stop.starts_line):
         return [_SEVERAL_LINES]
+    if stop.kind == "_NL" and last == "COMMA":
+        return ["what follows the comma stands on the same line"]
     if stop.kind == "LBRACE" and last == "EQUAL":
         return ["'=' takes one value; a set of choices follows 'in'"]
     if stop.kind == "EQUAL" and "IN" in stop.accepts:
@@ -376,7 +379,8 @@ _FORMULA = {
     "∨": "write 'or'",
     "¬": "write 'not'",
     "√": "write sqrt(x)",
-    "∞": "leave the bound out",
+    "²": "write x * x",
+    "∞": "leave the bound out, or write 'inf' in a score",
     "∈": "write 'in'",
     "’": "write names without quotes",
     "“": "write names without quotes",
@@ -398,10 +402,17 @@ def foreign_character(span: Span) -> Diagnostic:
     """Returns E0101 for a character that is no part of the language."""
     char = span.text
     name = f"'{char}'" if char.isprintable() and not char.isspace() else f"U+{ord(char):04X}"
-    if char.isspace():
+    plain = unicodedata.normalize("NFKC", char)
+    if char == "\r":
+        hints = ["lines end with a line feed: convert the ends of lines, to LF or CRLF"]
+    elif char.isspace():
         hints = ["write a plain space"]
+    elif unicodedata.category(char) == "Cf":
+        hints = ["remove it: it is not visible"]
     elif char in _FORMULA:
         hints = [_FORMULA[char]]
+    elif plain != char and plain.isascii() and plain.isprintable() and unicodedata.category(char) != "No":
+        hints = [f"write '{plain}'"]
     elif char == "\\":
         hints = [f"{_SEVERAL_LINES}, without '\\'"]
     elif char.isalnum():

@@ -220,7 +220,14 @@ def test_empty_files() -> None:
 
 def test_line_endings_of_windows() -> None:
     text = "# c\r\nattention a {\r\n\r\n  mask = causal # d\r\n}\r\n"
-    assert parse_text(text) == parse_text(text.replace("\r", ""))
+    assert parse_text(text) == parse_text(text.replace("\r", "")) == parse_text(text.replace("\r", "\r\r"))
+    assert parse_text("def f = 1\r") == parse_text("def f = 1")
+
+
+def test_nothing_hides_behind_a_carriage_return() -> None:
+    """An editor shows another line where a comment would go on."""
+    assert errors_of("# c\rdef f = 1\n") == [("E0101", 1)]
+    assert errors_of("def f = 1\r\n# c\r\r c\n") == [("E0101", 2)]
 
 
 def test_one_error_for_each_item() -> None:
