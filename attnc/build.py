@@ -38,7 +38,7 @@ from attnc.plan.decay import check_decay
 from attnc.plan.differentiable import check_differentiable
 from attnc.plan.kept_blocks import wants_list
 from attnc.plan.lower import plan
-from attnc.plan.mask_findings import DENSE, check_mask
+from attnc.plan.mask_findings import DENSE, ScheduleName, check_mask, name_all
 from attnc.plan.order import Ordered, check_orders
 from attnc.plan.projection import ProjectionModule, plan_projection
 from attnc.plan.targets import (
@@ -131,21 +131,24 @@ class _Findings:
     problems: list[Diagnostic] = field(default_factory=list)
     ordered: list[Ordered] = field(default_factory=list)
     #: The schedules for which a condition of data excludes no tile, and those that find the blocks of a mask.
-    dense: dict[Diagnostic, tuple[list[str], list[str]]] = field(default_factory=dict)
+    dense: dict[Diagnostic, tuple[list[ScheduleName], list[ScheduleName]]] = field(default_factory=dict)
 
-    def check_attention(self, variant: Variant, schedule: str = "", *, finds_blocks: bool) -> None:
+    def check_attention(
+        self, variant: Variant, schedule: Schedule | None = None, *, finds_blocks: bool
+    ) -> None:
         """Keeps what there is to say of a mask. finds_blocks: whether blocks that no range of keys excludes
         are found on the device.
         """
         for finding in (*check_mask(variant), *check_decay(variant)):
             if finding.code == DENSE:
-                self.dense.setdefault(finding, ([], []))[finds_blocks].append(schedule)
+                name = ("", "") if schedule is None else (schedule.target, schedule.label)
+                self.dense.setdefault(finding, ([], []))[finds_blocks].append(name)
             if finding.code != DENSE or not finds_blocks:
                 self.warnings.append(finding)
 
     def name_schedules(self, finding: Diagnostic) -> Diagnostic:
         """Returns a warning; with the schedules that it holds for, where it does not hold for all."""
-        these, others = (" and ".join(dict.fromkeys(names)) for names in self.dense.get(finding, ([], [])))
+        these, others = map(name_all, self.dense.get(finding, ([], [])))
         note = f"so for {these} alone: kernels for {others} find the blocks to visit"
         return replace(finding, notes=(*finding.notes, note)) if others else finding
 
@@ -187,8 +190,7 @@ def _plan_schedule(program: Program, schedule: Schedule, most: int, found: _Find
                 finds_blocks = modules[-1].finds_blocks
             finally:
                 found.warnings += check_differentiable(variant, chosen)
-                name = f"{chosen.target} as {chosen.label}" if chosen.label else chosen.target
-                found.check_attention(variant, name, finds_blocks=finds_blocks)
+                found.check_attention(variant, chosen, finds_blocks=finds_blocks)
                 found.warnings += target_of(chosen.target).check_speed(variant, chosen)
             if variant.attention.segment is not None:
                 found.ordered.append(Ordered(modules[-1], chosen))

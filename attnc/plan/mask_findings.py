@@ -7,8 +7,9 @@ keys.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import combinations
+from typing import TypeAlias
 
 from attnc.diagnostics import Diagnostic, Label, warning
 from attnc.expr.affine import KV_LO, Q_LO, Affine, affine, at_least
@@ -65,6 +66,18 @@ def check_mask(variant: Variant) -> Iterator[Diagnostic]:
 
 #: The code of a condition of data for which no tile is skipped.
 DENSE = "W0704"
+
+
+#: The target and the label of a schedule.
+ScheduleName: TypeAlias = tuple[str, str]
+
+
+def name_all(schedules: Iterable[ScheduleName]) -> str:
+    """Returns targets, each once, with labels of their schedules: "triton and cuda.sm_80 (decode, rows)"."""
+    labels: dict[str, list[str]] = {}
+    for target, label in dict.fromkeys(schedules):
+        labels.setdefault(target, []).append(label)
+    return " and ".join(f"{target} ({', '.join(of)})" if any(of) else target for target, of in labels.items())
 
 
 def dense_conditions(mask: Expr) -> Iterator[Expr]:

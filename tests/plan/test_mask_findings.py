@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 
 from attnc.expr.nodes import Expr, show
-from attnc.plan.mask_findings import contradicts, dense_conditions
+from attnc.plan.mask_findings import contradicts, dense_conditions, name_all
 from tests.expr.masks import Case, cases, masks
 from tests.expr.spell import spell
 
@@ -61,3 +61,9 @@ def test_what_contradicts_itself_keeps_nothing(mask: Expr, case: Case) -> None:
 )
 def test_conditions_of_data_that_skip_nothing(mask: str, dense: list[str]) -> None:
     assert [show(condition) for condition in dense_conditions(spell(mask))] == dense
+
+
+def test_schedules_are_named_by_target() -> None:
+    names = [("triton", "decode"), ("cuda.sm_80", "decode"), ("triton", "prompt"), ("triton", "decode")]
+    assert name_all(names) == "triton (decode, prompt) and cuda.sm_80 (decode)"
+    assert name_all([("triton", "")]) == "triton"
