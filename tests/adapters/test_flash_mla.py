@@ -195,8 +195,9 @@ def test_a_second_cache_adds_its_keys(counted: bool, size: int) -> None:
 
 @pytest.mark.parametrize("size", SIZES)
 def test_all_rows_of_several_types_are_those_of_16_bits(size: int) -> None:
+    """Two sequences share their first page."""
     q, (cache, wide) = random(2, 2, 3, FORMATS[size].columns), packed(8, 16, size)
-    table = torch.tensor([[5, 1], [7, 2**31 - 1]], dtype=torch.int32)
+    table = torch.tensor([[5, 1], [5, 2**31 - 1]], dtype=torch.int32)
     lengths = torch.tensor([20, 3], dtype=torch.int32)
     rows = cache.view(torch.float8_e4m3fn)
     found = flash_mla_with_kvcache(q, rows, table, lengths, 512, None, None, SCALE, True, True)
@@ -341,3 +342,33 @@ def test_kernels_are_those_of_few_queries(monkeypatch: pytest.MonkeyPatch) -> No
     flash_mla._selected_kernel.__wrapped__(torch.bfloat16, 576, 512, 0.1, True, 16, 0)
     flash_mla._paged_kernel.__wrapped__(torch.bfloat16, 576, 512, 0.1, 64, True, 16)
     assert [(wanted.decode, wanted.rows) for wanted in made] == [(True, 16), (True, 16)]
+
+
+def test_rows_that_a_kernel_reads_are_not_converted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of several types, of a call with pages and of one with lists, and no others."""
+    asked: list[str] = []
+
+    def kernel_of(name: str) -> Any:
+        def attend(q: torch.Tensor, *given: Any, **options: Any) -> Any:
+            asked.append(name)
+            return torch.zeros(*q.shape[:-1], 512), torch.zeros(q.shape[:-1])
+
+        return attend
+
+    for name in ("attend_pages", "attend_listed", "_attend_all", "_attend"):
+        monkeypatch.setattr(flash_mla, name, kernel_of(name.removeprefix("_attend")))
+    monkeypatch.setattr(flash_mla, "_attend_all", lambda name, q, *_: kernel_of("all")(q))
+    monkeypatch.setattr(flash_mla, "_attend", lambda name, q, *_: kernel_of("selected")(q))
+    table, lengths = torch.zeros(1, 2, dtype=torch.int32), torch.full((1,), 9, dtype=torch.int32)
+    lists = torch.zeros(1, 1, 4, dtype=torch.int32)
+    for size, reads in ((656, True), (656, False), (584, True)):
+        monkeypatch.setattr(flash_mla, "reads_rows", lambda *_: reads)  # noqa: B023  # called at once
+        q, (cache, wide) = random(1, 1, 2, FORMATS[size].columns), packed(1, 16, size)
+        for is_narrow, pool in ((True, cache), (False, wide)):
+            for indices in (None, lists):
+                asked.clear()
+                flash_mla_with_kvcache(
+                    q, pool, table, lengths, 512, is_fp8_kvcache=is_narrow, indices=indices
+                )
+                ways = ("attend_pages", "all") if indices is None else ("attend_listed", "selected")
+                assert asked == [ways[not (is_narrow and reads)]]

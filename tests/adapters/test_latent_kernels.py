@@ -87,7 +87,7 @@ def test_rows_in_pages_of_any_stride(causal: bool) -> None:
 
 
 def test_which_rows_a_kernel_reads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(latent_kernels, "targets_on", lambda *_: (HOPPER,))
+    monkeypatch.setattr(latent_kernels, "targets_on", lambda *_: (HOPPER, "triton"))
     cache, _ = cache_of(GAP)
 
     def reads(q: torch.Tensor = Q, rows: torch.Tensor = cache, size: int = 656, width: int = 512) -> bool:
@@ -100,7 +100,8 @@ def test_which_rows_a_kernel_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not reads(rows=cache[:0])
     odd = torch.zeros(2 * (656 * PAGE + 8), dtype=torch.uint8).view(2, -1)[:, 8:].view(2, PAGE, 1, 656)
     assert not reads(rows=odd)
-    assert not latent_kernels.follow_each_other(cache)
+    for pages, page, follow in ((2, PAGE, False), (1, PAGE, True), (2, 1, False), (1, 1, True)):
+        assert latent_kernels.follow_each_other(cache[:pages, :page]) == follow
     monkeypatch.setattr(latent_kernels, "targets_on", lambda *_: ("triton",))
     assert not reads()
 

@@ -97,6 +97,11 @@ def test_other_rows_are_refused_by_name() -> None:
         unpack_cache(cache[0])
     with pytest.raises(ValueError, match="cache: expected rows that follow each other in memory"):
         store_rows(latents(1)[:, :512], cache.transpose(0, 1), slots)
+    memory, page = torch.zeros(20_000, dtype=torch.uint8), 4 * 584
+    store_rows(latents(1)[:, :512], memory.as_strided((2, 4, 1, 584), (page + 4, 584, 1, 1)), slots)
+    for strides in ((page + 8, 592, 584, 1), (2 * page, 584, 584, 2), (page + 2, 584, 584, 1)):
+        with pytest.raises(ValueError, match="cache: expected rows that follow each other in memory"):
+            store_rows(latents(1)[:, :512], memory.as_strided((2, 4, 1, 584), strides), slots)
 
 
 def filled(size: int, pages: int = 3, page: int = 4, *, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:

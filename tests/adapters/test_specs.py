@@ -328,3 +328,17 @@ def test_tiles_of_wide_heads_are_few(head_dim: int, dtype: torch.dtype) -> None:
     largest = {(False, False): 128, (False, True): 64, (True, False): 64, (True, True): 16}
     most = largest[head_dim > 256, dtype is torch.float32]
     assert f"tile.kv in {{{most}" in made[True] or f"tile.kv = {most}" in made[True]
+
+
+@pytest.mark.parametrize("is_gpu", [False, True])
+def test_kernels_run_in_the_interpreter_where_there_is_no_gpu(
+    is_gpu: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    loaded = ModuleType("loaded")
+    vars(loaded).update(plain=lambda: None, CALL=None)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: is_gpu)
+    monkeypatch.setattr("attnc.verify.interpreter.ensure_interpreter", lambda: asked.append("interpreter"))
+    monkeypatch.setattr("attnc.runtime.loader.load_module", lambda module: loaded)
+    assert specs._make_scheduled(PLAIN) is loaded.plain
+    assert asked == [] if is_gpu else ["interpreter"]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,11 +30,12 @@ from attnc.paging.spread import Spread
 from attnc.source import Source
 from attnc.syntax.parser import parse, prelude
 from tests.distributed.calls import GROUP, HEADS, Call, calls
-from tests.distributed.specs import text
+from tests.distributed.specs import SPECS, text
 from tests.expr.masks import floats, tensors
 from tests.expr.spell import spell
 
 CPU = torch.device("cpu")
+GOLDEN = Path(__file__).parents[1] / "golden"
 #: What masks and scores of `tests.expr` read.
 INPUTS = (
     "kv_len, prefix: i32[B]", "width: i32[H]", "doc: i32[B, N] is sorted", "tag: i32[B, N]",
@@ -310,3 +312,65 @@ def test_a_rank_gives_lse_of_every_row_and_head(lse: str, form: Form) -> None:
     assert sorted(found.roles) == sorted(o.roles[:-1])
     assert found.dtype == DType.F32
     assert o.dtype == DType.F32
+
+
+_LENGTH = "length N = kv_len[b]"
+#: Sums and floats that are compared, axes that end, packed rows by their numbers, names that are taken, and
+#: what is counted from the first head or key.
+TELLING = {
+    **{name: SPECS[name] for name in ("documents", "prefix", "sink", "distances", "types", "packed")},
+    "floats": text(
+        "causal and time[b, kv_idx] <= time[b, q_pos] + slope[h]",
+        inputs=("time: f32[B, N]", "slope: f32[H]"),
+        heads="H",
+    ),
+    "sums": text(
+        "2 * kv_idx + tag[b] <= q_pos + tag[b] + 3 and q_pos != kv_idx + 7", inputs=("tag: i32[B]",)
+    ),
+    "ends": text(
+        "doc[b, 7] <= q_pos",
+        score="dot(q, k) + bias[h, q_idx, kv_idx] + own[b, q_idx]",
+        inputs=("doc: i32[B, N] is sorted", "bias: f32[H, M, N]", "own: f32[B, M]", "kv_len, q_len: i32[B]"),
+        length=f"{_LENGTH}\n  length M = q_len[b]",
+        heads="H",
+    ),
+    "packed numbers": text(
+        "kv_idx < N - 3 and q_idx < M",
+        score="dot(q, k) + bias[h, q_idx, kv_idx] + own[b, q_idx] + slope[h] * q_pos",
+        inputs=("bias: f32[H, M, N]", "own: f32[B, M]", "slope: f32[H]"),
+        heads="H",
+        packed=True,
+    ),
+    "names": text(
+        "row_at[b] <= kv_idx and row_at_2[b] <= q_pos and doc[b, kv_idx] == doc[b, q_pos]",
+        inputs=("row_at, row_at_2: i32[B]", "doc: i32[B, N]"),
+    ),
+    "first of head": text(
+        score="dot(q, k) + sink[h] * (N - kv_idx)",
+        inputs=("kv_len: i32[B]", "sink: f32[H]", "p: f32[]", "seed: i64[]"),
+        length=_LENGTH,
+        normalize="softmax(sink = sink[h], dropout = p, seed = seed)",
+        grads=", sink",
+        heads="H",
+    ),
+}
+
+
+def test_what_a_rank_runs_is_as_written_down(golden: Callable[[Path, str], None]) -> None:
+    """Not only the same in what it computes: a mask that says it in another way hides its blocks."""
+    said = list[str]()
+    for name, spec in TELLING.items():
+        program = program_of(spec)
+        attention = program.attentions[0]
+        point: dict[str, Any] = {param.name: DType.BF16 for param in attention.params}
+        forms: tuple[Form, ...] = ("rows", "keys") if "N" in attention.lengths else ("rows",)
+        for form in forms:
+            made = derive(program, attention, point, "triton", form)
+            views = [item for item in made.inputs if isinstance(item, View)]
+            said += [
+                f"# {name}, {form}",
+                made.text.partition("\nschedule")[0].rstrip(),
+                *(f"# {view.name} is {view.tensor}[{', '.join(view.kinds)}]" for view in views),
+                "",
+            ]
+    golden(GOLDEN / "ranks" / "derived.txt", "\n".join(said))

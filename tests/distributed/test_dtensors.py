@@ -4,6 +4,7 @@ On a mesh of one rank, which needs no other process; where rows lie on several i
 """
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +14,8 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 from attnc.distributed import ContextParallel
-from attnc.distributed.group import Alone
+from attnc.distributed.dtensors import _axis_of
+from attnc.distributed.group import Alone, Group
 from attnc.verify.interpreter import ensure_interpreter
 from tests.distributed.specs import SPECS
 
@@ -80,3 +82,23 @@ def test_what_lies_otherwise_is_named(mesh: DeviceMesh) -> None:
     planned.plan(*whole()[:2])
     with pytest.raises(ValueError, match="DTensors lie in slices, and the plan does not"):
         planned(q, k, v)
+
+
+class Named(Group):
+    """A group with the name of an axis, or none."""
+
+    def __init__(self, axis: str, group: Any) -> None:
+        self.axis, self.group = axis, group
+
+
+def test_the_axis_of_ranks_is_that_of_its_name_or_of_its_members(mesh: DeviceMesh) -> None:
+    """Of a mesh that calls it otherwise, of one without names, and of a group without one."""
+    x: Any = SimpleNamespace(device_mesh=mesh)
+    unnamed: Any = SimpleNamespace(device_mesh=DeviceMesh("cpu", torch.zeros(1, 1, dtype=torch.int)))
+    members = mesh.get_group("cp")
+    for axis, of, expected in (
+        ("cp", x, 1), ("dp", x, 0), ("ranks", x, 0), ("", x, 0), ("cp", unnamed, 0), ("", unnamed, 0)
+    ):  # fmt: skip
+        assert _axis_of(of, Named(axis, members), "q") == expected
+    with pytest.raises(ValueError, match=r"^q: no axis of its mesh is the group of ranks that share rows"):
+        _axis_of(x, Alone(), "q")

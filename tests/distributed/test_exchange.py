@@ -48,6 +48,7 @@ def test_exchanges_keep_the_number_of_chunks_and_shorten_the_whole(
     exchange = Exchange(work, seen, start, ranks, waiting=waiting, even=EVEN)
     assert exchange._total() == pytest.approx(time_of(work, seen, start, ranks, waiting))
     owner = exchange.improve()
+    assert exchange._looks >= 0, "no more looks than the host has time for"
     assert np.bincount(owner, minlength=ranks).tolist() == np.bincount(start, minlength=ranks).tolist()
     before, after = (time_of(work, seen, x, ranks, waiting) for x in (start, owner))
     assert after <= before * (1 + 1e-12)

@@ -359,14 +359,20 @@ PAGES: Mapping[str, tuple[str, CallSizes, int, Strategy | None]] = {
     "few_rows": ("q_pos - 20 <= kv_idx and kv_idx <= q_pos", sizes_of(20, 400, batch=2), 3, None),
     "packed": ("kv_idx <= q_pos", sizes_of(700, 700, (0, 40, 300, 300, 700)), 2, None),
     "dilated": ("(q_pos - kv_idx) % 40 == 0 and kv_idx <= q_pos", sizes_of(300, 300), 2, None),
+    "exchanged": (DOCUMENTS, packed(32768), 4, None),
+    "uneven": ("kv_idx <= q_pos and (kv_idx > 9000 or q_pos < 500)", causal(12000), 5, "need"),
+    "slow_links": ("q_pos - 900 <= kv_idx and kv_idx <= q_pos", causal(8192), 4, None),
 }
+#: Of links that all kernels wait for.
+SLOW = Rates(link=1e9, latency=0.0, launch=0.0, part=0.0)
 
 
 @pytest.mark.parametrize("name", PAGES)
 def test_the_page_of_a_plan(name: str, golden: Callable[[Path, str], None]) -> None:
     mask, sizes, ranks, strategy = PAGES[name]
     seen = visibility(spell(mask))
-    plan = Planner(seen, Widths(d=128, dv=64), ranks).plan(sizes, strategy)
+    rates = SLOW if name == "slow_links" else None
+    plan = Planner(seen, Widths(d=128, dv=64), ranks, rates).plan(sizes, strategy)
     golden(GOLDEN / "ranks" / f"{name}.txt", as_text(plan, seen, ("made up",) * (name == "packed")) + "\n")
 
 

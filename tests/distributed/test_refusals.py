@@ -46,6 +46,34 @@ def test_an_order_of_sums_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
+    ("q", "k", "place"),
+    [
+        ("[T, H, 16] via ragged(starts)", "[B, N, H, 16]", "ragged(starts)"),
+        ("[B, M, H, 16]", "[S, H, 16] via ragged(starts)", "input q"),
+    ],
+)
+def test_rows_that_lie_in_two_ways_are_said_where_q_does(q: str, k: str, place: str) -> None:
+    spec = f"""
+attention small {{
+  input q: f32{q}
+  input k, v: f32{k}
+  input starts: i32[B + 1]
+  score = dot(q, k)
+  mask = true
+  normalize = softmax
+  output o: f32{q.partition(" via")[0]}
+}}
+schedule small for triton {{
+  tile.q = 16, tile.kv = 16
+}}
+"""
+    with pytest.raises(DiagnosticError) as failure:
+        ContextParallel(spec, Alone()).kernels_for(torch.zeros(1, 8, 2, 16))
+    (found,) = (d for d in failure.value.diagnostics if "packed" in d.message)
+    assert found.primary.span.text.startswith(place)
+
+
+@pytest.mark.parametrize(
     ("source", "options", "error", "message"),
     [
         (3, {}, TypeError, "source: expected a generated function, a spec or its path, got int"),

@@ -194,7 +194,7 @@ def _own_files(file: str) -> frozenset[str]:
 
 
 def _cost(test: str, lines: Lines) -> float:
-    return lines.tests[test] + lines.files.get(test.partition("::")[0], 1.0)
+    return max(lines.tests[test] + lines.files.get(test.partition("::")[0], 1.0), 1e-3)
 
 
 def _rarity(mutant: Mutant, tests: frozenset[str], lines: Lines) -> dict[str, float]:

@@ -109,7 +109,7 @@ def combine_scales(
     q_scale: float | torch.Tensor | None = None,
     k_scale: float | torch.Tensor | None = None,
     v_scale: float | torch.Tensor | None = None,
-    always: bool = False,
+    always: bool,
 ) -> dict[str, torch.Tensor]:
     """Returns what the score and the values are multiplied by, f32 that expands to [B, Hkv]: k_scale, with
     q_scale in it, and v_scale. None at all where all are None or 1, unless `always`.
@@ -195,11 +195,6 @@ def write_mask(causal: bool, custom: bool, window_left: int) -> str:
     parts = [read] if custom else ["causal"] if causal else []
     parts += [f"q_pos - {window_left} <= kv_idx"] if window_left >= 0 else []
     return " and ".join(parts)
-
-
-def has_axes(x: Any, axes: int) -> bool:
-    """Whether this is a tensor of so many axes."""
-    return isinstance(x, torch.Tensor) and x.dim() == axes
 
 
 def describe_shape(x: Any) -> Any:

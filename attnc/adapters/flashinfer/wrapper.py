@@ -221,7 +221,7 @@ def launch(
     window_left: int | None = None,
     out: torch.Tensor | None = None,
     lse: torch.Tensor | None = None,
-    return_lse: bool = False,
+    return_lse: bool,
     check: Callable[[], None] | None = None,
 ) -> Result:
     """Runs the kernel of a call and returns o: [T, Hq, Dv], and with return_lse lse: f32[T, Hq] in base 2.

@@ -191,6 +191,45 @@ def test_plans_of_latents_that_are_refused(changed: dict[str, Any], said: str) -
         fi.BatchMLAPagedAttentionWrapper(workspace()).plan(**{**LATENT, **changed})
 
 
+DENSE = {
+    "cum_seq_lens_q": torch.tensor([0, 1]),
+    "block_tables": torch.tensor([[0]]),
+    "seq_lens": torch.tensor([3]),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [
+        ("seq_lens", [[3]]),
+        ("seq_lens", [3.0]),
+        ("block_tables", [0]),
+        ("block_tables", [[0], [0]]),
+        ("block_tables", [[0.0]]),
+        ("cum_seq_lens_q", [0, 1, 1]),
+        ("cum_seq_lens_q", [0.0, 1.0]),
+    ],
+)
+def test_dense_tables_that_are_refused(name: str, wrong: list[Any]) -> None:
+    """Each by its name, however it is passed."""
+    rest = {key: value for key, value in LATENT.items() if not key.startswith(("qo_", "kv_i", "kv_len"))}
+    tables = {**DENSE, name: torch.tensor(wrong)}
+    metadata = (fi.MLAPlanMetadata(**tables), fi.MLAPlanMetadata.dense(*tables.values()))
+    for given in (tables, *({"metadata": each} for each in metadata)):
+        with pytest.raises((TypeError, ValueError), match=f"plan: {name}: expected (shape|dtype)"):
+            fi.BatchMLAPagedAttentionWrapper(workspace()).plan(**rest, **given)
+
+
+def test_metadata_has_tables_of_either_kind() -> None:
+    tables = [torch.tensor([number]) for number in range(4)]
+    names = ("qo_indptr", "kv_indptr", "kv_indices", "kv_len_arr")
+    csr = fi.MLAPlanMetadata.csr(*tables)
+    assert [getattr(csr, name) for name in names] == tables
+    names = ("cum_seq_lens_q", "block_tables", "seq_lens", "max_q_len")
+    dense = fi.MLAPlanMetadata.dense(*tables)
+    assert [getattr(dense, name) for name in (*names, "kv_indptr")] == [*tables, None]
+
+
 def test_runs_of_latents_that_are_refused() -> None:
     wrapper = fi.BatchMLAPagedAttentionWrapper(workspace())
     given: dict[str, Any] = {"q_nope": torch.zeros(1, 4, 32), "q_pe": torch.zeros(1, 4, 16)}
@@ -312,6 +351,8 @@ def test_graphs_take_what_their_buffers_hold() -> None:
     ragged = fi.BatchPrefillWithRaggedKVCacheWrapper(workspace(), "NHD", True, torch.empty(3), torch.empty(3))
     with pytest.raises(ValueError, match="qo_indptr: expected 2 requests, as in the buffers, got 1"):
         ragged.plan(torch.tensor([0, 1]), torch.tensor([0, 1]), *sizes[:3])
+    longer = fi.BatchPrefillWithRaggedKVCacheWrapper(workspace(), "NHD", True, torch.empty(3), torch.empty(7))
+    longer.plan(torch.tensor([0, 1, 2]), torch.tensor([0, 1, 2]), *sizes[:3])
 
 
 @pytest.mark.parametrize("heads", [1, 2, 3, 5, 6, 8, 12, 17, 40])
