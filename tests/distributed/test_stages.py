@@ -1,16 +1,27 @@
-"""The order of streams on a GPU."""
+"""The order of streams on a GPU, and which kernels run on which."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from threading import get_ident
 from typing import Any
 
 import pytest
 import torch
 
-from attnc.distributed import stages
+from attnc.distributed import ContextParallel, stages
+from attnc.distributed.estimate import Rates
 from attnc.distributed.stages import Lanes
+from attnc.distributed.verify import RanksCase, run_case
+from attnc.verify.case import Case
+from attnc.verify.interpreter import ensure_interpreter
+from attnc.verify.verdict import Verdict
+from tests.distributed.specs import SPECS
+from tests.distributed.test_engine import SEEDS, dims_of
+from tests.distributed.threads import Thread, on_ranks
+
+ensure_interpreter()
 
 
 class Stream:
@@ -88,3 +99,53 @@ def test_there_is_one_order_on_a_cpu() -> None:
         assert lanes.mark() is None
     lanes.after(None)
     lanes.join()
+
+
+class WatchedLanes(Lanes):
+    """kernels: numbers of those that ran, which say on which stream; overlap: whether there are several."""
+
+    def __init__(self, others: list[WatchedLanes], device: torch.device, *, overlap: bool = True) -> None:
+        super().__init__(device, overlap=overlap)
+        self.overlap, self.kernels = overlap, list[int]()
+        others.append(self)
+
+    def kernel(self, number: int, *tensors: torch.Tensor) -> AbstractContextManager[None]:
+        self.kernels.append(number)
+        return super().kernel(number, *tensors)
+
+
+#: Of a machine whose links take so long that rows which wait for nothing are computed first.
+SLOW_LINKS = Rates(link=1e6, latency=0.0, launch=0.0, part=0.0)
+
+
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize(("name", "groups"), [("window", 1), ("window", 2), ("documents", 1), ("packed", 1)])
+def test_rows_that_wait_for_nothing_are_computed_before_others(
+    name: str, groups: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rank has both kinds, and sums of both in the gradients of its keys. Kernels take turns on two
+    streams, and the first of those that wait is not behind the one that does not.
+    """
+    rows, lanes_of = 160, dict[int, list[WatchedLanes]]()
+    case = Case(dims={**dims_of(name), "M": rows, "N": rows, "Hkv": 2}, seed=SEEDS.get(name, 1))
+    monkeypatch.setattr(
+        stages,
+        "Lanes",
+        lambda *given, **options: WatchedLanes(lanes_of.setdefault(get_ident(), []), *given, **options),
+    )
+
+    def work(group: Thread) -> tuple[Verdict, set[bool]]:
+        cp = ContextParallel(SPECS[name], group, groups=groups, strategy="need", rates=SLOW_LINKS)
+        verdict = run_case(cp, cp.spec.variants[0], RanksCase(case=case, strategy="need"))
+        assert cp._plan is not None
+        kinds = {part.ready for part in cp._plan.parts(group.rank)}
+        turns = [number + (True in kinds) for number in range(groups)]
+        packing = [1] * (groups > 1)
+        for lanes in lanes_of[get_ident()]:
+            assert lanes.overlap == (True in kinds or groups > 1)
+            assert lanes.kernels in (turns, packing + turns)
+        return verdict, kinds
+
+    found = on_ranks(2, work)
+    assert {True, False} in [kinds for _, kinds in found]
+    assert found[0][0].ok, found[0][0].message

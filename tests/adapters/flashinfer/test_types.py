@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from attnc.adapters import flashinfer
+from attnc.adapters.flashinfer import single
 from attnc.adapters.flashinfer.arguments import compute_alibi_slopes
 from tests.adapters.engines import LARGEST, coded, meant
 from tests.adapters.flashinfer.batches import GROUP, HEADS, PAGE, SIZE, csr, workspace
@@ -366,3 +367,20 @@ def test_slopes_of_any_number_of_heads(heads: int) -> None:
     expected = of_power(whole) + of_power(2 * whole)[::2][: heads - whole]
     found = compute_alibi_slopes(heads, torch.device("cpu"))
     torch.testing.assert_close(found, torch.tensor(expected), rtol=1e-6, atol=0)
+
+
+def test_few_queries_of_one_request_have_tiles_of_their_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Any] = []
+
+    def kernel_of(wanted: Any) -> Any:
+        made.append((wanted.decode, wanted.rows if wanted.decode else None))
+        return lambda q, **rest: (torch.zeros_like(q), torch.zeros(q.shape[:-1]))
+
+    monkeypatch.setattr(single, "kernel", kernel_of)
+    monkeypatch.setattr(single, "_kernel", single._kernel.__wrapped__)
+    for queries, heads in ((1, 4), (4, 4), (2, 32), (8, 16), (8, 32), (0, 4), (300, 4)):
+        q, k = torch.zeros(queries, heads, 16), torch.zeros(9, 2, 16)
+        o, _ = fi.single_prefill_with_kv_cache(q, k, k, return_lse=True)
+        assert o.shape == q.shape
+    rows = (16, 16, 32, 64, 64)
+    assert made == [*((True, size) for size in rows), *[(False, None)] * 2]
