@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from threading import get_ident
 from typing import Any
 
@@ -109,7 +109,7 @@ class WatchedLanes(Lanes):
         self.overlap, self.kernels = overlap, list[int]()
         others.append(self)
 
-    def kernel(self, number: int, *tensors: torch.Tensor) -> AbstractContextManager[None]:
+    def kernel(self, number: int, *tensors: torch.Tensor) -> Any:
         self.kernels.append(number)
         return super().kernel(number, *tensors)
 

@@ -19,7 +19,8 @@ from attnc.verify.case import Case
 from attnc.verify.interpreter import ensure_interpreter
 from attnc.verify.verdict import Verdict
 from tests.distributed.specs import SPECS, text
-from tests.distributed.test_engine import SLOW_LINKS, whole
+from tests.distributed.test_engine import whole
+from tests.distributed.test_stages import SLOW_LINKS
 from tests.distributed.threads import Thread, on_ranks
 
 ensure_interpreter()
