@@ -58,7 +58,7 @@ _MEANING: dict[str, Any] = {
     "ceil_div": lambda x, y: -(-x // y),
     "ceildiv": lambda x, y: -(-x // y),
     "mod": torch.remainder,
-    "fmod": torch.remainder,
+    "fmod": torch.fmod,
     "xor": torch.logical_xor,
     "equal": torch.eq,
     "nan_to_num": lambda x: torch.nan_to_num(x),
@@ -86,7 +86,7 @@ def test_a_proposed_def_computes_the_function(name: str) -> None:
     """As typed: the line of the message above the spec that it is about."""
     count = DEFS[name].partition(")")[0].count(",") + 1
     of_integers, of_conditions = name in _OF_INTEGERS, name in _OF_CONDITIONS
-    places = ("kv_idx", "q_idx + 1", "b") if of_integers else ("dot(q, k)", "q_idx / 4", "b / 2")
+    places = ("kv_idx - 7", "q_idx + 1", "b") if of_integers else ("dot(q, k)", "q_idx / 4", "b / 2")
     if of_conditions:
         places = ("kv_idx < 4", "kv_idx % 2 == 0", "b == 0")
     call = f"{name}({', '.join(places[:count])})"
@@ -103,7 +103,7 @@ def test_a_proposed_def_computes_the_function(name: str) -> None:
         found = evaluate(score, Env(indices=indices, dims={"M": 64, "N": 64}, dot=X))
     arguments: list[Any] = [X, queries / 4, indices["b"] / 2]
     if of_integers:
-        arguments = [keys, queries + 1, indices["b"]]
+        arguments = [keys - 7, queries + 1, indices["b"]]
     if of_conditions:
         arguments = [keys < 4, keys % 2 == 0, indices["b"] == 0]
     tensors = [torch.from_numpy(np.asarray(argument)) for argument in arguments[:count]]
