@@ -13,7 +13,7 @@ import jinja2
 import pytest
 
 from attnc.target import templates
-from attnc.target.templates import KeptTemplates, fill_each, tidy, wrap
+from attnc.target.templates import KeptTemplates, fill_each, python_environment, tidy, wrap
 
 LINES = (
     (
@@ -85,6 +85,18 @@ def test_a_form_is_filled_once_for_each_item() -> None:
     assert fill_each(["a", "b"], "{0} = {0};") == "a = a;\nb = b;"
     assert fill_each([(1, "x"), (2, "y")], "at[{}] = {};") == "at[1] = x;\nat[2] = y;"
     assert fill_each([], "{};") == ""
+
+
+def test_an_empty_list_or_a_value_that_is_left_out_is_no_line_of_python() -> None:
+    template = (
+        "a = 1\n    {{ loads | lines | indent(4) }}\n    {{ 'b = 2' if b }}\nc = {{ 3 if c }}\n{{ d }}\n"
+    )
+
+    def render(*loads: str, b: bool = False) -> str:
+        return python_environment().from_string(template).render(loads=loads, b=b, c=False, d="")
+
+    assert render() == "a = 1\nc = \n\n"
+    assert render("x = 4", "y = 5", b=True) == "a = 1\n    x = 4\n    y = 5\n    b = 2\nc = \n\n"
 
 
 @pytest.mark.parametrize("name", ["", "grid="])
