@@ -37,7 +37,7 @@ from attnc.adapters.specs import (
 )
 from attnc.api.fastest import SHORT_KEYS, are_few, count_sharing, exceeds, share_keys
 from attnc.api.repeats import keep, repeat
-from attnc.api.tensors import FLOATS, NUMBERS, GivenTensors, draw_seed, lowered, to_dropout
+from attnc.api.tensors import FLOATS, NUMBERS, GivenTensors, draw_seed, lower_to_autocast, to_dropout
 from attnc.support.arguments import requires_gradient
 
 is_compiling = torch.compiler.is_compiling
@@ -143,7 +143,7 @@ def attention(
     Rows that see no key (padding on the left) are 0. Raises ValueError or TypeError that names the argument,
     what was expected and what came: no mask for a causal module, weights to return, unknown arguments.
     """
-    query, key, value = lowered(query, key, value)
+    query, key, value = lower_to_autocast(query, key, value)
     band = getattr(attention_mask, BAND, None)
     own = attention_mask if band is None else _rows_of(band.keys)
     bounds = (None, None, None) if band is None else (band.first, band.last, band.stop)

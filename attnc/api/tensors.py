@@ -137,7 +137,7 @@ class GivenTensors:
         return f"[{', '.join(sizes)}]"
 
 
-def lowered(*tensors: Any) -> Sequence[Any]:
+def lower_to_autocast(*tensors: Any) -> Sequence[Any]:
     """Returns tensors as PyTorch's attention takes them under torch.autocast, where rotary embeddings make
     queries and keys of 32 bits, but not values; as they are elsewhere. What is no such tensor stays.
     """

@@ -255,7 +255,7 @@ FEW_KEYS = 1024
 TILE_KEYS = 128
 
 
-def arranged(order: Sequence[int | torch.Tensor], changes: Mapping[int, Change] = _NOTHING) -> Arrange:
+def arrange_by(order: Sequence[int | torch.Tensor], changes: Mapping[int, Change] = _NOTHING) -> Arrange:
     """Returns what takes the inputs of a kernel out of the tensors of a call. order: positions there, or
     numbers on the device; changes: by position, what the kernel has of a tensor in its place.
     """
@@ -502,7 +502,7 @@ class Call:
         if order is not None:
             call = getattr(FUNCTIONS, f"{function}_call")
             changes = {names.index(name): change for name, change in self._changes.items()}
-            keep(key, Plan(getattr(FUNCTIONS, function), call, arranged(order, changes)))
+            keep(key, Plan(getattr(FUNCTIONS, function), call, arrange_by(order, changes)))
 
     def order(self, names: Sequence[str], given: Mapping[str, Any]) -> tuple[int | torch.Tensor, ...] | None:
         """Returns, for each input of the kernel that was called, its position among the given tensors, or a

@@ -20,7 +20,7 @@ import torch
 
 from attnc.api.repeats import Plan, keep, repeat, without_gradients
 from attnc.api.tensors import refuse_gradients
-from attnc.compat.call import DENSE, FUNCTIONS, PACKED, PAGED, Call, arranged, check, refuse, rows
+from attnc.compat.call import DENSE, FUNCTIONS, PACKED, PAGED, Call, arrange_by, check, refuse, rows
 from attnc.support.memory import Layout, allocate, lay_like, memory_of, plain, turned
 from attnc.support.repeat import Again
 
@@ -291,7 +291,7 @@ class _BackwardPlan(Plan):
     __slots__ = ("inputs_of", "resume", "turned")
 
     def __init__(self, function: str, order: Sequence[int | torch.Tensor], *, turned: bool = False) -> None:
-        self.inputs_of, self.turned = arranged(order), turned
+        self.inputs_of, self.turned = arrange_by(order), turned
         self.resume = getattr(FUNCTIONS, f"{function}_call").resume_gradients
         super().__init__(getattr(FUNCTIONS, f"{function}_gradients"), None, self._arrange, self._finish)
 
@@ -373,7 +373,7 @@ class _ForwardPlan(Plan):
     __slots__ = ("inputs_of", "layouts")
 
     def __init__(self, function: str, order: Sequence[int | torch.Tensor], found: _Forward) -> None:
-        self.inputs_of, self.layouts = arranged(order), plain(map(memory_of, found[:2]))
+        self.inputs_of, self.layouts = arrange_by(order), plain(map(memory_of, found[:2]))
         functions = getattr(FUNCTIONS, function), getattr(FUNCTIONS, f"{function}_call")
         super().__init__(*functions, self._arrange, self._finish)
 

@@ -106,7 +106,7 @@ def assignments(
     found = {"contiguous": together}
     if _excess(chunks, together, ranks) > EVEN:
         found["longest first"] = longest_first(chunks, ranks)
-        if (even := evened(chunks, ranks)) is not None:
+        if (even := even_out(chunks, ranks)) is not None:
             found["evened"] = even
         elif chunks.density < SPARSE:  # else most keys move whoever owns what
             if seen is None:
@@ -122,7 +122,7 @@ def contiguous(count: int, ranks: int) -> Ints:
     return np.arange(count, dtype=np.int64) * ranks // max(count, 1)
 
 
-def evened(chunks: Chunks, ranks: int) -> Ints | None:
+def even_out(chunks: Chunks, ranks: int) -> Ints | None:
     """Returns runs of as many chunks each, but for chunks at one end that compute less than all others, as
     the first of a window do: the emptiest of them are dealt out, so that all ranks have as much less. None
     where no chunks are so, or runs are even.

@@ -27,7 +27,7 @@ from attnc.distributed.offers import (
     chunk_of_slices,
     chunk_rows,
     estimate,
-    evened,
+    even_out,
     group_into_chunks,
     keys_read,
     offers,
@@ -363,7 +363,7 @@ def make_plan(
     size = (chunk_of_slices if in_slices else chunk_rows)(sizes.queries, ranks)
     tiles = visibility.tiles(sizes, tile_rows(size))
     chunks = group_into_chunks(tiles, sizes.queries, sizes.keys, size)
-    if not in_slices and size % (2 * TILE) == 0 and evened(chunks, ranks) is not None:
+    if not in_slices and size % (2 * TILE) == 0 and even_out(chunks, ranks) is not None:
         size //= 2  # the fewer rows are dealt out, the closer to even
         chunks = group_into_chunks(tiles, sizes.queries, sizes.keys, size)
     tied = is_tied(sizes)

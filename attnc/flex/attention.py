@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from attnc.api.repeats import Plan, keep, repeat
-from attnc.api.tensors import lowered
+from attnc.api.tensors import lower_to_autocast
 from attnc.flex.arguments import Auxiliary, check_tensors, mask_of
 from attnc.flex.blocks import Blocks, restrict
 from attnc.flex.dense import max_scores
@@ -75,7 +75,7 @@ def flex_attention(
     TypeError with the argument's name, what was expected and what came; and torch's own errors where torch
     makes the same check.
     """
-    query, key, value = lowered(query, key, value)
+    query, key, value = lower_to_autocast(query, key, value)
     taken = token = repeated = None
     if kernel_options is None and not return_lse and not torch.compiler.is_compiling():
         taken = snapshot((score_mod, mask_mod), block_mask)
@@ -133,7 +133,7 @@ def family_of(
     """Returns the kernels that `flex_attention` runs on for these arguments, to be read: `spec`, `source`,
     `target`, `explain()`. Nothing is run. Raises what `flex_attention` raises.
     """
-    query, key, value = lowered(query, key, value)
+    query, key, value = lower_to_autocast(query, key, value)
     sizes = check_tensors(query, key, value, enable_gqa)
     mask_mod, blocks = mask_of(block_mask, mask_mod, query, key)
     order = order_like((*query.shape[:3], value.shape[3]), query)

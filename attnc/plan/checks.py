@@ -26,7 +26,7 @@ from attnc.plan.listed_rows import lists_rows
 from attnc.plan.lists import listing_of, lists_blocks, walks_packed_lists
 from attnc.plan.names import cannot_be_passed
 from attnc.plan.order import check_order
-from attnc.plan.signature import arguments, capacity, unbound
+from attnc.plan.signature import arguments, capacity, find_unbound
 from attnc.plan.softmax import check_softmax
 from attnc.plan.target import Target
 from attnc.plan.targets import INSTEAD, TARGETS, target_of
@@ -250,7 +250,7 @@ def refuse_names(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
 def refuse_sizes(variant: Variant) -> Iterator[Diagnostic]:
     """Yields a refusal of sizes that no argument tells."""
     attention = variant.attention
-    for name in sorted(unbound(arguments(attention)) - {size.name for size in capacity(attention)}):
+    for name in sorted(find_unbound(arguments(attention)) - {size.name for size in capacity(attention)}):
         culprit = next(t for t in attention.inputs if any(name in str(size) for size in t.shape))
         yield unsupported(
             f"the size '{name}' cannot be inferred from the arguments",

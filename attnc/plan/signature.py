@@ -224,7 +224,7 @@ class RowZero:
         return tuple((index, stride_name(self.tensor, axis)) for index, axis in axes if axis is not None)
 
 
-def unbound(args: tuple[Arg, ...]) -> frozenset[str]:
+def find_unbound(args: tuple[Arg, ...]) -> frozenset[str]:
     """Returns sizes that appear only inside products or sums, so that no axis can bind them (G is derived
     from H and Hkv).
     """

@@ -26,7 +26,7 @@ from attnc.distributed.offers import (
     chunk_of_slices,
     chunk_rows,
     contiguous,
-    evened,
+    even_out,
     group_into_chunks,
     longest_first,
     slices,
@@ -197,7 +197,7 @@ def test_emptier_chunks_at_one_end_are_dealt_out(ranks: int, own: int, few: list
     light = sorted(few, reverse=where == "last")
     work[first : first + len(few)] = [float(x) for x in light][: len(work) - first]
     chunks = Chunks(16, np.full(len(work), 16), np.asarray(work), 0.1)
-    owner = evened(chunks, ranks)
+    owner = even_out(chunks, ranks)
     if owner is None:
         return
     assert where != "within" or max(light) > 98 or len(work) // 2 + len(few) == len(work)

@@ -12,7 +12,7 @@ import torch
 from attnc.distributed import ContextParallel, views
 from attnc.distributed.derive import View
 from attnc.distributed.estimate import Rates
-from attnc.distributed.offers import Chunks, evened
+from attnc.distributed.offers import Chunks, even_out
 from attnc.distributed.plan import RowGroup
 from attnc.distributed.verify import RanksCase, run_case
 from attnc.verify.case import Case
@@ -81,7 +81,7 @@ def test_rows_that_see_keys_far_from_those_of_others_are_computed_apart(
     monkeypatch.setattr("attnc.distributed.plan._APART", 32)
 
     def owners(chunks: Chunks, ranks: int, *_: object) -> dict[str, npt.NDArray[np.int64]]:
-        found = evened(chunks, ranks)
+        found = even_out(chunks, ranks)
         assert found is not None
         return {"evened": found}
 

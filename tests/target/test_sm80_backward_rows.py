@@ -16,8 +16,8 @@ def rows_of(spec: str, kernel: str, variant: str | None = None) -> BackwardRows:
 def test_rows_of_queries_and_keys_lie_behind_their_own_heads() -> None:
     rows = rows_of("gated", "dq")
     assert rows.kv_name == "h_kv"
-    assert rows.of_head("q") == "b * args.stride_qb + h * args.stride_qh"
-    assert rows.of_head("k") == "b * args.stride_kb + h_kv * args.stride_kh"
+    assert rows.head_offset("q") == "b * args.stride_qb + h * args.stride_qh"
+    assert rows.head_offset("k") == "b * args.stride_kb + h_kv * args.stride_kh"
     assert (rows.stride("dq"), rows.stride("dk")) == ("stride_dqm", "stride_dkn")
 
 

@@ -38,7 +38,7 @@ from attnc.plan.sm90.layout import (
     most_registers,
     registers_left,
     row_copies,
-    swizzled,
+    swizzle_rows,
     widest_product,
 )
 from attnc.plan.sm90.narrow import (
@@ -216,8 +216,8 @@ def sm90_layout(variant: Variant, schedule: Schedule) -> Sm90Layout:
         element=element,
         d=d,
         dv=dv,
-        qk=swizzled(d, element),
-        v=swizzled(dv, element),
+        qk=swizzle_rows(d, element),
+        v=swizzle_rows(dv, element),
         warp_split="q",
         streamed="kv",
         by_tma=attention.q.storage.is_plain or attention.q.storage.is_packed,

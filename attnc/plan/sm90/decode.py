@@ -48,7 +48,7 @@ from attnc.plan.sm90.layout import (
     Copies,
     beyond_shared_memory,
     hopper,
-    swizzled,
+    swizzle_rows,
     widest_product,
 )
 from attnc.plan.sm90.narrow import (
@@ -225,8 +225,8 @@ def sm90_decode_layout(variant: Variant, schedule: Schedule) -> Sm90DecodeLayout
         element=element,
         d=d,
         dv=dv,
-        qk=swizzled(d, element),
-        v=swizzled(-(-dv // whole) * whole, element),
+        qk=swizzle_rows(d, element),
+        v=swizzle_rows(-(-dv // whole) * whole, element),
         warp_split="q",
         streamed="kv",
         v_in_k=in_k,

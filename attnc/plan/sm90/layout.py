@@ -104,7 +104,7 @@ def cut_products(columns: int, widest: int) -> Products:
     return tuple((first, min(step, columns - first)) for first in range(0, columns, step))
 
 
-def swizzled(columns: int, element: DType) -> Swizzle:
+def swizzle_rows(columns: int, element: DType) -> Swizzle:
     """Returns tiles of rows of so many columns: whole pieces, as TMA copies them."""
     return Swizzle(width=-(-columns // PIECE) * PIECE, chunk=chunk_of(element))
 

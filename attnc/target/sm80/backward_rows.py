@@ -63,7 +63,7 @@ class BackwardRows(BackwardPlaces):
         """Returns where row 0 of a matrix or gradient lies, of the head and sequence at hand."""
         return self._tensors.row_zero(name, "h" if name in BY_QUERY else self._kv_head)
 
-    def of_head(self, name: str) -> str:
+    def head_offset(self, name: str) -> str:
         """Returns the offset from the first element of a matrix to the rows of the head and sequence at
         hand.
         """

@@ -37,7 +37,7 @@ class Elements:
     def pair(self, first: str, second: str) -> str:
         return f"Pair{{{first}, {second}}}" if self.is_f32 else f"pack({first}, {second})"
 
-    def of_pair(self, which: int) -> str:
+    def pair_element(self, which: int) -> str:
         if self.is_f32:
             return f"pair.values[{which}]"
         return f"element{{(unsigned short){'(pair >> 16)' if which else 'pair'}}}"

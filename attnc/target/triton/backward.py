@@ -232,7 +232,7 @@ class BackwardText(ProgramText):
         assert self.chain.slope is not None
         return self.sums.factor(self.chain.slope)
 
-    def scored(self, expr: Expr) -> str:
+    def show_score(self, expr: Expr) -> str:
         return score(expr, self.show, self.chain.inline(expr))
 
     @property
