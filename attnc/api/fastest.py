@@ -27,29 +27,33 @@ NEEDS: Mapping[str, Needs] = MappingProxyType({
     SM80: Needs("cupy", 80, None, interprets=False),
     TRITON: Needs("triton", 80, None, interprets=True),
 })  # fmt: skip
-#: Compute capability of the GPUs that wgmma is for, and how many times as fast as Triton's its kernels are
+#: Compute capability of the GPUs that have wgmma, and how many times as fast as Triton's its kernels are
 #: there: the least and the most of the cells of `forward_hopper_h200` and `backward_hopper_h200`.
 _CAPABILITY, _FACTORS = 90, (1.1, 2.2)
-#: Columns up to which Triton's forward of f32 is the faster one.
+#: Heads of f32 with at most so many columns: Triton's forward is faster than that of sm_80.
 _NARROW = 64
-#: Elements that rows are multiples of for wgmma and TMA. How wide they may be the plan says of each spec.
+#: wgmma and TMA need rows of a multiple of so many elements. The plan of a spec says how wide they may be.
 _STEP = 8
-#: To decode: query rows of a tile of Triton's; columns of rows in pages up to which its addresses take longer
-#: than they do; columns beyond which its tiles have no room for more than 32 keys; and keys that there is
-#: room for, beyond which Hopper's kernel is as fast, or up to 1.6 times as fast.
-TILE_ROWS, NARROW_ROWS, SHORT_TILES, SHORT_KEYS = 16, 64, 128, 2048
-#: Queries of a sequence up to which programs share its keys, as tiles of rows would leave most of a GPU idle.
+#: Decoding by Triton: query rows of a tile.
+TILE_ROWS = 16
+#: Up to so many columns, Triton's addresses of pages take longer than the rows themselves.
+NARROW_ROWS = 64
+#: Beyond so many columns, Triton's tiles have room for 32 keys only.
+SHORT_TILES = 128
+#: With room for more keys than this, Hopper's kernel is as fast as Triton's, or up to 1.6 times as fast.
+SHORT_KEYS = 2048
+#: Up to so many queries of a sequence, programs share its keys: tiles of rows would leave most of a GPU idle.
 FEW = 16
-#: Of more queries, on a Hopper GPU: rows of a tile of the kernel whose programs share keys; the share of
-#: multiprocessors that such tiles may have, so that it is faster than tiles of rows that walk over all keys;
-#: and keys that these are through when it begins. Measured on an H200.
+#: More queries on a Hopper GPU, measured on an H200: rows of a tile of the kernel whose programs share keys;
+#: the share of multiprocessors that its tiles may occupy for it to be faster than tiles that walk over all
+#: keys; and the keys that such a tile has walked over when the programs that share keys begin.
 _SHARED_ROWS, _IDLE, _BEGUN = 64, 0.55, 520
 
-#: Columns of 16 bits up to which Triton's gradients are faster than those of sm_80. Of wider heads it
-#: multiplies 512, however few of them there are, and is no faster where there are as many.
+#: Heads of 16 bits with at most so many columns: Triton's gradients are faster than those of sm_80. For wider
+#: heads Triton multiplies 512 columns, however many there are, and is no faster even for 512.
 _NARROW_GRADIENTS = 256
-#: What the ranking depends on: elements of 16 bits; gradients of wide heads of these; elements of f32; of f32
-#: in few columns, without gradients; blocks that each query lists, which Triton gathers fastest.
+#: What the ranking depends on: elements of 16 bits; gradients of wide heads of 16 bits; elements of f32;
+#: narrow heads of f32 without gradients; blocks that each query lists, which Triton gathers fastest.
 Kind: TypeAlias = Literal["16 bits", "wide gradients", "f32", "narrow f32", "listed blocks"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
@@ -59,9 +63,10 @@ _ABLE: dict[tuple[int, Kind, str], tuple[str, ...]] = {}
 
 
 def run_on(target: str | None) -> None:
-    """Chooses whose kernels calls run on from now on, in all functions that take no `target`: "triton",
-    "cuda.sm_80" or "cuda.sm_90a", each where it runs and has a kernel for the call; None for the fastest, as
-    at first. Raises ValueError for another.
+    """Chooses the kernels that calls run on from now on, in all functions that take no `target`.
+
+    target: "triton", "cuda.sm_80" or "cuda.sm_90a", which is taken where it runs and has a kernel for the
+    call; None for the fastest, the default. Raises ValueError for any other.
     """
     if target is not None and target not in NEEDS:
         raise ValueError(f"target: expected None or one of {', '.join(NEEDS)}, got {target!r}")
@@ -76,9 +81,11 @@ def chosen_target() -> str:
 def targets_of_call(
     function: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor | None, *, gradients: bool = False
 ) -> tuple[str, ...]:
-    """Returns the targets that a call may run on, the fastest first, of which each but the last may have no
-    kernel for it. function: what warnings call it; v: None where it is columns of k (latent attention);
-    gradients: whether some are wanted.
+    """Returns the targets that a call may run on, the fastest first. All but the last may lack a kernel for
+    it.
+
+    function: its name in warnings; v: None if it is columns of k (latent attention); gradients: whether the
+    call needs some.
     """
     index = index_of(q)
     if index < 0:
@@ -96,8 +103,8 @@ def targets_of_call(
 
 
 def target_of_order(function: str, q: torch.Tensor, *, on_hopper: bool) -> tuple[str, ...]:
-    """Returns the one target of all calls whose sums have an absolute order, since that of another would give
-    other bits. on_hopper: whether Hopper's kernels keep it for all calls beside which these are.
+    """Returns the one target of all calls whose sums have an absolute order: another target would give other
+    bits. on_hopper: whether Hopper's kernels keep the order in all calls that have to agree with this one.
     """
     index = index_of(q)
     if index < 0 or not on_hopper:
@@ -117,15 +124,16 @@ def targets_of_few(
     length: int = 0,
     is_packed: bool = False,
 ) -> tuple[str, ...]:
-    """Returns the targets for queries of which a sequence has `FEW` at most, whose keys programs share, the
-    fastest first, of which each but the last may have no kernel for the call. Triton's kernels read memory
-    as fast as there is, but for calls of which `suits_tiles` says that Hopper's are faster. For one query for
-    each KV head, of 16 bits, whose keys are narrow rows of one tensor, sm_80's kernel, whose warps share a
-    tile of them, is the fastest on a Hopper GPU.
+    """Returns the targets of a call whose sequences have at most `FEW` queries, and whose programs share the
+    keys: the fastest first. All but the last may lack a kernel for the call.
+
+    Triton's kernels read memory at its full speed, except in the calls for which `suits_tiles` chooses
+    Hopper's. If each KV head has one query of 16 bits, and the keys are narrow rows of one tensor, the kernel
+    of sm_80 is the fastest on a Hopper GPU, because its warps share a tile of keys.
 
     sharing: rows of a sequence that share the keys of a KV head; keys: "dense", "ragged" or "paged"; length:
-    keys of a sequence that there is room for, 0 where that is not known; is_packed: queries of sequences end
-    to end, whose keys programs of Triton alone share; other arguments are as of `targets_of_call`.
+    keys of a sequence that there is room for, 0 if it is not known; is_packed: the queries of sequences lie
+    end to end, and only Triton's programs share their keys; other arguments as in `targets_of_call`.
     """
     if is_packed and not _CHOSEN[0]:
         return (TRITON,)
