@@ -1,4 +1,4 @@
-"""How a result lies in memory: as its query does."""
+"""How a result lies in memory: as its query does, by the rule of the installed torch."""
 
 from __future__ import annotations
 
@@ -11,14 +11,18 @@ import torch
 #: that of [B, M, H, D] come first.
 _ORDERS = sorted(("".join(axes) for axes in permutations("BHMD")), key=lambda order: (order[3] != "D", order))
 _AXES = "BHMD"
+#: Whether the columns of a row follow each other in results of this torch, also of queries whose do not.
+_KEEPS_ROWS = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 11)
 
 
 def order_like(shape: Sequence[int], query: torch.Tensor) -> str:
     """Returns the order of the axes of a result of this shape whose strides are ordered as the query's: those
-    of axes of one element, and equal ones, included.
+    of axes of one element, and equal ones, included. Rows stay whole where this torch keeps them so.
     """
     *outer, width = query.stride()
     wanted = _fill_axes([*outer, 0 if width == 1 else width])  # before axes that are expanded
+    if _KEEPS_ROWS and any(shape[axis] != 1 for axis in wanted[: wanted.index(3)]):
+        wanted = [3, *(axis for axis in wanted if axis != 3)]
     for order in _ORDERS:
         if _fill_axes(_strides(shape, order)) == wanted:
             return order

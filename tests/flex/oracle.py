@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -14,6 +15,10 @@ from torch.nn.attention import flex_attention as torch_module
 from torch.nn.attention.flex_attention import _vmap_for_bhqkv, create_block_mask
 from torch.nn.attention.flex_attention import flex_attention as torch_flex_attention
 
+#: The module is hidden behind the operator of its name.
+permute_strides: Callable[..., torch.Tensor] = sys.modules[
+    "torch._higher_order_ops.flex_attention"
+]._permute_strides
 _EAGER = "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG"
 
 
@@ -39,6 +44,13 @@ def torch_flex(
         return torch_flex_attention(
             query.double(), key.double(), value.double(), score_mod, block_mask, **options
         )
+
+
+def compare_strides(o: torch.Tensor, query: torch.Tensor) -> None:
+    """Holds the strides of a result to those of torch's, but of axes of one element."""
+    wanted = permute_strides(torch.empty(o.shape), query.stride()).stride()
+    for size, ours, theirs in zip(o.shape, o.stride(), wanted, strict=True):
+        assert size == 1 or ours == theirs, (o.shape, query.stride(), o.stride(), wanted)
 
 
 def dense_flex(
