@@ -44,16 +44,13 @@ class Blocks:
 
 
 def blocks_of(block_mask: BlockMask) -> Blocks:
-    """Returns the lists of a BlockMask."""
+    """Returns the lists of a BlockMask, with an axis of block rows where an index took the only one."""
     rows, columns = block_mask.BLOCK_SIZE
-    return Blocks(
-        block_mask.kv_num_blocks,
-        block_mask.kv_indices,
-        block_mask.full_kv_num_blocks,
-        block_mask.full_kv_indices,
-        rows,
-        columns,
-    )
+    counts, full = block_mask.kv_num_blocks, block_mask.full_kv_num_blocks
+    lists: list[Any] = [counts, block_mask.kv_indices, full, block_mask.full_kv_indices]
+    if counts.dim() == 2:
+        lists = [None if x is None else x.unsqueeze(2) for x in lists]
+    return Blocks(lists[0], lists[1], lists[2], lists[3], rows, columns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,14 +208,19 @@ def check_blocks(block_mask: BlockMask, query: Tensor, key: Tensor) -> None:
             f"Expect q/k/v and block_mask to be on the same device but got {query.device} and {device}."
         )
     rows, columns = block_mask.BLOCK_SIZE
-    *outer, q_len, kv_len = block_mask.shape
+    (q_len, kv_len), counts = block_mask.seq_lengths, block_mask.kv_num_blocks
     has_lengths = rows < _WHOLE or columns < _WHOLE
     if has_lengths and (q_len != M or kv_len != N):
         raise ValueError(
             f"block_mask was created for lengths {[q_len, kv_len]}, got query and key of {[M, N]}: make one"
             " for these, or block_mask._adjust(q_len, kv_len), which keeps its upper left corner"
         )
-    for name, size, expected in zip(("sequences", "heads"), outer, (B, H), strict=True):
+    if counts.dim() != 3 and not (counts.dim() == 2 and q_len <= rows):
+        raise ValueError(
+            f"block_mask: expected lists of [B, H, {-(-q_len // rows)}] block rows, got {list(counts.shape)}:"
+            " an index of one element takes its axis away, a slice leaves it"
+        )
+    for name, size, expected in zip(("sequences", "heads"), counts.shape, (B, H), strict=False):
         if size not in (1, expected):
             raise ValueError(f"block_mask: expected {name} 1 or {expected}, like query, got {size}")
 

@@ -288,3 +288,23 @@ def test_lengths_of_a_mask_are_those_of_the_call() -> None:
     whole: Any = create_block_mask(causal, 1, 1, 41, 71, device="cpu", BLOCK_SIZE=16)
     whole.BLOCK_SIZE = (1 << 30, 1 << 30)
     blocks.check_blocks(whole, q, k)
+
+
+@pytest.mark.parametrize("row", [2, slice(2, 3), torch.tensor([2]), torch.tensor(2)], ids=str)
+def test_a_row_of_a_mask_serves_a_decoded_token(row: Any) -> None:
+    """However it is indexed: a tensor of no axes takes the axis of rows away."""
+    offset = torch.tensor(37)
+    mask: Any = create_block_mask(causal, 1, 1, S, S, device="cpu", BLOCK_SIZE=16)[:, :, row]
+    mask.mask_mod, mask.seq_lengths = (lambda b, h, q_idx, kv_idx: kv_idx <= q_idx + offset), (1, S)
+    token = Q[:, :, 37:38]
+    wanted = torch_flex(Q, K, V, None, causal)[:, :, 37:38]
+    torch.testing.assert_close(
+        flex_attention(token, K, V, block_mask=mask).double(), wanted, rtol=1e-4, atol=1e-5
+    )
+
+
+def test_a_mask_that_has_lost_other_axes_is_refused() -> None:
+    mask: Any = create_block_mask(causal, 2, 2, S, S, device="cpu", BLOCK_SIZE=16)[torch.tensor(0)]
+    mask.mask_mod = causal
+    with pytest.raises(ValueError, match=r"lists of \[B, H, 3\] block rows, got \[2, 3\]: an index of one"):
+        flex_attention(Q, K, V, block_mask=mask)
