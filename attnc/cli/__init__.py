@@ -30,6 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(argv: Sequence[str] | None = None) -> int:
+    before, sys.unraisablehook = sys.unraisablehook, _interrupt_later
     try:
         from attnc.cli.app import run_guarded
 
@@ -38,6 +39,23 @@ def _run(argv: Sequence[str] | None = None) -> int:
         with suppress(OSError, AttributeError):  # closed by the caller
             sys.stderr.write("error: interrupted\n")
         return 128 + signal.SIGINT
+    finally:
+        sys.unraisablehook = before
+
+
+#: Seconds after which an interrupt is raised again that came where nothing can be raised.
+_MOMENT = 0.05
+
+
+def _interrupt_later(raised: sys.UnraisableHookArgs) -> None:
+    """Raises an interrupt again a moment later that came in a finaliser, or in the callback of a weak
+    reference: Python would print it and go on.
+    """
+    if raised.exc_type is KeyboardInterrupt and hasattr(signal, "setitimer"):
+        signal.signal(signal.SIGALRM, signal.default_int_handler)
+        signal.setitimer(signal.ITIMER_REAL, _MOMENT)
+    else:
+        sys.__unraisablehook__(raised)
 
 
 def _run_and_leave() -> int:

@@ -11,6 +11,7 @@ import mmap
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
@@ -87,10 +88,17 @@ def run_witnessed(work: Callable[[], int]) -> int | LastWords:
     return LastWords(signal=signal.Signals(-code).name, doing=doing, repro=repro)
 
 
+#: Seconds within which a signal is the one before, handed on by the parent.
+_SAME = 0.5
+_interrupted = -_SAME
+
+
 def _interrupt_once(number: int, frame: FrameType | None) -> None:
     """Raises KeyboardInterrupt, and ignores the same signal when the parent hands it on."""
-    signal.signal(number, signal.SIG_IGN)
-    raise KeyboardInterrupt
+    global _interrupted
+    before, _interrupted = _interrupted, time.monotonic()
+    if _interrupted - before > _SAME:
+        raise KeyboardInterrupt
 
 
 def _write(text: str) -> None:

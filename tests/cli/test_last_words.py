@@ -8,9 +8,11 @@ import subprocess
 import sys
 from contextlib import chdir
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from attnc.runtime import last_words
 from tests.by_day import each_by_day
 from tests.processes import run_program
 
@@ -95,6 +97,18 @@ def test_a_process_that_has_used_a_gpu_ends_at_once(used: bool) -> None:
     child = ["ran", "registered", *(() if used else ("taken apart",))]
     assert (run.returncode, run.stdout.split("\n")[: len(child)]) == (7, child), run.stderr
     assert run.stdout.count("taken apart") == (1 if used else 2)  # the parent's
+
+
+def test_an_interrupt_counts_once_until_somebody_asks_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The parent hands it on to a child that has it from the terminal already."""
+    now = iter((10.0, 10.001, 20.0))
+    monkeypatch.setattr(last_words, "time", SimpleNamespace(monotonic=lambda: next(now)))
+    monkeypatch.setattr(last_words, "_interrupted", 0.0)
+    with pytest.raises(KeyboardInterrupt):
+        last_words._interrupt_once(signal.SIGINT, None)
+    last_words._interrupt_once(signal.SIGINT, None)
+    with pytest.raises(KeyboardInterrupt):
+        last_words._interrupt_once(signal.SIGINT, None)
 
 
 def test_exit_codes_are_handed_on(tmp_path: Path) -> None:

@@ -5,8 +5,10 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -438,4 +440,30 @@ def test_an_interrupt_before_the_command_is_known_is_said_in_a_line(
 
     monkeypatch.setitem(sys.modules, "attnc.cli.app", Interrupted())  # in its place
     assert main(("check",)) == 130
+    assert capsys.readouterr().err == "error: interrupted\n"
+
+
+def test_an_interrupt_in_a_finaliser_is_not_lost(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Python prints what is raised there, and goes on."""
+    ended = threading.Event()
+
+    class Finalised:
+        def __del__(self) -> None:
+            signal.raise_signal(signal.SIGINT)
+            ended.is_set()  # where a signal is looked at, at the latest
+
+    def work(argv: object) -> int:
+        Finalised()
+        ended.wait(60)
+        return 0
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler), signal.getsignal(signal.SIGALRM)
+    monkeypatch.setitem(sys.modules, "attnc.cli.app", SimpleNamespace(run_guarded=work))
+    try:
+        assert main(("check",)) == 130
+    finally:
+        signal.signal(signal.SIGINT, before[0])
+        signal.signal(signal.SIGALRM, before[1])
     assert capsys.readouterr().err == "error: interrupted\n"
