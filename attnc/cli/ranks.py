@@ -146,7 +146,7 @@ def _verify_one(
     path: Path, chosen: _Named, target: str, ranks: int, count: int, *, quiet: bool
 ) -> dict[str, Any]:
     from attnc.distributed.kernels import check_kernels, spec_of
-    from attnc.distributed.verify import verify_on_ranks
+    from attnc.distributed.verify import refuse_heads, verify_on_ranks
 
     variant, name = chosen.variant, chosen.variant.attention.name
     row: dict[str, Any] = {"spec": str(path), "attention": name, "variant": chosen.name, "ranks": ranks}
@@ -156,6 +156,9 @@ def _verify_one(
         reason = failure.diagnostics[0].message
         if failure.diagnostics[0].code != "E0602":  # of what a rank would compile, not of sharing it out
             raise
+    else:
+        reason = refuse_heads(variant.attention, ranks)
+    if reason:
         if not quiet:
             say(f"-     {name}: {reason}")
         return {**row, "ok": None, "reason": reason}

@@ -21,10 +21,12 @@ from attnc.distributed.engine import ContextParallel
 from attnc.distributed.estimate import STRATEGIES, Strategy
 from attnc.distributed.group import on_processes
 from attnc.distributed.kernels import spec_of
+from attnc.expr.construct import number
 from attnc.model.attention import Attention, Variant
 from attnc.plan.ir.backward import GradientBound
 from attnc.support.cache import own_folder
 from attnc.verify.case import Case
+from attnc.verify.check import as_leaf
 from attnc.verify.gradient_bound import cotangents_of, expect_gradients, judge_gradients
 from attnc.verify.problem import build
 from attnc.verify.runners import runner_of
@@ -48,18 +50,29 @@ class RanksCase:
     strategy: Strategy | None = None
 
 
-def cases(attention: Attention, count: int, scale: int = 1) -> Iterator[RanksCase]:
-    """Yields cases of the attention, the same in every run. scale: how many times as long they are."""
-    names = free_dims(attention)
+def refuse_heads(attention: Attention, ranks: int) -> str:
+    """Returns why dropout, which leaves rows whole, cannot be shared out to ranks; "" where it can."""
+    heads = number(attention.heads_kv)
+    if attention.softmax.dropout is None or heads is None or not heads % ranks:
+        return ""
+    return f"dropout shares out heads alone, and {heads:g} K/V heads are no multiple of {ranks} ranks"
+
+
+def cases(attention: Attention, count: int, scale: int = 1, ranks: int = 1) -> Iterator[RanksCase]:
+    """Yields cases of the attention, the same in every run. scale: how many times as long they are; ranks:
+    that share the heads out where dropout leaves rows whole.
+    """
+    names, share = free_dims(attention), 1 if attention.softmax.dropout is None else ranks
     strategies: tuple[Strategy | None, ...] = (None, *STRATEGIES)
-    for number in range(count):
-        m, n = _SIZES[number % len(_SIZES)]
-        b, kv_heads, group = _BATCHES[number % len(_BATCHES)]
+    for seed in range(count):
+        m, n = _SIZES[seed % len(_SIZES)]
+        b, kv_heads, group = _BATCHES[seed % len(_BATCHES)]
+        kv_heads *= share
         dims = {"B": b, "M": m * scale, "N": n * scale, "Hkv": kv_heads, "H": kv_heads, "G": group}
         tied = "N" not in names or "M" not in names
         given = {name: dims.get(name, (m if tied else n) * scale) for name in names}
-        case = Case(dims=given, seed=number)
-        strategy = strategies[number % len(strategies)]
+        case = Case(dims=given, seed=seed)
+        strategy = strategies[seed % len(strategies)]
         yield RanksCase(case=_in_order(attention, case), strategy=strategy)
 
 
@@ -93,15 +106,13 @@ def run_case(cp: ContextParallel, variant: Variant, made: RanksCase, device: str
         plan = cp.plan(q, k, **inputs)
     shards = cp.shard(q, k, v, **inputs)[:3]
     wanted = kernels.attention.grads if kernels.has_gradients else ()
-    leaves = {
-        name: x.detach().requires_grad_() if name in wanted else x
+    leaves: dict[str, Any] = {
+        name: as_leaf(attention.tensor(name), x, q.device) if name in wanted else x
         for name, x in (*zip(("q", "k", "v"), shards, strict=True), *inputs.items())
-        if isinstance(x, torch.Tensor)
     }
     q, k, v = (leaves.pop(name) for name in ("q", "k", "v"))
-    given = {**inputs, **leaves}
     with torch.set_grad_enabled(bool(wanted)):
-        results = cp(q, k, v, **given)
+        results = cp(q, k, v, **leaves)
     results = results if isinstance(results, tuple) else (results,)
     names = [tensor.name for tensor in attention.outputs]
     whole = {name: cp.unshard(x, name) for name, x in zip(names, results, strict=True)}
@@ -229,7 +240,7 @@ def verify_here(
     )
     verdicts = tuple(
         (made, run_case(cp, variant, made, device))
-        for made in cases(variant.attention, count, _GPU_SCALE if gpus else 1)
+        for made in cases(variant.attention, count, _GPU_SCALE if gpus else 1, cp.group.size)
     )
     place = torch.cuda.get_device_name(0) if gpus else f"{runner_of(target).without_gpu}, gloo"
     return RankReport(ranks=cp.group.size, place=place, verdicts=verdicts)

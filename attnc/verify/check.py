@@ -71,13 +71,8 @@ def run_backward(
     leaves: dict[str, torch.Tensor] = {}
     inputs: list[Any] = []
     for name, value in problem.inputs.items():
-        if isinstance(value, torch.Tensor) and name in attention.grads:
-            value = value.detach().requires_grad_()
-            leaves[name] = value
-        elif name in attention.grads:  # a number: only a tensor has a gradient
-            dtype = DTYPES[attention.tensor(name).dtype]
-            value = torch.tensor(value, dtype=dtype, device=_device(problem)).requires_grad_()
-            leaves[name] = value
+        if name in attention.grads:
+            value = leaves[name] = as_leaf(attention.tensor(name), value, _device(problem))
         inputs.append(value)
     kernels = module.BACKWARD_CONFIGS.items()
     options = {
@@ -113,6 +108,14 @@ def run_backward(
         if device.type != "cpu":
             torch.cuda.synchronize()
     return dict(zip(leaves, gradients, strict=True)), cotangents
+
+
+def as_leaf(tensor: Tensor, value: Any, device: torch.device) -> torch.Tensor:
+    """Returns an input as a tensor that wants a gradient: a number, too, which has none itself."""
+    if not isinstance(value, torch.Tensor):
+        value = torch.tensor(value, dtype=DTYPES[tensor.dtype], device=device)
+    leaf: torch.Tensor = value.detach()
+    return leaf.requires_grad_()
 
 
 #: Blocks that share a walk over queries, of kernels where several can: as many as suit, one, and several.

@@ -67,6 +67,16 @@ def test_a_target_without_a_schedule_is_said_before_ranks_start(run: Run, spec: 
     assert "has no schedule for triton, which ranks would run" in done.out
 
 
+def test_heads_that_ranks_cannot_share_are_said_before_they_start(run: Run, tmp_path: Path) -> None:
+    spec = tmp_path / "few.attn"
+    spec.write_text(
+        (ROOT / "specs" / "dropout.attn").read_text().replace(" H, D]", " 3, D]").replace(" H,", " 3,")
+    )
+    done = run("verify", str(spec), "--ranks", "2", "--count", "1")
+    assert done.code == 2
+    assert "dropout shares out heads alone, and 3 K/V heads are no multiple of 2 ranks" in done.out
+
+
 def test_json_of_what_ranks_cannot_share_is_written_too(run: Run) -> None:
     done = run("verify", str(ROOT / "specs/warp_split.attn"), "--ranks", "2", "--count", "1", "--json")
     rows = json.loads(done.out)

@@ -14,7 +14,15 @@ from attnc.distributed.engine import ContextParallel as Engine
 from attnc.distributed.estimate import STRATEGIES
 from attnc.distributed.group import Alone, Group
 from attnc.distributed.kernels import spec_of
-from attnc.distributed.verify import RankReport, RanksCase, cases, over_ranks, run_case, verify_here
+from attnc.distributed.verify import (
+    RankReport,
+    RanksCase,
+    cases,
+    over_ranks,
+    refuse_heads,
+    run_case,
+    verify_here,
+)
 from attnc.model.attention import Attention
 from attnc.plan.ir.backward import GradientBound
 from attnc.verify.case import Case
@@ -23,7 +31,7 @@ from attnc.verify.problem import build
 from attnc.verify.strategies import free_dims
 from attnc.verify.tolerance import to_float64
 from attnc.verify.verdict import Verdict
-from tests.distributed.specs import SPECS
+from tests.distributed.specs import SPECS, text
 
 ensure_interpreter()
 
@@ -72,6 +80,21 @@ def test_packed_sequences_have_no_more_queries_than_keys(scale: int) -> None:
         queries, keys = (np.diff(to_float64(inputs[name])) for name in ("cu_q", "cu_k"))
         assert (queries <= keys).all()
     assert len({*(tuple(case.dims.items()) for case in made)}) > 2
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_dropout_has_heads_for_each_rank(ranks: int) -> None:
+    """It leaves rows whole, so that heads alone are shared out."""
+    attention = attention_of(SPECS["dropout"])
+    dims = [case.case.dims for case in cases(attention, COUNT, 1, ranks)]
+    assert [case["Hkv"] for case in dims] == [
+        ranks * case.case.dims["Hkv"] for case in cases(attention, COUNT)
+    ]
+    assert refuse_heads(attention, ranks) == ""
+    six = text(inputs=("p: f32[]", "seed: i64[]"), normalize="softmax(dropout = p, seed = seed)", heads="6")
+    assert refuse_heads(attention_of(six), ranks) == ""
+    assert "6 K/V heads are no multiple of 4 ranks" in refuse_heads(attention_of(six), 4)
+    assert refuse_heads(attention_of(text(heads="6")), 4) == ""
 
 
 def test_sizes_of_a_spec_are_as_long_as_keys() -> None:
@@ -132,6 +155,16 @@ def test_outputs_alone_are_judged_of_a_spec_without_gradients() -> None:
     spec = SPECS["causal"].replace("  grad q, k, v\n", "")
     cp = ContextParallel(spec, Alone())
     assert run_case(cp, cp.spec.variants[0], RanksCase(case=Case(dims=SMALL))).ok
+
+
+def test_gradients_of_a_number_are_judged() -> None:
+    """A case may pass a number, which has none until it is a tensor."""
+    spec = text(score="dot(q, k) * t", inputs=("t: f32[]",), grads=", t")
+    cp, made = ContextParallel(spec, Alone()), Case(dims=SMALL, seed=1)
+    variant = cp.spec.variants[0]
+    assert isinstance(build(variant.attention, made).inputs["t"], float)
+    verdict = run_case(cp, variant, RanksCase(case=made))
+    assert verdict.ok, verdict.message
 
 
 @pytest.fixture
