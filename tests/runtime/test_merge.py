@@ -10,12 +10,15 @@ import numpy as np
 import pytest
 import torch
 
-from attnc.runtime.merge import merge_states
 from attnc.verify.interpreter import ensure_interpreter
 from attnc.verify.subject import subject_of
 from attnc.verify.tolerance import expect, to_float64
 from tests.plans import plans_of
 from tests.targets import TARGETS
+
+ensure_interpreter()
+
+from attnc.runtime.merge import join_ranks, merge_states  # noqa: E402  # once Triton interprets
 
 SPEC = Path(__file__).parents[2] / "specs" / "shared_prefix.attn"
 EMPTY = float("-inf")
@@ -113,11 +116,6 @@ def test_a_shared_prefix_and_own_suffixes_equal_one_call(target: str, rows: int,
 
 
 # --- results of several ranks by one kernel -----------------------------------------------------------------
-
-
-ensure_interpreter()
-
-from attnc.runtime.merge import join_ranks  # noqa: E402  # once Triton interprets
 
 
 @pytest.mark.parametrize(("ranks", "width"), [(1, 16), (2, 20), (5, 7)])
