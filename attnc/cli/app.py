@@ -23,7 +23,7 @@ import typer
 import attnc
 from attnc.cli.bench import bench
 from attnc.cli.compile import check, compile_
-from attnc.cli.console import Mistake, complain, say, say_lines, show_diagnostics, show_warning
+from attnc.cli.console import Mistake, complain, say, say_json, show_diagnostics, show_warning
 from attnc.cli.demo import demo
 from attnc.cli.doctor import doctor
 from attnc.cli.explain import explain
@@ -99,7 +99,7 @@ def _with_json(command: Callable[..., None]) -> Callable[..., None]:
             command(**options)
         except DiagnosticError as failure:
             if options.get("as_json"):
-                say_lines(json.dumps({"diagnostics": json.loads(to_json(failure.diagnostics))}, indent=2))
+                say_json({"diagnostics": json.loads(to_json(failure.diagnostics))})
             raise
 
     return run

@@ -23,6 +23,7 @@ from attnc.cli.console import (
     paint,
     progress,
     say,
+    say_json,
     say_lines,
     show_diagnostics,
 )
@@ -100,7 +101,7 @@ def compile_(
         show_differences(drifts, outputs, out)
     elif as_json:
         found = [{"path": f"{out.as_posix()}/{d.path}", "kind": d.kind, "held": d.held} for d in drifts]
-        say_lines(json.dumps({"files": found, "diagnostics": json.loads(to_json(diagnostics))}, indent=2))
+        say_json({"files": found, "diagnostics": json.loads(to_json(diagnostics))})
     else:
         _report(drifts, out, _count(outputs), is_check=is_check)
         if ok and not outputs:

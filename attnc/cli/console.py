@@ -7,6 +7,8 @@ what could steer a terminal is shown as its number (`visible`), and there are no
 
 from __future__ import annotations
 
+import json
+import math
 import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -63,6 +65,22 @@ def say(*parts: str | Painted) -> None:
 def say_lines(text: str) -> None:
     """Prints a result of several lines: JSON, a table, an explanation."""
     _write(sys.stdout, visible(text, keep="\n"))
+
+
+def say_json(data: object) -> None:
+    """Prints data for programs. JSON has no number for infinity, and none for what is no number: null."""
+    say_lines(json.dumps(_as_json(data), indent=2, allow_nan=False))
+
+
+def _as_json(data: object) -> object:
+    match data:
+        case float() if not math.isfinite(data):
+            return None
+        case dict():
+            return {name: _as_json(value) for name, value in data.items()}
+        case list() | tuple():
+            return [*map(_as_json, data)]
+    return data
 
 
 def say_exactly(text: str) -> None:

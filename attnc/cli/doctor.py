@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import shutil
@@ -17,7 +16,7 @@ import typer
 
 import attnc
 from attnc.cli.compile import JSON
-from attnc.cli.console import Mistake, paint, progress, say, say_lines
+from attnc.cli.console import Mistake, paint, progress, say, say_json
 from attnc.cli.packages import WITHOUT_TRITON, install, is_installed, is_published_here
 
 if TYPE_CHECKING:
@@ -75,7 +74,7 @@ def doctor(
             bar.advance(what)
             findings += examine()
     if as_json:
-        say_lines(json.dumps([asdict(finding) for finding in findings], indent=2))
+        say_json([asdict(finding) for finding in findings])
     else:
         _print(findings)
     if any(finding.state == "missing" for finding in findings):

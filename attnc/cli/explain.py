@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from attnc.cli.compile import JSON, SPEC
-from attnc.cli.console import Mistake, note, one_spec, progress, say_lines, without_kernels
+from attnc.cli.console import Mistake, note, one_spec, progress, say_json, say_lines, without_kernels
 from attnc.cli.judge import only, wanted_targets
 from attnc.diagnostics import did_you_mean
 
@@ -141,9 +140,9 @@ def explain(
             if as_json:
                 own = {"schedule_added": added} if added else {}
                 told = {**as_dict(explanation), **own, "backward": backward_dict(backward)}
-                text = json.dumps(told, indent=2)
-            else:
-                text = f"{as_text(explanation)}\n{backward_text(backward)}".rstrip()
+                say_json(told)
+                return
+            text = f"{as_text(explanation)}\n{backward_text(backward)}".rstrip()
     say_lines(text)
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from attnc.cli.console import Mistake, count_noun, loading, paint, say, say_lines
+from attnc.cli.console import Mistake, count_noun, loading, paint, say, say_json
 from attnc.cli.judge import choose_judges
 
 if TYPE_CHECKING:
@@ -37,7 +36,7 @@ def verify_invariant(
         raise Mistake("no attention of these promises that rows keep their bits", hint)
     rows = [_verify_group(group, quiet=as_json) for group in groups]
     if as_json:
-        say_lines(json.dumps(rows, indent=2))
+        say_json(rows)
     if not all(row["ok"] for row in rows):
         raise typer.Exit(1)
 

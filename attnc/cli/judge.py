@@ -4,7 +4,6 @@ which modules of specs are meant.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from attnc.cli.console import Mistake, count_noun, loading, paint, progress, say, say_lines, without_kernels
+from attnc.cli.console import Mistake, count_noun, loading, paint, progress, say, say_json, without_kernels
 from attnc.diagnostics import did_you_mean
 from attnc.model.targets import TARGETS, suggest_target
 
@@ -255,7 +254,7 @@ def conclude(results: Iterable[Judged], *, as_json: bool) -> None:
     """Prints the results for programs, if that is wanted. Exit(1) if one is wrong."""
     results = tuple(results)
     if as_json:
-        say_lines(json.dumps([judged.data for judged in results], indent=2))
+        say_json([judged.data for judged in results])
     if not all(judged.report.ok for judged in results):
         raise typer.Exit(1)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import typer
 
-from attnc.cli.console import Mistake, count_noun, paint, say, say_lines, split_commas
+from attnc.cli.console import Mistake, count_noun, paint, say, say_json, say_lines, split_commas
 from attnc.diagnostics import DiagnosticError, did_you_mean
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def explain_ranks(
     except ValueError as failure:
         raise Mistake(str(failure), "leave --strategy out to have the shortest estimate") from None
     if as_json:
-        say_lines(json.dumps(as_dict(plan, visibility, remarks), indent=2))
+        say_json(as_dict(plan, visibility, remarks))
     else:
         say_lines(as_text(plan, visibility, remarks))
 
@@ -132,7 +132,7 @@ def verify_ranks(
             f"there is no attention '{attention}'" if attention else "these specs have no attention"
         )
     if as_json:
-        say_lines(json.dumps(data, indent=2))
+        say_json(data)
     if not is_right:
         raise typer.Exit(1)
     if all(row["ok"] is None for row in data):

@@ -4,7 +4,6 @@ them there; and `attnc fuzz`.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import product
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from attnc.cli.compile import JSON, SPEC, SPECS
-from attnc.cli.console import Mistake, find_specs, note, one_spec, paint, progress, say, say_lines
+from attnc.cli.console import Mistake, find_specs, note, one_spec, paint, progress, say, say_json, say_lines
 from attnc.cli.judge import (
     ATTENTION,
     FAILURES,
@@ -269,7 +268,7 @@ def _sanitize_modules(judges: Sequence[Judge], *, is_recorded: bool, as_json: bo
     if as_json:
         found = [{"module": f.name, "tool": f.tool, "message": f.message} for f in outcome.findings]
         told = {"tools": tools, "launches": dict(outcome.launches), "findings": found}
-        say_lines(json.dumps(told, indent=2))
+        say_json(told)
     else:
         for finding in outcome.findings:
             say(paint("FOUND", "1;31"), f" {finding.name}: {finding.tool}: {finding.message}")
