@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -189,10 +184,6 @@ def test_one_case_of_each_function_comes_before_a_second() -> None:
     assert names(choose_tests(mutant_at(line), lines))[:2] == ["own_a[0]", "own_b"]
 
 
-def _is_asleep(number: int) -> bool:
-    return not any(each.is_ready for each in python_host._Watch(number)._list_family())
-
-
 class Told:
     """A process whose answers are known: what fails with the mutant, and what fails anyway."""
 
@@ -262,42 +253,6 @@ def test_tests_run_in_a_child_which_may_end_or_hang(
     found = answer({"file": "changed_by_a_mutant.py", "text": text, "groups": groups})
     assert (found["outcome"], found["message"]) == (outcome, place)
     assert (tmp_path / "changed_by_a_mutant.py").read_text() == "x = 1"
-
-
-@pytest.mark.parametrize(
-    ("program", "is_awaited"),
-    [
-        ("time.sleep(600)", False),
-        ("exec('while True: pass')", True),
-        ("subprocess.run(['sleep', '600'])", False),
-    ],
-)
-def test_a_child_is_given_up_where_all_of_it_sleeps_and_not_where_it_has_no_processor(
-    program: str, is_awaited: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Looks are counted, and no clock: one that is ready is waited for however long it takes."""
-    command = [sys.executable, "-S", "-c", f"import subprocess, time; print(flush=True); {program}"]
-    monkeypatch.setattr(python_host, "_LOOKS", 3)
-    with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True) as child:
-        assert child.stdout is not None
-        child.stdout.readline()
-        watch = python_host._Watch(child.pid)
-        while not (_is_asleep(child.pid) or is_awaited):
-            time.sleep(0.001)
-        assert [watch.is_in_vain() for _ in range(6)][-1] != is_awaited
-        monkeypatch.setattr(python_host, "_SECONDS", -1.0)
-        assert watch.is_in_vain()
-        os.killpg(child.pid, signal.SIGKILL)
-
-
-def test_a_child_that_has_ended_is_not_waited_for() -> None:
-    """Though what it began keeps its output."""
-    child = os.fork()
-    if child == 0:
-        os._exit(0)
-    os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
-    assert python_host._Watch(child).is_in_vain()
-    os.waitpid(child, 0)
 
 
 RECORDED = """

@@ -33,12 +33,12 @@ from tools.mutants.judge import Bench, Judgment
 from tools.mutants.operators import Mutant
 from tools.mutants.remember import remember_references
 from tools.mutants.sample import Phase, Place, texts_of
+from tools.mutants.waiting import GLANCE, Watch
 
-#: Seconds without a word after which a child is taken for one that waits for ever; processor seconds after
-#: which it is taken for one that computes for ever: those of a verification with its compilers.
+#: Seconds without a word after which nothing is said of what a child judges that may use a GPU: it may wait
+#: for what others have; processor seconds after which it is taken for one that computes for ever: those of a
+#: verification with its compilers.
 PATIENCE, WORK = 600.0, 180.0
-#: Seconds between two looks at what it has used.
-_GLANCE = 10.0
 #: Seconds that the GPU may take for one call, while others use it too, and the simulator, for one launch. No
 #: compiler is among what waits.
 _STALL, _SIMULATED = 8.0, 60.0
@@ -156,10 +156,13 @@ def _run_child(batch: Mapping[str, Any], at: int, folder: Path) -> Iterator[dict
 
 
 def _hears(selector: selectors.BaseSelector, child: int) -> bool:
-    """Waits for a word of a child. Returns whether one came before patience was over."""
-    began, worked = time.monotonic(), cpu_seconds(child)
-    while not selector.select(_GLANCE):
-        if time.monotonic() - began > PATIENCE or cpu_seconds(child) - worked > WORK:
+    """Waits for a word of a child. Returns whether one came, or the child ended, before patience was over."""
+    began, has_gpu, watch = time.monotonic(), "--gpu" in sys.argv, Watch(child, WORK)
+    while not selector.select(GLANCE):
+        is_over = watch.is_in_vain()
+        if has_gpu:  # it sleeps while the GPU works
+            is_over = watch.seconds > watch.most or time.monotonic() - began > PATIENCE
+        if is_over:
             return False
     return True
 
@@ -205,7 +208,7 @@ def _look(
     from tools.mutants.heavy import examine, find_reach
 
     say({"is_second": is_second})
-    began = _cpu_seconds()
+    began = cpu_seconds(os.getpid())
     try:
         judgment = examine(bench(), mutant) if is_second else bench().judge(mutant)
         if is_second and judgment.outcome == "equal":
@@ -213,14 +216,8 @@ def _look(
             judgment = find_reach(bench(), mutant, judgment)
     except Exception:  # a mistake of these tools, which says nothing of the mutant
         judgment = Judgment(outcome="unknown", message=traceback.format_exc()[-900:])
-    say({**asdict(judgment), "is_second": is_second, "cpu": round(_cpu_seconds() - began, 2)})
+    say({**asdict(judgment), "is_second": is_second, "cpu": round(cpu_seconds(os.getpid()) - began, 2)})
     return judgment.outcome
-
-
-def _cpu_seconds() -> float:
-    """Returns the processor time of this process and of the programs that it has run."""
-    used = os.times()
-    return used.user + used.system + used.children_user + used.children_system
 
 
 def _prepare(batch: Mapping[str, Any], folder: Path) -> Callable[[Phase], Bench]:

@@ -7,6 +7,7 @@ Cases that compile the same configs follow each other, and machine code that is 
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 import time
 from collections import Counter
@@ -38,6 +39,7 @@ from attnc.verify.simulated import simulate_beside
 from attnc.verify.strategies import Limits
 from attnc.verify.subject import Subject, subject_of
 from attnc.verify.verdict import Verdict
+from tests.processes import cpu_seconds
 from tools.mutants.operators import Mutant
 from tools.mutants.remember import keep
 from tools.mutants.sample import Phase, Place, texts_of
@@ -131,10 +133,11 @@ class Bench:
         return {mutant.file: mutant.apply(texts_of(self.place)[mutant.file])}
 
     def judge(self, mutant: Mutant, seconds: float = SECONDS) -> Judgment:
-        """Runs the cases on a mutant. seconds: after which no more are begun where kernels run on the CPU.
-        ValueError where the module is no longer what the mutant was drawn from.
+        """Runs the cases on a mutant. seconds: of processors, after which no more are begun where kernels run
+        on the CPU: on a busy machine as many as on an idle one. ValueError where the module is no longer what
+        the mutant was drawn from.
         """
-        began, texts = time.monotonic(), self.texts(mutant)
+        began, texts = cpu_seconds(os.getpid()), self.texts(mutant)
         try:
             subject = subject_of(self.module, texts)
             found = (offset_violations, wait_violations, early_violations)  # which take no run
@@ -154,7 +157,7 @@ class Bench:
             if not verdict.ok:
                 self.killed[number] += 1
                 return judge_message(verdict.message, count)
-            if subject.device == "cpu" and time.monotonic() - began > seconds:
+            if subject.device == "cpu" and cpu_seconds(os.getpid()) - began > seconds:
                 break
             if count == 1 and subject.device == "cuda" and self.is_same_to_compilers(subject, mutant.file):
                 return Judgment(outcome="same code")

@@ -14,12 +14,13 @@ import resource
 import select
 import signal
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
+
+from tools.mutants.waiting import GLANCE, Watch
 
 #: What tests and attnc import of others, and neither Triton's nor attnc's own.
 _IMPORTED = (
@@ -41,11 +42,6 @@ _IGNORED = "ignore::pytest.PytestAssertRewriteWarning"
 _IMPORT_SECONDS, _TEST_SECONDS, _TIMES = 60.0, 5.0, 5.0
 #: Processor seconds that a child and the processes below it may take in all: many times the budget of tests.
 _SECONDS = 300.0
-#: Seconds between two looks at what they do, and after how many in turn that find all of them asleep a child
-#: waits for what does not come. Who is ready and has no processor is not asleep.
-_GLANCE, _LOOKS = 2.0, 45
-#: Processor seconds between two looks, below which they slept.
-_ASLEEP = 0.1
 #: Where tests stop that were not collected.
 COLLECTION = "collection"
 #: The last word of a child whose tests pass, which no change of attnc says.
@@ -101,9 +97,9 @@ def run_tests(groups: Sequence[Mapping[str, float]]) -> tuple[str, str, int]:
         os.close(reading)
         os._exit(_run_in_child(groups, writing))
     os.close(writing)
-    last, watch, is_ended = b"", _Watch(child), False
+    last, watch, is_ended = b"", Watch(child, _SECONDS), False
     while not is_ended:
-        if select.select([reading], [], [], _GLANCE)[0]:
+        if select.select([reading], [], [], GLANCE)[0]:
             part = os.read(reading, 1 << 16)
             last = (last + part)[-4096:]
             is_ended = not part
@@ -118,65 +114,6 @@ def run_tests(groups: Sequence[Mapping[str, float]]) -> tuple[str, str, int]:
         return "survived", "", int(count)
     hung = status in (-signal.SIGPROF, -signal.SIGKILL)
     return "hung" if hung else "killed", at, int(count)
-
-
-@dataclass(slots=True)
-class _Process:
-    """What Linux says of a process. seconds: of processors, with those of its children that have ended."""
-
-    number: int
-    parent: int
-    session: int
-    state: str
-    seconds: float
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether one of its threads runs, waits for a processor, or for a disk."""
-        return any(thread.state in ("R", "D") for thread in _read_stats(Path(f"/proc/{self.number}/task")))
-
-
-def _read_stats(folder: Path) -> Iterator[_Process]:
-    """Yields the processes, or the threads, of a folder of /proc."""
-    tick = os.sysconf("SC_CLK_TCK")
-    with suppress(OSError):
-        for place in folder.iterdir():
-            if not place.name.isdecimal():
-                continue
-            with suppress(OSError):  # it has ended
-                text = (place / "stat").read_text(encoding="utf-8", errors="replace")
-                state, *numbers = text.rpartition(")")[2].split()
-                seconds = sum(map(int, numbers[10:14])) / tick
-                yield _Process(int(place.name), int(numbers[0]), int(numbers[2]), state, seconds)
-
-
-class _Watch:
-    """Looks at a child and what runs below it."""
-
-    def __init__(self, child: int) -> None:
-        self.child, self.seconds, self.slept = child, 0.0, 0
-
-    def is_in_vain(self) -> bool:
-        """Looks again, and returns whether nothing comes any more: the child has ended, all of them have
-        slept at each of many looks, or they have used up their processor seconds.
-        """
-        family = self._list_family()
-        seconds = sum(process.seconds for process in family)
-        is_asleep = abs(seconds - self.seconds) < _ASLEEP and not any(each.is_ready for each in family)
-        self.slept = self.slept + 1 if is_asleep else 0
-        self.seconds = seconds
-        has_ended = any(each.number == self.child and each.state == "Z" for each in family)
-        return has_ended or self.slept >= _LOOKS or seconds > _SECONDS
-
-    def _list_family(self) -> list[_Process]:
-        """Lists the child, the processes of its session, and all that these have begun."""
-        processes = list(_read_stats(Path("/proc")))
-        found = {self.child} | {each.number for each in processes if each.session == self.child}
-        count = 0
-        while count != len(found):
-            count = len(found)
-            found |= {each.number for each in processes if each.parent in found}
-        return [each for each in processes if each.number in found]
 
 
 def _run_in_child(groups: Sequence[Mapping[str, float]], writing: int) -> int:
