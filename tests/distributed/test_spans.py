@@ -6,17 +6,19 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attnc.distributed.spans import BLOCK, function_of
 from attnc.expr.evaluate import Env, evaluate
-from attnc.expr.nodes import Expr, Index, walk
+from attnc.expr.nodes import Expr, Index, Search, walk
 from attnc.expr.simplify import nnf
 from attnc.expr.solve import solve
 from tests.distributed.calls import HEADS as CALL_HEADS
 from tests.distributed.calls import Call, calls, visibility
 from tests.expr.masks import floats, ints, masks, tensors
+from tests.expr.spell import spell
 
 BATCH, HEADS, M_, N_ = 3, 2, 7, 9
 POSITIONS = ("q_lo", "q_hi", "q_idx", "kv_lo", "kv_hi", "kv_idx")
@@ -33,7 +35,7 @@ def environments(draw: st.DrawFn) -> Env:
     def index(size: int) -> Any:
         return int(rng.integers(size)) if draw(st.booleans()) else rng.integers(0, size, count)
 
-    indices = {"b": index(BATCH), "h": index(HEADS), **{name: index(N_) for name in POSITIONS}}
+    indices = {"b": index(BATCH + 1), "h": index(HEADS + 1), **{name: index(N_) for name in POSITIONS}}
     drawn = tensors(rng, BATCH, HEADS, M_, N_ + draw(st.sampled_from((0, 0, 3))))
     dims: dict[str, Any] = {"B": BATCH, "H": HEADS, "M": M_, "N": N_}
     if draw(st.booleans()):
@@ -90,3 +92,18 @@ def test_tiles_see_what_their_rows_see_head_by_head(call: Call, size: int) -> No
         exists[call.of_head(call.mask, b, 0)[0]] = True
     for row, rows in zip(tiles.row, tiles.rows, strict=True):
         assert exists[row : row + rows].all()
+
+
+@pytest.mark.parametrize("b", [-1, 0, BATCH - 1, BATCH, np.arange(-1, BATCH + 1)], ids=str)
+def test_a_row_that_a_table_has_not_is_searched_as_one_of_zeros(b: Any) -> None:
+    rng = np.random.default_rng(4)
+    indices = {"b": b, "h": 1, **{name: int(rng.integers(N_)) for name in POSITIONS}}
+    env = Env(
+        indices=indices,
+        dims={"B": BATCH, "H": HEADS, "M": M_, "N": N_},
+        tensors=tensors(rng, BATCH, HEADS, M_, N_),
+    )
+    found = searches(spell("doc[b, kv_idx] == doc[b, q_idx] and kv_idx <= q_idx"))
+    assert any(isinstance(node, Search) for each in found for node in walk(each))
+    for each in found:
+        np.testing.assert_array_equal(function_of(each)(env), evaluate(each, env))

@@ -197,19 +197,25 @@ def test_a_process_verifies_its_rank(
     assert not found.verdicts[1][1].ok
 
 
+@pytest.mark.parametrize(
+    ("is_there", "count", "rank"), [(False, 2, 0), (True, 2, 1), (True, 1, 1), (True, 0, 1)]
+)
 def test_a_rank_has_a_gpu_of_its_own_or_none(
-    alone: Group, seen: list[tuple[Engine, RanksCase, str]], monkeypatch: pytest.MonkeyPatch
+    is_there: bool,
+    count: int,
+    rank: int,
+    alone: Group,
+    seen: list[tuple[Engine, RanksCase, str]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """On the CPU where there are fewer GPUs than ranks, or a driver that cannot be used."""
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda number: "a GPU")
-    for is_there, count, rank in ((False, 2, 0), (True, 2, 1), (True, 1, 1), (True, 0, 1)):
-        monkeypatch.setattr(torch.cuda, "is_available", lambda: is_there)  # noqa: B023  # called at once
-        monkeypatch.setattr(torch.cuda, "device_count", lambda: count)  # noqa: B023
-        seen.clear()
-        found = verify_here(rank, SPECS["causal"], "small", "triton", 1)
-        has_own = is_there and rank < count
-        assert [device for _, _, device in seen] == [f"cuda:{rank}" if has_own else "cpu"]
-        assert found.place == ("a GPU" if has_own else "Triton's interpreter, gloo")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: is_there)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+    found = verify_here(rank, SPECS["causal"], "small", "triton", 1)
+    has_own = is_there and rank < count
+    assert [device for _, _, device in seen] == [f"cuda:{rank}" if has_own else "cpu"]
+    assert found.place == ("a GPU" if has_own else "Triton's interpreter, gloo")
 
 
 def test_nothing_is_as_right_as_can_be() -> None:
