@@ -26,7 +26,9 @@ Where a formula leaves room, these are the decisions:
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -203,6 +205,35 @@ def rows(tensor: Tensor, arrays: Mapping[str, Array], b: int, stop: int | None =
     return np.expand_dims(present, tuple(axis for axis, role in enumerate(wanted) if role not in roles))[
         :stop
     ]
+
+
+@contextmanager
+def own_rows(
+    tensor: Tensor, arrays: Mapping[str, Array], b: int, stop: int, combine: np.ufunc = np.add
+) -> Iterator[Array]:
+    """Yields rows 0 .. stop - 1 of sequence b as `rows` has them, to be written to. Of pages these are zeros,
+    or NaN for `np.fmax`, and what becomes of them is combined with each page that the table names, once for
+    each time that it does.
+    """
+    if not isinstance(tensor.storage, Paged):
+        yield rows(tensor, arrays, b, stop)
+        return
+    page, array, roles = tensor.storage.page, arrays[tensor.name], tensor.roles
+    table = arrays[tensor.storage.block_table][b, : -(-stop // page)].astype(np.int64)
+    order = [roles.index(role) for role in (Role.BATCH, Role.KEY, Role.HEAD, Role.FEATURE)]
+    pages = array.transpose(order)
+    made = np.full((len(table), *pages.shape[1:]), 0.0 if combine is np.add else np.nan)
+    yield made.reshape(-1, *pages.shape[2:])[:stop]
+    combine.at(pages, table, made)
+
+
+def count_sharing(tensor: Tensor, arrays: Mapping[str, Array], keys: Mapping[int, int]) -> int:
+    """Returns how often a page is named at most; 1 where there are no pages. keys: of each sequence."""
+    if not isinstance(tensor.storage, Paged):
+        return 1
+    page, table = tensor.storage.page, arrays[tensor.storage.block_table]
+    named = [entry for b, count in keys.items() for entry in table[b, : -(-count // page)].tolist()]
+    return max(Counter(named).values(), default=1)
 
 
 # --- the reference ------------------------------------------------------------------------------------------

@@ -12,7 +12,8 @@ With an epilogue o = f(a, x), do above is that of the attention, do_id (d o_id /
 dx[at] = sum of do_id (d o_id / d x[at]) is added. Without a normalization P_ij is the score itself, and
 dS_ij = dP_ij.
 
-Where v is the first columns of k, those of dk have dv added to them.
+Where v is the first columns of k, those of dk have dv added to them. A page of k and v has the sum of the
+gradients of all keys that it holds, once for each sequence and place whose table names it.
 
 The derivatives of the score come from PyTorch's automatic differentiation of a float64 evaluation on the
 visible pairs alone, so that a masked key has no part in anything; they share nothing with `expr.derive`.
@@ -45,7 +46,7 @@ from attnc.expr.nodes import (
     Or,
 )
 from attnc.model.attention import EPSILON, Attention, Form
-from attnc.reference import Array, Floats, Head, Input, heads, rows, softmax, to_arrays, value_rows
+from attnc.reference import Array, Floats, Head, Input, heads, own_rows, rows, softmax, to_arrays
 
 Values = torch.Tensor
 
@@ -121,11 +122,15 @@ class _Pieces:
             p = s
         group, views = max(head.dims["H"] // max(head.dims["Hkv"], 1), 1), {**head.arrays, **found}
         dq = rows(attention.q, views, head.b)[head.first : head.first + head.shape[0], head.h]
-        dk = rows(attention.k, views, head.b)[:, head.h // group]
-        dv = value_rows(attention, views, head.b)[:, head.h // group]
         _add_rows(dq, i, ds * d_dot, j, head.k)
-        _add_rows(dk, j, ds * d_dot, i, head.q)
-        _add_rows(dv, j, factor * p, i, self.do)
+        columns, kv, n = head.v.shape[1], head.h // group, head.shape[1]
+        with own_rows(attention.k, views, head.b, n) as dk:
+            _add_rows(dk[:, kv], j, ds * d_dot, i, head.q)
+            if attention.v.storage.is_part:
+                _add_rows(dk[:, kv, :columns], j, factor * p, i, self.do)
+        if not attention.v.storage.is_part:
+            with own_rows(attention.v, views, head.b, n) as dv:
+                _add_rows(dv[:, kv], j, factor * p, i, self.do)
         for name, contribute in d_loads.items():
             found[name][...] += contribute(ds)
         if attention.softmax.sink is not None:

@@ -128,6 +128,46 @@ def test_values_that_are_columns_of_keys_add_their_gradient_to_that_of_the_keys(
     np.testing.assert_allclose(found["k"], dk.numpy(), atol=1e-12)
 
 
+@pytest.mark.parametrize("prefix", [False, True], ids=["own values", "columns of keys"])
+def test_a_page_gets_the_gradients_of_all_keys_that_it_holds(prefix: bool) -> None:
+    """Of sequences that share pages, also with themselves; by PyTorch, through the gathered rows."""
+    text = f"""attention a {{
+          input q: f32[B, M, Hkv * G, 6]
+          input k: f32[B, Hkv, N, 6] via paged(table, page = 3)
+          input v: f32[B, Hkv, N, 4] via {"prefix(k)" if prefix else "paged(table, page = 3)"}
+          input table: i32[B, P]
+          input lens: i32[B]
+          length N = lens[b]
+          score = dot(q, k) / 3
+          normalize = softmax
+          output o: f32[B, M, Hkv * G, 4]
+          grad q, k{"" if prefix else ", v"}
+        }}"""
+    program = resolve(parse(Source("a.attn", text)), prelude())
+    wanted = next(iter(variants(program, program.attention("a")))).attention
+    make = torch.Generator().manual_seed(0)
+    q, k, v, do = (
+        torch.randn(shape, generator=make, dtype=torch.float64, requires_grad=True)
+        for shape in ((3, 2, 4, 6), (6, 2, 3, 6), (6, 2, 3, 4), (3, 2, 4, 4))
+    )
+    table = torch.tensor([[4, 0, 2], [4, 4, -7], [1, 99, 99]], dtype=torch.int32)
+    lens, made = torch.tensor([8, 4, 0]), []
+    values = k[..., :4] if prefix else v
+    for b in range(2):
+        entries = table[b, : 3 - b].long()
+        rows = [x[entries].movedim(1, 2).flatten(0, 1)[: lens[b]] for x in (k, values)]
+        keys, own = (x.repeat_interleave(2, dim=1) for x in rows)
+        p = (torch.einsum("mhd,nhd->hmn", q[b], keys) / 3).softmax(-1)
+        made.append((torch.einsum("hmn,nhd->mhd", p, own) * do[b]).sum())
+    leaves = (q, k) if prefix else (q, k, v)
+    expected = torch.autograd.grad(torch.stack(made).sum(), leaves)
+    tensors = {"q": q, "k": k, "table": table, "lens": lens} | ({} if prefix else {"v": v})
+    found = gradients(wanted, {name: x.detach() for name, x in tensors.items()}, {"o": do.detach()})
+    for name, value in zip(wanted.grads, expected, strict=True):
+        np.testing.assert_allclose(found[name], value.numpy(), atol=1e-12)
+    assert not found["k"][[1, 3, 5]].any()
+
+
 def test_dropped_keys_get_no_gradient() -> None:
     p = Tensor(name="p", dtype=DType.F32, shape=())
     softmax = Softmax(dropout=Load("p", (), (), "float"), seed=Const(7))

@@ -26,6 +26,7 @@ from attnc.model.dtypes import DType
 from attnc.plan import ir
 from attnc.plan.device import Device
 from attnc.plan.ir.backward import BackwardKernel
+from attnc.plan.ir.module import KeyRows
 from attnc.plan.layout import Estimate, KernelName, fits
 from attnc.plan.picture import picture
 from attnc.plan.signature import feature
@@ -37,6 +38,7 @@ from attnc.tuned.choices import knobs_of_kernel
 class BackwardExplanation:
     """One kernel of a backward under its first config that fits the device, or its first. walks: how many
     walks over queries a multiprocessor has at least before several blocks share one; 0: none is shared.
+    key_rows: what is made of keys in pages before it, of the first kernel.
     """
 
     planned: BackwardKernel
@@ -46,6 +48,7 @@ class BackwardExplanation:
     device: Device
     roofline: Roofline
     usage: KernelUsage | None
+    key_rows: KeyRows | None = None
 
 
 def explain_backward(
@@ -54,7 +57,7 @@ def explain_backward(
     """Returns every backward kernel in the order of execution, the rooflines at M = N = `length`; usages:
     what the compiler says of each.
     """
-    found = []
+    found: list[BackwardExplanation] = []
     layout = None if module.backward is None else module.backward.layout
     for name, planned in module.backward_kernels.items():
         position = default_position(planned, device)
@@ -80,6 +83,7 @@ def explain_backward(
                     exponentials=count_exponentials(planned),
                 ),
                 usage=usages.get(name),
+                key_rows=None if found else module.key_rows,
             )
         )
     return tuple(found)
@@ -118,6 +122,7 @@ def _section(e: BackwardExplanation) -> Iterator[str]:
     knobs = ", ".join(f"{key} = {value}" for key, value in _knobs(e).items())
     yield f"backward kernel {e.planned.kind}, config {e.position} of {len(e.planned.configs)}: {knobs}"
     yield f"  {_grid(e)}"
+    yield from () if e.key_rows is None else _describe_key_rows(e.key_rows)
     if e.walks:
         fewer = f"  fewer than about {e.walks} for each multiprocessor"
         yield f"{fewer}: blocks share the queries of a kv tile, and their sums are added in order"
@@ -127,6 +132,17 @@ def _section(e: BackwardExplanation) -> Iterator[str]:
     yield from loop_lines(e.planned, *_tiles(e))
     for lines in (resource_lines(e.needs, e.device, e.usage), roofline_lines(e.roofline, e.device)):
         yield from (f"  {line}" for line in lines)
+
+
+def _describe_key_rows(rows: KeyRows) -> Iterator[str]:
+    tensors = [arg.tensor for arg in rows.rows]
+    names = " and ".join(tensor.name for tensor in tensors)
+    size = sum(feature(tensor) * DType(tensor.dtype).bytes for tensor in tensors)
+    yield f"  before it, pages of {names} are copied to rows: {size} B of memory for each key of a K/V head"
+    summed = [tensor for tensor in tensors if tensor.name in rows.variant.attention.grads]
+    if summed:
+        made, size = " and ".join(f"d{tensor.name}" for tensor in summed), sum(map(feature, summed)) * 4
+        yield f"  behind the last, {made} of rows, {size} B, are summed by page, in the order of the table"
 
 
 #: What each way to sum dq is, for a reader.

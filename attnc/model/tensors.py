@@ -80,14 +80,13 @@ class Kind:
 
     name: as messages call it; is_packed: the rows of all sequences follow each other, so that there is no
     batch axis; is_paged: they lie in pages; is_part: they are part of another tensor's and have no memory of
-    their own; has_gradients: gradients of them can be stored in the same way.
+    their own.
     """
 
     name: ClassVar[str]
     is_packed: ClassVar[bool] = False
     is_paged: ClassVar[bool] = False
     is_part: ClassVar[bool] = False
-    has_gradients: ClassVar[bool] = False
     span: Span | None = field(default=None, compare=False, repr=False)
 
     @property
@@ -122,7 +121,6 @@ class Dense(Kind):
     """An ordinary strided tensor."""
 
     name: ClassVar[str] = "dense"
-    has_gradients: ClassVar[bool] = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,7 +155,6 @@ class Ragged(Kind):
 
     name: ClassVar[str] = "ragged"
     is_packed: ClassVar[bool] = True
-    has_gradients: ClassVar[bool] = True
     cu_seqlens: str
 
     @property
@@ -173,7 +170,6 @@ class Prefix(Kind):
 
     name: ClassVar[str] = "prefix"
     is_part: ClassVar[bool] = True
-    has_gradients: ClassVar[bool] = True
     of: str
 
 

@@ -13,8 +13,9 @@ from attnc.model.schedule import PARTS, Schedule
 from attnc.model.tensors import Tensor
 from attnc.plan.fitting import unsupported
 from attnc.plan.gradients import wanted_loads
+from attnc.plan.key_rows import lay_in_rows
 from attnc.plan.lists import lists_blocks, selects_keys
-from attnc.plan.signature import has_rows, is_plain, normalise
+from attnc.plan.signature import is_plain, normalise
 from attnc.plan.target import Target
 from attnc.plan.targets import TARGETS, target_of
 from attnc.source import Span
@@ -22,16 +23,15 @@ from attnc.source import Span
 
 def has_backward(attention: Attention, schedule: Schedule) -> bool:
     """Returns whether the spec asks for gradients, and a backward can be generated: not for most kernels that
-    decode, nor for keys in pages, nor for targets that have none, or none where values are a prefix of the
-    keys.
+    decode, nor for targets that have none, or none where values are a prefix of the keys.
     """
+    is_read, attention = _reads_keys(attention, schedule), lay_in_rows(attention)
     target = target_of(schedule.target)
     is_forward = not schedule.is_decode or (attention.v.storage.is_part and target.decodes_prompts)
     is_forward = is_forward or not target.refuse_wide_gradients(normalise(attention))
     if schedule.is_decode and lists_blocks(attention):
         is_forward = differentiates_selection(attention, schedule)
-    is_forward &= _reads_keys(attention, schedule)
-    return bool(attention.grads) and is_forward and can_differentiate(attention, target)
+    return bool(attention.grads) and is_forward and is_read and can_differentiate(attention, target)
 
 
 #: What to write for gradients in place of a schedule that decodes.
@@ -52,13 +52,15 @@ def differentiates_selection(attention: Attention, schedule: Schedule) -> bool:
 def can_differentiate(attention: Attention, target: Target) -> bool:
     """Returns whether the target has kernels for gradients of tensors that are stored like these."""
     lacks = attention.v.storage.is_part and target.refuse_latent_gradients(normalise(attention))
-    return has_rows(attention) and target.has_backward and not lacks
+    return target.has_backward and not lacks
 
 
 def _reads_keys(attention: Attention, schedule: Schedule) -> bool:
     """Returns whether kernels of gradients take k and v as they are stored."""
     if _find_narrow(attention) is None:
         return True
+    if attention.k.storage.is_paged:
+        return False
     return not lists_blocks(attention) and target_of(schedule.target).differentiates_narrow(
         attention, schedule
     )
@@ -82,14 +84,8 @@ def check_differentiable(variant: Variant, schedule: Schedule) -> Iterator[Diagn
 
 
 def _without_backward(attention: Attention, schedule: Schedule) -> tuple[Span | None, str, str]:
-    for tensor in (attention.k, attention.v):
-        if not tensor.storage.has_gradients:
-            rows = "to train, store k and v as tensors of their own, or packed ('via ragged(...)')"
-            return (
-                tensor.storage.span,
-                "keys and values in pages: there are no gradients of such memory",
-                rows,
-            )
+    narrow, is_read = _find_narrow(attention), _reads_keys(attention, schedule)
+    is_paged, attention = attention.k.storage.is_paged, lay_in_rows(attention)
     target = target_of(schedule.target)
     if target.has_backward and attention.v.storage.is_part:
         lacks = target.refuse_latent_gradients(normalise(attention))
@@ -98,10 +94,9 @@ def _without_backward(attention: Attention, schedule: Schedule) -> tuple[Span | 
     if not target.has_backward:
         label = f"{schedule.target} has no backward kernels yet"
         return schedule.span or attention.span, label, _other_target(attention)
-    narrow = _find_narrow(attention)
-    if narrow is not None and not _reads_keys(attention, schedule):
+    if narrow is not None and not is_read:
         instead = "to train, write 'convert = before'"
-        if lists_blocks(attention) or (schedule.is_decode and attention.v.storage.is_part):
+        if is_paged or lists_blocks(attention) or (schedule.is_decode and attention.v.storage.is_part):
             instead = "to train, pass 16 bits"
         elif not target.reads_narrow(schedule):
             instead = _other_target(attention)

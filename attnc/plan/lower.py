@@ -18,7 +18,9 @@ from attnc.plan.decode import plan_decode
 from attnc.plan.differentiable import has_backward
 from attnc.plan.forward import plan_forward
 from attnc.plan.ir import Decode, Forward, Module
+from attnc.plan.ir.backward import Backward
 from attnc.plan.kept_blocks import add_list, plan_kept_blocks
+from attnc.plan.key_rows import plan_key_rows
 from attnc.plan.listed_rows import as_rows, lists_rows, name_sequences, plan_listed_rows, row_sizes
 from attnc.plan.lists import list_making, list_sizes, listing_of
 from attnc.plan.signature import arguments, capacity, kept_for_gradients, normalise, results
@@ -71,6 +73,8 @@ def _plan(declared: Variant, variant: Variant, schedule: Schedule) -> Module:
     else:
         kernel = plan_forward(variant, attention, schedule, listing)
     decay = decay_of(attention, "kv") if kernel.bound.left_out else None
+    has_pages = differentiable and attention.k.storage.is_paged
+    key_rows = plan_key_rows(variant) if has_pages else None
     module = Module(
         variant=declared,
         target=schedule.target,
@@ -82,7 +86,10 @@ def _plan(declared: Variant, variant: Variant, schedule: Schedule) -> Module:
         label=schedule.label,
         margin=None if decay is None else margin_of(decay),
         conversion=conversion,
-        backward=plan_backward(variant, attention, schedule, kernel, listing) if differentiable else None,
+        key_rows=key_rows,
+        backward=_plan_gradients(variant if key_rows is None else key_rows.variant, schedule, kernel)
+        if differentiable
+        else None,
         lists=None
         if made is None
         else list_making(
@@ -96,3 +103,11 @@ def _plan(declared: Variant, variant: Variant, schedule: Schedule) -> Module:
     )
     verify_module(module)
     return module
+
+
+def _plan_gradients(variant: Variant, schedule: Schedule, forward: Decode | Forward) -> Backward:
+    attention = normalise(variant.attention)
+    listing = listing_of(attention)
+    if listing is not None:
+        attention = replace(attention, mask=listing.rest)
+    return plan_backward(variant, attention, schedule, forward, listing)

@@ -328,13 +328,6 @@ def has_descriptors(attention: Attention) -> bool:
     return is_plain(attention) and has_v and not has_wide_values(attention)
 
 
-def has_rows(attention: Attention) -> bool:
-    """Returns whether q, k and v are ordinary or packed tensors, or columns of k, whose rows can have
-    gradients.
-    """
-    return all(t.storage.has_gradients for t in (attention.q, attention.k, attention.v))
-
-
 def capacity(attention: Attention) -> tuple[Let, ...]:
     """Returns sizes that the host computes from the others: N of paged keys."""
     match attention.k.storage:

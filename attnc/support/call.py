@@ -568,7 +568,7 @@ class Attention(ABC):
             names[name] = evaluate(text, names)
         lse = (*self.outputs, *self.kept)[self.needed[1]]
         declared = backward.declare(self.inputs, self.outputs[0], lse)
-        given = (backward.cotangent, *("dlse",)[: self.first_input - 1], *self.input_names, "o", "lse")
+        given = backward.name_given(self.input_names, has_dlse=self.first_input > 1)
         memories = {name: memory_of(x) for name, x in zip(given, tensors, strict=True) if x is not None}
         allocated = []
         for made in backward.made:
@@ -586,7 +586,8 @@ class Attention(ABC):
         made_now = plain(memories[name] for name in written)
         finish = backward.finish({name: i for i, name in enumerate(written)}, wanted, first.device, names)
         zeroed, copies = group_zeros(allocated, made_now), list_copies(allocated, given)
-        return prepared_of(self, made_now, zeroed, launches, finish, copies)
+        fill = None if backward.pages is None else backward.pages.fill(given, written, names)
+        return prepared_of(self, made_now, zeroed, launches, finish, copies, fill)
 
     # --- targets
 

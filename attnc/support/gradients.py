@@ -14,6 +14,7 @@ from torch.autograd import forward_ad
 from .arguments import DTYPES, Tensor, check_dense
 from .configs import KernelConfig, Measured
 from .memory import Key, Layout, Memory, contiguous, laid_like, layout, layouts_of_3, make_picker
+from .pages import PAGE_NUMBERS, Fill, Pages, lay_rows, sum_pages
 from .repeat import Again, Repeated, make_again
 from .sizes import Names, evaluate
 
@@ -22,7 +23,7 @@ from .sizes import Names, evaluate
 class Made:
     """A tensor that the backward allocates. like: the input or result whose shape it has; type: its own, or
     the element type where it is not that of `like`. zero: kernels add to it, or leave some of it alone;
-    copied: it is that input, of 8 bits, in the type.
+    copied: it is that input, of 8 bits, in the type; axes: of rows that lie in pages (`pages.Pages`).
     """
 
     name: str
@@ -30,6 +31,7 @@ class Made:
     type: str = ""
     zero: bool = False
     copied: bool = False
+    axes: str = ""
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,8 @@ class Part:
 @dataclass(frozen=True)
 class Gradient:
     """The gradient of an input: `d` and its name among what is made, times a scale; the sum of parts; or,
-    where only a condition reads the input, zeros. type: of its elements, where that is not the input's.
+    where only a condition reads the input, zeros. type: of its elements, where that is not the input's;
+    axes: of an input in pages, which get sums of what is made of rows.
     """
 
     name: str
@@ -96,10 +99,11 @@ class Gradient:
     parts: tuple[Part, ...] = ()
     scale: float | None = None
     zeros: bool = False
+    axes: str = ""
 
     @property
     def is_plain(self) -> bool:
-        return not self.parts and self.scale is None and not self.zeros
+        return not self.parts and self.scale is None and not self.zeros and not self.axes
 
     def dtype(self, like: torch.dtype) -> torch.dtype:
         return DTYPES[self.type] if self.type else like
@@ -123,6 +127,9 @@ class Gradient:
                 dtype
             )
         own = at[f"d{self.name}"]
+        if self.axes:
+            numbers = at[PAGE_NUMBERS]
+            return lambda made: sum_pages(made[own], made[numbers], like, self.axes, dtype)
         if scale is None:
             return lambda made: made[own]
         if scale == 1.0:
@@ -135,6 +142,7 @@ class Backward:
     """The backward of an attention: configs and measured choices by kernel, sizes besides those of the
     call, what is allocated, the launches in the order of execution, and the gradients. cotangent: what
     kernels call the gradient of o; where it is not "do", that is made, of the attention before an epilogue.
+    pages: where keys lie whose rows are made for the kernels.
     """
 
     configs: Mapping[str, Sequence[KernelConfig]]
@@ -144,17 +152,25 @@ class Backward:
     gradients: tuple[Gradient, ...]
     sizes: Mapping[str, str] = field(default_factory=dict)
     cotangent: str = "do"
+    pages: Pages | None = None
+
+    def name_given(self, inputs: Sequence[str], *, has_dlse: bool) -> tuple[str, ...]:
+        """Returns the names of what is given: an input in pages leaves its own to its rows."""
+        own = inputs if self.pages is None else map(self.pages.own, inputs)
+        return (self.cotangent, *("dlse",)[: int(has_dlse)], *own, "o", "lse")
 
     def allocates(self, made: Made, shape: Sequence[int]) -> bool:
         """Returns whether a call allocates what it would make of this shape: not a workspace without
         elements, which the kernels of other sizes take, unless a gradient is made of it.
         """
-        return bool(made.like) or self._is_part(made) or 0 not in shape
+        return bool(made.like) or self._is_part(made) or self._is_of_pages(made) or 0 not in shape
 
     def lay(self, made: Made, tensor: Tensor, memories: Mapping[str, Memory], names: Names) -> Memory:
         """Returns what a call would allocate: what is like an input lies as torch would have its gradient,
         but for packed rows.
         """
+        if made.axes:
+            return lay_rows([evaluate(text, names) for text in tensor.shape], made.axes, tensor.dtype)
         like = memories.get(made.like)
         if like is None:
             return contiguous(tuple(evaluate(text, names) for text in tensor.shape), tensor.dtype)
@@ -164,7 +180,7 @@ class Backward:
 
     def is_workspace(self, made: Made) -> bool:
         """Returns whether kernels alone write and read it."""
-        return not (made.like or made.zero or self._is_part(made))
+        return not (made.like or made.zero or self._is_part(made) or self._is_of_pages(made))
 
     def finish(
         self,
@@ -184,6 +200,10 @@ class Backward:
     def _is_part(self, made: Made) -> bool:
         return any(part.made == made.name for gradient in self.gradients for part in gradient.parts)
 
+    def _is_of_pages(self, made: Made) -> bool:
+        """Returns whether torch writes it, before all kernels."""
+        return self.pages is not None and (bool(made.axes) or made.name == PAGE_NUMBERS)
+
     def declare(self, inputs: Sequence[Tensor], o: Tensor, lse: Tensor) -> dict[str, Tensor]:
         known = {tensor.name: tensor for tensor in (*inputs, o, lse)}
         known |= {self.cotangent: o.rename(self.cotangent), "dlse": lse.rename("dlse")}
@@ -193,6 +213,10 @@ class Backward:
                 known[made.name] = like.rename(
                     made.name, f"{made.type}[{', '.join(like.shape)}]" if made.type else None
                 )
+            elif made.axes and self.pages is not None:
+                own = self.pages.own(made.name)
+                known[own] = known.pop(made.name).rename(own)
+                known[made.name] = Tensor(made.name, made.type, made.axes)
             else:
                 known[made.name] = Tensor(made.name, made.type)
         return known
@@ -203,7 +227,7 @@ class PreparedGradients(NamedTuple):
 
     made: layouts of what is allocated; zeroed: the positions of what starts from 0, those of a type together;
     finish: the gradients, from what is made once the kernels are done; returned: to autograd, from that;
-    copies: positions of what is copied there, and among the tensors.
+    copies: positions of what is copied there, and among the tensors; fill: writes rows of pages there.
     """
 
     made: tuple[Layout, ...]
@@ -212,6 +236,7 @@ class PreparedGradients(NamedTuple):
     finish: Callable[[Sequence[torch.Tensor]], tuple[torch.Tensor, ...]]
     returned: Callable[[Sequence[torch.Tensor]], tuple[torch.Tensor | None, ...]]
     copies: tuple[tuple[int, int], ...] = ()
+    fill: Fill | None = None
 
 
 def list_copies(made: Sequence[Made], given: Sequence[str]) -> tuple[tuple[int, int], ...]:
@@ -406,6 +431,8 @@ def _launch_prepared(
             torch._foreach_zero_([made[at] for at in places])
     for at, source in found.copies:
         made[at].copy_(tensors[source])
+    if found.fill is not None:
+        found.fill(made, tensors)
     given = [*tensors, *made, None]
     for launch in found.launches:
         launch.run(given)
@@ -422,7 +449,7 @@ def resume_gradients(
     if tensors[0].stride(-1) != 1 or any(x is not None and x.is_neg() for x in tensors):
         return None
     found = call.prepared_gradients.get(_key_of_gradients(call, tensors, None))
-    if found is None:
+    if found is None or found.fill is not None:
         return None
     layouts = tuple(map(look, found.made))
     return lambda tensors: found.finish(_launch_prepared(call, found, layouts, tensors))
@@ -476,6 +503,7 @@ def prepared_of(
     launches: tuple[Any, ...],
     finish: Callable[[Sequence[torch.Tensor]], tuple[torch.Tensor, ...]],
     copies: tuple[tuple[int, int], ...] = (),
+    fill: Fill | None = None,
 ) -> PreparedGradients:
     """Returns prepared gradients, and what autograd is given of them: each, or None, for each argument."""
     count, wanted = len(call.inputs), len(call.wanted)
@@ -489,7 +517,7 @@ def prepared_of(
 
     are_first = call.wanted == tuple(range(wanted))  # as they mostly are: no list then
     chosen = returned_first if are_first else returned
-    return PreparedGradients(made, zeroed, launches, finish, chosen, copies)
+    return PreparedGradients(made, zeroed, launches, finish, chosen, copies, fill)
 
 
 def by_input(call: DifferentiableCall, found: Sequence[torch.Tensor]) -> tuple[torch.Tensor | None, ...]:

@@ -131,6 +131,7 @@ class Signature:
         notes += storage_notes(self.module.variant.attention)
         notes += narrow_notes(self.module.variant.attention)
         notes += conversion_notes(self.module)
+        notes += key_rows_notes(self.module)
         if self.has_scalars:
             notes.append("Scalars may be Python numbers or 0-d tensors.")
         return notes
@@ -139,7 +140,8 @@ class Signature:
     def help(self) -> Iterator[str]:
         yield from (self.summary, "", f"Shapes and dtypes{self.variants}:")
         yield from (f"    {line}" for line in self.shapes)
-        yield "The last axis of q, k and v is contiguous; every other stride is free, and nothing is copied."
+        copied = "" if self.module.key_rows is not None else ", and nothing is copied"
+        yield f"The last axis of q, k and v is contiguous; every other stride is free{copied}."
         yield from (*self.notes, *self.option_help)
         yield from ("", f"Returns {self.returns}.", RAISES)
 
@@ -202,6 +204,20 @@ def conversion_notes(module: Module) -> list[str]:
     each = " each" if len(args) > len(sizes) else ""
     taken = f"{names} in {args[0].tensor.dtype}, {' and '.join(sizes)} elements{each}"
     return [f"Before they are multiplied, a call makes {taken}."]
+
+
+def key_rows_notes(module: Module) -> list[str]:
+    """Returns what gradients of keys in pages are, and what memory they take."""
+    rows = module.key_rows
+    if rows is None:
+        return []
+    names = " and ".join(arg.tensor.name for arg in rows.rows)
+    each = " each" if len(rows.rows) > 1 else ""
+    taken = " * ".join(map(_size, rows.rows[0].axes))
+    notes = [f"For gradients, a call copies the pages of {names} to rows of memory, {taken} elements{each}."]
+    if {arg.tensor.name for arg in rows.rows} & set(rows.variant.attention.grads):
+        notes.append("A page that several sequences name gets the sum of theirs, in the order of the table.")
+    return notes
 
 
 def _size(bind: Bind) -> str:

@@ -18,8 +18,10 @@ from attnc.plan.decode import MOST_SPLITS, decodes_packed_rows, has_fixed_splits
 from attnc.plan.ir import Arg, Bind, Decode, Forward, Kernel, Module, unified_of
 from attnc.plan.ir.backward import Adjoint, BackwardKernel, Gradient, GradientPart
 from attnc.plan.ir.kernel import IDLE_GAIN, PARTIAL_TRIPS, Split
+from attnc.plan.ir.module import KeyRows
 from attnc.plan.signature import feature, is_plain, key_bytes, longest
 from attnc.target.call_signature import axis_letters
+from attnc.target.lengths import show_length
 from attnc.target.quote import literal
 from attnc.tuned.choices import Buckets, Tuned
 
@@ -345,6 +347,7 @@ class BackwardDeclaration:
                 "tuned": "BACKWARD_TUNED",
                 **({"sizes": named} if sizes else {}),
                 **({"cotangent": quote_word("dresult")} if self._backward.epilogue else {}),
+                **({} if self.module.key_rows is None else {"pages": declare_pages(self.module.key_rows)}),
                 "made": Items(list(self.list_allocations())),
                 "launches": launches,
                 "gradients": Items([self._gradient(gradient) for gradient in self._backward.gradients]),
@@ -353,6 +356,8 @@ class BackwardDeclaration:
 
     def list_allocations(self) -> Iterator[CallText]:
         element = str(self.module.variant.attention.element)
+        rows = self.module.key_rows
+        yield from () if rows is None else declare_key_rows(rows)
         for name, copy in copies_of(self.module).items():
             yield declare_allocation(copy, element, like=name, copied=True)
         for name in dict.fromkeys(self._makes):
@@ -428,14 +433,46 @@ class BackwardDeclaration:
 
     def _gradient(self, gradient: Gradient) -> CallText:
         name = gradient.tensor.name
-        fields: dict[str, Value] = {"type": quote_word("f32")} if name in self._f32 else {}
-        if gradient.parts:
+        rows = self.module.key_rows
+        is_f32 = name in self._f32 and not (rows is not None and name in rows.rounded)
+        fields: dict[str, Value] = {"type": quote_word("f32")} if is_f32 else {}
+        if name in (paged := paged_inputs(self.module)):
+            fields["axes"] = quote_word(paged[name])
+        elif gradient.parts:
             fields["parts"] = Items([_part(part) for part in gradient.parts])
         elif name not in ("q", "k", "v"):  # what only a condition reads
             fields["zeros"] = "True"
         elif name == "q" and self._adds_dq and not self.rounds_dq:
             fields["scale"] = repr(self._backward.kernels[0].chain.scale)
         return CallText("Gradient", [quote_word(name)], fields)
+
+
+def paged_inputs(module: Module) -> dict[str, str]:
+    """Returns, by the name of an input in pages, the axes of the rows that kernels of gradients see."""
+    rows = () if module.key_rows is None else module.key_rows.rows
+    return {arg.tensor.name: axis_letters(arg) for arg in rows}
+
+
+def declare_pages(rows: KeyRows) -> CallText:
+    fields: dict[str, Value] = {
+        "table": quote_word(rows.table),
+        "page": str(rows.page),
+        "length": in_words(show_length(rows.length)),
+        "axes": Table({arg.tensor.name: quote_word(axis_letters(arg)) for arg in rows.rows}),
+    }
+    return CallText("Pages", fields=fields)
+
+
+def declare_key_rows(rows: KeyRows) -> Iterator[CallText]:
+    """Yields what torch writes before kernels: the page of each entry of the table, and rows."""
+    table = next(arg for arg in rows.args if arg.tensor.name == rows.table)
+    shape = ", ".join(map(show_size, table.axes))
+    yield declare_allocation("_pages", f"i64[{shape}]")
+    for arg in rows.rows:
+        shape = ", ".join(map(show_size, arg.axes))
+        fields: dict[str, Value] = {"type": quote_word(f"{arg.tensor.dtype}[{shape}]")}
+        fields["axes"] = quote_word(axis_letters(arg))
+        yield CallText("Made", [quote_word(arg.tensor.name)], fields)
 
 
 def copies_of(module: Module) -> dict[str, str]:

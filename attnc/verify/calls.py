@@ -205,9 +205,9 @@ class _Calls:
 
     @property
     def _copied(self) -> set[str]:
-        """Inputs of 8 bits that kernels of gradients have copies of."""
-        backward = self.call.backward
-        return set() if backward is None else {made.like for made in backward.made if made.copied}
+        """Inputs of 8 bits, and those in pages, that kernels of gradients have copies of."""
+        made = () if self.call.backward is None else self.call.backward.made
+        return {one.like for one in made if one.copied} | {one.name for one in made if one.axes}
 
     def _find_held(self) -> set[int]:
         held = (*self.memory.values(), *self.base.values())

@@ -33,11 +33,12 @@ from attnc.reference import (
     Floats,
     Head,
     Input,
+    count_sharing,
     heads,
+    own_rows,
     rows,
     softmax,
     to_arrays,
-    value_rows,
 )
 from attnc.reference_gradients import gradients
 from attnc.verify.epilogue_bound import EpilogueErrors
@@ -76,7 +77,15 @@ def expect_gradients(
     arrays = to_arrays(attention, tensors)
     given = {name: to_float64(value) for name, value in cotangents.items()}
     like = {name: arrays[name] for name in arrays.keys() & {"q", "k", "v", *attention.grads}}
-    sums = GradientErrors.zeros(bound, like, independent=not _repeats(given[attention.o.name]))
+    keys = (
+        {head.b: head.shape[1] for head in heads(attention, arrays)} if attention.k.storage.is_paged else {}
+    )
+    sums = GradientErrors.zeros(
+        bound,
+        like,
+        independent=not _repeats(given[attention.o.name]),
+        shared=count_sharing(attention.k, arrays, keys),
+    )
     with np.errstate(all="ignore"):
         for head in heads(attention, arrays):
             do = head.place(attention.o, given)
@@ -154,11 +163,12 @@ class GradientErrors:
 
     rest: of all but delta's error from o; size: of that, at most; variance: of that, which says something
     where do is independent numbers. terms: magnitudes of what is added up in dk and dv; cut_off: what tensor
-    cores lose of them (`tolerance.chain_error`).
+    cores lose of them (`tolerance.chain_error`). shared: how often a page is named, at most.
     """
 
     bound: GradientBound
     independent: bool
+    shared: int
     rest: Mapping[str, Floats]
     size: Mapping[str, Floats]
     variance: Mapping[str, Floats]
@@ -166,13 +176,16 @@ class GradientErrors:
     cut_off: Mapping[str, Floats]
 
     @staticmethod
-    def zeros(bound: GradientBound, like: Mapping[str, Array], *, independent: bool) -> GradientErrors:
+    def zeros(
+        bound: GradientBound, like: Mapping[str, Array], *, independent: bool, shared: int
+    ) -> GradientErrors:
         def empty() -> dict[str, Floats]:
             return {name: np.zeros(x.shape) for name, x in like.items()}
 
         return GradientErrors(
             bound=bound,
             independent=independent,
+            shared=shared,
             rest=empty(),
             size=empty(),
             variance=empty(),
@@ -381,7 +394,7 @@ class HeadErrors:
         # what is a key and a value gets two sums of each tile
         sums_of_tile = 2 if attention.v.storage.is_part else 1
         added = sums_of_tile * (bound.tile + -(-head.dims["M"] // bound.min_tile) * group)
-        over_rows = 2 * U * (added + 8)
+        over_rows = 2 * U * (added + sums.shared + 7)
         derivative = derive(attention.score)
         slope = self._analyse(derivative.dot)
         d_dot = self.ds * slope.value
@@ -404,31 +417,36 @@ class HeadErrors:
             rows(attention.q, of, head.b)[head.first : head.first + m, head.h]
             for of in (rest, size, variance)
         )
-        dk, dk_size, dk_variance, dk_terms, dk_cut_off = (
-            rows(attention.k, of, head.b)[:n, head.h // group]
-            for of in (rest, size, variance, terms, cut_off)
-        )
-        dv, dv_terms, dv_cut_off = (
-            value_rows(attention, of, head.b)[:n, head.h // group] for of in (rest, terms, cut_off)
-        )
         chained = beyond_a_tile(bound, chain_error(forward, head.visible))[:, None]
         dq += (error + (over_keys + chained) * np.abs(d_dot)) @ k_size
         dq_size += by_delta @ k_size
         dq_variance += ((weight @ k_size) * self.delta_spread[:, None]) ** 2
-        dk += (error + over_rows * np.abs(d_dot)).T @ q_size
-        dk_size += by_delta.T @ q_size
-        dk_terms += np.abs(d_dot).T @ q_size
-        dk_cut_off += chain_error(forward, head.visible.T)[:, None]
-        dk_variance += ((weight * self.delta_spread[:, None]) ** 2).T @ (q_size * q_size)
+        by_keys = chain_error(forward, head.visible.T)[:, None]
+        of_keys = (
+            (rest, (error + over_rows * np.abs(d_dot)).T @ q_size),
+            (size, by_delta.T @ q_size),
+            (terms, np.abs(d_dot).T @ q_size),
+            (cut_off, by_keys),
+            (variance, ((weight * self.delta_spread[:, None]) ** 2).T @ (q_size * q_size)),
+        )
+        for of, given in of_keys:
+            with own_rows(attention.k, of, head.b, n) as dk:
+                dk[:, head.h // group] += given
         p_dtype = DType(forward.p_dtype)
         relative = p_dtype.unit_roundoff + forward.product_error + 2 * U + over_rows
         if forward.o_dtype is not forward.p_dtype:
             relative += p_dtype.unit_roundoff
         p_error = self.p_error + (self.p + self.p_error) * relative
         p_error += np.where(head.visible, max(p_dtype.smallest_subnormal / 2, FLUSHED), 0.0)
-        dv += p_error.T @ np.abs(self.do) + (self.p + p_error).T @ self.do_error
-        dv_terms += self.p.T @ np.abs(self.do)
-        dv_cut_off += chain_error(forward, head.visible.T)[:, None]
+        of_values = (
+            (rest, p_error.T @ np.abs(self.do) + (self.p + p_error).T @ self.do_error),
+            (terms, self.p.T @ np.abs(self.do)),
+            (cut_off, by_keys),
+        )
+        stored = attention.k if attention.v.storage.is_part else attention.v
+        for of, given in of_values:
+            with own_rows(stored, of, head.b, n) as dv:
+                dv[:, head.h // group, : head.v.shape[1]] += given
         for load, value in derivative.loads:
             if load.tensor in attention.grads:
                 self._add_load(sums, load, value)

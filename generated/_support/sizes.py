@@ -2,7 +2,8 @@
 """Sizes as text: what a module declares of shapes, grids and numbers, evaluated for a call.
 
 `B`, `M * G`, `cdiv(M, BLOCK_M) * B * H`, `dq_config.BLOCK_M`: names, their fields, integers, + - * // %,
-== and >, which are 1 or 0, and some functions. Evaluated once for all calls alike, never in the quick path.
+comparisons, which are 1 or 0, and some functions. Evaluated once for all calls alike, never in the quick
+path. Of tensors (`pages.count_keys`) with / and with & and | of conditions, too.
 """
 
 import ast
@@ -21,6 +22,17 @@ _OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Mult: operator.mul,
     ast.FloorDiv: operator.floordiv,
     ast.Mod: operator.mod,
+    ast.Div: operator.truediv,
+    ast.BitAnd: operator.and_,
+    ast.BitOr: operator.or_,
+}
+_COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
 }
 
 
@@ -168,9 +180,9 @@ def _value(node: ast.expr, names: Names) -> Any:
             return getattr(names[name], field)
         case ast.BinOp(left=left, op=op, right=right):
             return _OPERATORS[type(op)](_value(left, names), _value(right, names))
-        case ast.Compare(left=left, ops=[ast.Eq() | ast.Gt() as op], comparators=[right]):
-            compare = operator.eq if isinstance(op, ast.Eq) else operator.gt
-            return int(compare(_value(left, names), _value(right, names)))
+        case ast.Compare(left=left, ops=[op], comparators=[right]) if type(op) in _COMPARISONS:
+            found = _COMPARISONS[type(op)](_value(left, names), _value(right, names))
+            return int(found) if isinstance(found, bool) else found
         case ast.UnaryOp(op=ast.USub(), operand=operand):
             return -_value(operand, names)
         case ast.Tuple(elts=parts):

@@ -249,3 +249,16 @@ def test_a_decode_kernel_is_explained_by_a_decode_step() -> None:
     compressed = as_dict(explained("mla_decode"))["roofline"]
     heads = 2048 // 576 * (16384 // 8192)
     assert compressed["bytes"] == 2 * heads * (8192 * 576 + 576 + 512)  # v is part of k
+
+
+def test_rows_of_pages_are_told_of_once() -> None:
+    """The memory that a key takes, before the first kernel of gradients."""
+    module = plans_of("paged_training").modules[0]
+    first, *others = backward_text(explain_backward(module, DEVICES["sm_90"], {})).split("\n\n")
+    assert (
+        "before it, pages of k and v are copied to rows: 512 B of memory for each key of a K/V head" in first
+    )
+    assert (
+        "behind the last, dk and dv of rows, 1024 B, are summed by page, in the order of the table" in first
+    )
+    assert not any("rows" in text and "pages" in text for text in others)

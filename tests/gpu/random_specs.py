@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 #: Specs that one seed draws. The first that Hypothesis draws is always the simplest, and is not counted.
 CHUNK = 24
-#: Of so many specs one may be of what has no gradients: decoding, and keys in pages.
+#: Of so many specs one may be of what has no gradients: decoding.
 _WITHOUT_GRADIENTS = 12
 #: Of so many specs one may have a case without rows, keys or sequences, which shows little.
 _EMPTY = 12

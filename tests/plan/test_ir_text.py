@@ -52,6 +52,7 @@ TOLD = (
     ("mla_training", "d576_dv512", "triton"),  # one gradient of keys and of values that are columns of them
     ("listed_blocks", "d128", "triton"),  # a walk over lists, and over inverted ones
     ("selected_training", "default", "triton"),  # queries with lists of their own, and the keys of one
+    ("paged_training", "d128", "triton"),  # rows of pages, for gradients
 )
 
 

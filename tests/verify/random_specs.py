@@ -82,9 +82,6 @@ class Storage:
     def plain(self) -> bool:
         return self == Storage()
 
-    def has_gradients(self, *, on_cuda: bool) -> bool:
-        return self.kv != "paged"
-
     def q_axes(self, heads: str) -> tuple[str, ...]:
         return ("B", "M", heads) if self.q == "dense" else ("T", heads)
 
@@ -147,8 +144,7 @@ def specs(
     hopper = HOPPER in targets and (everywhere or draw(st.integers(0, 4)) > 0)
     dtype = draw(st.sampled_from(("bf16", "f16") if hopper else ("bf16", "f16", "f32")))
     heads, kv_heads = draw(st.sampled_from(HEADS))
-    storages = [x for x in _STORAGES if x.has_gradients(on_cuda=on_cuda) or not with_gradients]
-    storage = draw(st.sampled_from(storages))
+    storage = draw(st.sampled_from(_STORAGES))
     never_decodes = with_gradients or storage.q != "dense"
     decodes = not never_decodes and draw(st.integers(0, 4)) == 0
     may_share = hopper and widest > 256 and not (storage.prefix or everywhere or wide)
@@ -210,10 +206,7 @@ def specs(
     if draw(st.booleans()) and form != "none":
         lines.append(f"output lse: f32[{_drawn(draw, storage.q_axes(heads))}]")
     lines.append(f"normalize = {softmax}")
-    may_grad = (
-        storage.has_gradients(on_cuda=on_cuda) and not decodes and (with_gradients or draw(st.booleans()))
-    )
-    may_grad = may_grad and not has_narrow
+    may_grad = not decodes and (with_gradients or draw(st.booleans())) and not has_narrow
     own = ("q", "k") if storage.prefix else ("q", "k", "v")
     grads = _grads(draw, words, score + weight + epilogue + softmax, own) if may_grad else []
     if grads:

@@ -95,6 +95,24 @@ class Conversion:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KeyRows:
+    """What kernels of gradients are given in the place of keys and values in pages. variant, args: as these
+    kernels see them, with k and v as ordinary tensors; rows: those of the args that pages become. table: the
+    input with the page of every `page` keys; length: keys of sequence b, of sizes and of inputs, where
+    they are fewer than rows. rounded: inputs whose gradients are f32 for rows, since pages get sums of
+    them, and of the input's type for pages.
+    """
+
+    variant: Variant
+    args: tuple[Arg, ...]
+    rows: tuple[Arg, ...]
+    table: str
+    page: int
+    length: Expr
+    rounded: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ListedRows:
     """Of each query the rows in memory of the keys that its list names, that its sequence has and that the
     rest of the mask keeps.
@@ -155,7 +173,7 @@ class Module:
     made of the lists of a mask before kernels walk over them; listed_rows: how, where these are lists of rows
     of memory; rows_of: the variant as a kernel sees it that takes all rows of a list, as it does `args`.
     margin: what is made of q and k, where kernels leave keys out by it. conversion: what of k and v is
-    converted before `kernel` runs.
+    converted before `kernel` runs. key_rows: what kernels of gradients have in the place of keys in pages.
     """
 
     variant: Variant
@@ -172,6 +190,7 @@ class Module:
     rows_of: Variant | None = None
     margin: Margin | None = None
     conversion: Conversion | None = None
+    key_rows: KeyRows | None = None
 
     @property
     def finds_blocks(self) -> bool:
@@ -181,6 +200,12 @@ class Module:
     def converted(self) -> Module:
         made = self.conversion
         return self if made is None else replace(self, variant=made.variant, args=made.args)
+
+    @property
+    def differentiated(self) -> Module:
+        """The module as its kernels of gradients see it."""
+        rows = self.key_rows
+        return self.converted if rows is None else replace(self, variant=rows.variant, args=rows.args)
 
     @property
     def seen(self) -> Module:

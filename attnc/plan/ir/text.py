@@ -92,6 +92,9 @@ def _module(module: Module) -> Iterator[str]:
     if (rows := module.listed_rows) is not None:
         yield from _block("rows of memory", _listed_rows(rows))
     yield from _kernel(module.kernel)
+    if (key_rows := module.key_rows) is not None:
+        yield from (f"row {_argument(arg)}" for arg in key_rows.rows)
+        yield f"{key_rows.table}, {key_rows.page}: {show(key_rows.length)}, rounded {key_rows.rounded}"
     if module.backward is not None:
         yield from _block("backward", _backward(module.backward))
 

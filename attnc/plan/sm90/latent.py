@@ -30,7 +30,7 @@ from attnc.model.schedule import Schedule, TileConfig
 from attnc.plan.device import DEVICES
 from attnc.plan.gradients import find_score_inputs, has_constant_slope
 from attnc.plan.layout import KernelName
-from attnc.plan.signature import feature, has_rows, kv_heads
+from attnc.plan.signature import feature, kv_heads
 from attnc.plan.sm80.backward import plan_cuda_backward
 from attnc.plan.sm80.layout import GRANULE, CudaBackwardLayout, CudaLayout, over_rows
 from attnc.plan.sm90.backward import Sm90Backward
@@ -184,7 +184,7 @@ def refuse_wide_gradients(attention: Attention) -> str:
         return "the decode kernel has no backward"
     if min(d, dv) <= PIECE or max(d, dv) > _WIDEST:
         return f"two warpgroups share {PIECE + GRANULE} to {_WIDEST} columns, not {d} and {dv}"
-    if not (has_rows(attention) and attention.q.dtype != DType.F32):
+    if attention.q.dtype == DType.F32:
         return "the decode kernel has no backward"
     if (widest := max(d, dv)) > _WIDEST_BESIDE_SUMS:
         if find_score_inputs(attention):

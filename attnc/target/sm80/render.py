@@ -57,7 +57,7 @@ def render_cuda(
         body=body,
     )
     source = tidy_cuda(source)
-    back, files = render_backward(module, page)
+    back, files = render_backward(module.differentiated, page)
     operator = operator_of(module, source, files)
     declaration = cuda_declaration(module, kernel, text, back, operator)
     host = render_host(module, fields(module), source, files, declaration, tuned, back)

@@ -51,7 +51,7 @@ def render_sm90(module: Module, *, path: str, sha256: str, tuned: Tuned = NOT_TU
     numbers, frame = tuple(forward_numbers(module)), environment.get_template(_FRAMES[text.body])
     source = frame.render(common, numbers=numbers, body=body)
     source = tidy_cuda(source)
-    back, files = _backward(module.converted, page)
+    back, files = _backward(module.differentiated, page)
     operator = operator_of(module, source, files)
     declaration = hopper_declaration(module, kernel, text, back, operator)
     constants = f"{'cuda' if kernel.structure == 'decode' else 'sm90'}/_host_constants.py.jinja"

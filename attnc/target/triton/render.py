@@ -101,9 +101,10 @@ def render_triton(
     )
     back = None
     if module.backward is not None:
-        texts = [text_of(module, planned) for planned in module.backward.kernels]
-        back = TritonBackward(module, texts, lists)
-        kernels = "\n\n".join((kernels, *_backward_kernels(module, back, texts, common)))
+        own = module.differentiated
+        texts = [text_of(own, planned) for planned in own.backward_kernels.values()]
+        back = TritonBackward(own, texts, lists)
+        kernels = "\n\n".join((kernels, *_backward_kernels(own, back, texts, {**common, "module": own})))
     code = without_comments(kernels, "#")
     declaration = triton_declaration(module, kernel, text, back, operator_name(module, code), lists)
     call = Signature(declared)

@@ -1,0 +1,73 @@
+"""Keys and values in pages, as kernels of gradients see them: as rows of ordinary tensors.
+
+A backward reads each key for every tile of queries, and tiles of keys own what they sum. So pages are copied
+to rows once, before its kernels, which are those of ordinary tensors with a `length N`, to the last letter;
+and what they make of rows is summed by page behind them. A page that several sequences share gets the sum of
+theirs, in the order of the table.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from attnc.effort import memo_by_object
+from attnc.expr.construct import ZERO, maximum, minimum
+from attnc.expr.nodes import Binary, Const, Dim, Expr, Index, Load
+from attnc.expr.simplify import substitute
+from attnc.model.attention import Attention, Variant
+from attnc.model.tensors import Dense, Ragged
+from attnc.plan.ir.module import KeyRows
+from attnc.plan.signature import arguments, normalise
+
+
+@memo_by_object
+def lay_in_rows(attention: Attention) -> Attention:
+    """Returns the attention with keys and values in pages as ordinary tensors; itself where none are."""
+    if not attention.k.storage.is_paged:
+        return attention
+    inputs = tuple(
+        replace(tensor, storage=Dense()) if tensor.storage.is_paged else tensor for tensor in attention.inputs
+    )
+    return replace(attention, inputs=inputs, f32_grads=(*attention.f32_grads, *_find_rounded(attention)))
+
+
+def _find_rounded(attention: Attention) -> tuple[str, ...]:
+    paged = {tensor.name for tensor in attention.inputs if tensor.storage.is_paged}
+    return tuple(name for name in attention.grads if name in paged and name not in attention.f32_grads)
+
+
+def plan_key_rows(variant: Variant) -> KeyRows:
+    """Returns what kernels of gradients are given in the place of keys in pages, and how many there are of
+    each sequence.
+    """
+    attention, made = normalise(variant.attention), lay_in_rows(variant.attention)
+    paged = [tensor.name for tensor in variant.attention.inputs if tensor.storage.is_paged]
+    args = arguments(made)
+    storage = attention.k.storage
+    return KeyRows(
+        variant=replace(variant, attention=made),
+        args=args,
+        rows=tuple(arg for arg in args if arg.tensor.name in paged),
+        table=storage.table,
+        page=storage.rows_of_page,
+        length=_count_keys(attention),
+        rounded=_find_rounded(attention),
+    )
+
+
+def _count_keys(attention: Attention) -> Expr:
+    """Returns N of sequence b, of sizes and loads alone: M is that of the sequence where it has its own."""
+    known: dict[Expr, Expr] = {}
+    match attention.q.storage:
+        case Ragged(cu_seqlens=ends):
+            size = attention.tensor(ends).shape
+            first, end = (
+                Load(ends, (place,), size, "int") for place in (Index("b"), Binary("+", Index("b"), Const(1)))
+            )
+            known[Dim("M")] = Binary("-", end, first)
+    for name, value in attention.lengths.items():
+        found = substitute(value, known)
+        if name == "N":
+            return found
+        known[Dim(name)] = maximum(minimum(found, Dim(name)), ZERO)
+    raise ValueError("keys in pages without a length")
