@@ -18,7 +18,7 @@ from attnc.model.targets import TARGETS, suggest_target
 if TYPE_CHECKING:
     from attnc.plan import ir
     from attnc.plan.projection import ProjectionModule
-    from attnc.verify.case import Case, Kept
+    from attnc.verify.case import Kept
     from attnc.verify.cover import Summary
     from attnc.verify.search import Report, Trial
     from attnc.verify.verdict import Verdict
@@ -195,18 +195,23 @@ class Judge:
             )
         return self._report_of(trial, report)
 
-    def verdict(self, case: Case, *, large: bool = False) -> Verdict:
-        """Runs one case, all rules included; large: as `verify_large` does. Raises Mistake for one that is
-        not of this module.
+    def verdict(self, kept: Kept, *, large: bool = False) -> Verdict:
+        """Runs one case, with all properties and the rule that it broke; large: as `verify_large` does.
+        Raises Mistake for one that is not of this module.
         """
         from attnc.verify.search import settle
 
-        trial = self._trial(large=large)
+        trial, case = self._trial(large=large, peers=self.peers), kept.case
+
+        def judge() -> Verdict:
+            found = trial.verdict(case)
+            return trial.replay(kept, ("nan",)) if found.ok and kept.rule else found
+
         if (misfit := trial.fit.misfit(case)) is not None:
             hint = "it may be of a spec that has changed since; --attention and --variant name a module"
             raise Mistake(f"not a case of {self.title}: {misfit}", hint)
         try:
-            return settle(trial, case, lambda: trial.verdict(case))
+            return settle(trial, case, judge)
         except (MemoryError, RuntimeError) as failure:
             from attnc.runtime.memory import describe_lack, ran_out_of_memory
 
@@ -230,24 +235,14 @@ class Judge:
         return Judged(judge=self, device=trial.device, place=trial.place, report=report)
 
 
-def parse_case(text: str) -> Case:
-    """Returns a case from the JSON of a failure. Raises Mistake for anything else."""
-    from attnc.verify.case import Case
-
-    try:
-        return Case.from_json(text)
-    except (ValueError, RecursionError) as failure:
-        raise Mistake(f"not a case: {failure}", "a failure prints the whole command") from None
-
-
-def parse_kept(text: str) -> Kept:
-    """Returns a failure from the JSON of its file. Raises Mistake for anything else."""
+def parse_kept(text: str, hint: str = "a failure prints the whole command") -> Kept:
+    """Returns a case, and what it broke, from the JSON of a failure. Raises Mistake for anything else."""
     from attnc.verify.case import Kept
 
     try:
         return Kept.from_json(text)
     except (ValueError, RecursionError) as failure:
-        raise Mistake(f"not a case: {failure}", f"files in {FAILURES.as_posix()}/ are") from None
+        raise Mistake(f"not a case: {failure}", hint) from None
 
 
 def conclude(results: Iterable[Judged], *, as_json: bool) -> None:

@@ -23,7 +23,6 @@ from attnc.cli.judge import (
     Judged,
     choose_judges,
     conclude,
-    parse_case,
     parse_kept,
 )
 
@@ -207,9 +206,9 @@ def _list_lapsed(judges: Sequence[Judge], *, is_sanitized: bool) -> tuple[Judge,
 
 
 def _run(judges: Iterable[Judge], text: str, *, large: bool) -> None:
-    case, failed = parse_case(text), False
+    kept, failed = parse_kept(text), False
     for judge in judges:
-        verdict = judge.verdict(case, large=large)
+        verdict = judge.verdict(kept, large=large)
         failed |= not verdict.ok
         share = f"{100 * verdict.worst:.0f} % of the bound at {verdict.where or '-'}"
         say(f"{verdict.message}; worst error {share}")
@@ -413,10 +412,11 @@ def fuzz(
 def _run_failed_case(path: Path, judges: Iterable[Judge]) -> None:
     if not path.is_file():
         raise Mistake(f"there is no file '{path}'", f"failures are kept in {FAILURES.as_posix()}/")
-    case = parse_kept(path.read_text(encoding="utf-8", errors="replace")).case
+    text = path.read_text(encoding="utf-8", errors="replace")
+    kept = parse_kept(text, f"files in {FAILURES.as_posix()}/ are")
     failed = False
     for judge in judges:
-        verdict = judge.verdict(case)
+        verdict = judge.verdict(kept)
         failed |= not verdict.ok
         say(f"{judge.variant}: {verdict.message}; {100 * verdict.worst:.0f} % of the bound")
     if failed:

@@ -100,11 +100,13 @@ class Case:
         _check_number("its 'seed'", made.get("seed", 0), 0, _SEEDS)
         return Case(**made, layouts={name: _layout(name, layout) for name, layout in layouts.items()})
 
-    def repro(self, variant: Variant, target: str = "triton") -> str:
+    def repro(self, variant: Variant, target: str = "triton", rule: str = "") -> str:
+        """Returns the command that runs it again. rule: what it is held to besides (`Kept`)."""
         spec = shlex.quote(variant.source.path)
+        text = Kept(case=self, rule=rule).to_json() if rule else self.to_json()
         return (
             f"attnc verify {spec} --attention {variant.attention.name} --variant {variant.name} "
-            f"--target {target} --case {shlex.quote(self.to_json())}"
+            f"--target {target} --case {shlex.quote(text)}"
         )
 
 

@@ -194,7 +194,7 @@ class ProjectionTrial(Trial):
     def check(self, case: Case, fills: Iterable[str]) -> Verdict:
         return check_projection(self.subject, case, fills=fills)
 
-    def repro(self, case: Case) -> str:
+    def repro(self, case: Case, rule: str = "") -> str:
         return repro(self._variant, case)
 
     def note(self, case: Case) -> None:

@@ -21,6 +21,7 @@ from hypothesis import seed as seeded
 from hypothesis.strategies import SearchStrategy
 
 from attnc.files import write_text
+from attnc.plan.targets import TARGETS
 from attnc.runtime.last_words import noting
 from attnc.runtime.memory import GpuLost, describe_loss, is_lost
 from attnc.verify.case import Case, Fit, Kept
@@ -103,8 +104,8 @@ class Trial(ABC):
         """Runs one, with each of the fills around its tensors."""
 
     @abstractmethod
-    def repro(self, case: Case) -> str:
-        """Returns the command that runs it again."""
+    def repro(self, case: Case, rule: str = "") -> str:
+        """Returns the command that runs it again. rule: what it broke, of which the command has to know."""
 
     @abstractmethod
     def note(self, case: Case) -> None:
@@ -197,8 +198,8 @@ class AttentionTrial(Trial):
         rules = self.rule_of(kept.rule) if kept.rule and self.rule_of is not None else None
         return keeps(self.subject, kept.case, rules, verdict) if verdict.ok and rules is not None else verdict
 
-    def repro(self, case: Case) -> str:
-        return case.repro(self.subject.variant, self.subject.target)
+    def repro(self, case: Case, rule: str = "") -> str:
+        return case.repro(self.subject.variant, self.subject.target, rule)
 
     def note(self, case: Case) -> None:
         self._coverage.note(case)
@@ -294,7 +295,8 @@ class _Tally:
         return verdict
 
     def fail(self, case: Case, verdict: Verdict) -> None:
-        self.failures.append(Failure(case=case, verdict=verdict, repro=self.trial.repro(case)))
+        rule = verdict.rule if verdict.rule in TARGETS else ""  # others are asked of every case again
+        self.failures.append(Failure(case=case, verdict=verdict, repro=self.trial.repro(case, rule)))
 
     def report(self) -> Report:
         worst, where = self.worst

@@ -56,8 +56,8 @@ class SimulatedTrial(AttentionTrial):
             verdict = keeps(self.subject, case, _count_fallbacks, verdict)
         return verdict if verdict.ok else replace(verdict, message=f"simulated: {verdict.message}")
 
-    def repro(self, case: Case) -> str:
-        return f"CUDA_VISIBLE_DEVICES= {super().repro(case)}"
+    def repro(self, case: Case, rule: str = "") -> str:
+        return f"CUDA_VISIBLE_DEVICES= {super().repro(case, rule)}"
 
 
 def _count_fallbacks(subject: Subject, case: Case) -> Iterator[str]:

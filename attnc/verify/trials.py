@@ -288,8 +288,8 @@ class LargeTrial(AttentionTrial):
     def verdict(self, case: Case) -> Verdict:
         return check_large(self.subject, case)
 
-    def repro(self, case: Case) -> str:
-        return f"{super().repro(case)} --large"
+    def repro(self, case: Case, rule: str = "") -> str:
+        return f"{super().repro(case, rule)} --large"
 
 
 # --- one run, for `attnc demo` ------------------------------------------------------------------------------

@@ -15,6 +15,8 @@ import pytest
 from attnc.cli import verify as command
 from attnc.cli.judge import Judge, Judged
 from attnc.runtime.nvrtc import nvrtc_version
+from attnc.verify import trials
+from attnc.verify.case import Case, Kept
 from attnc.verify.record import Record, Records, Supported, dump, hash_of, read, support_hash
 from attnc.verify.search import Report
 from attnc.verify.simt import available
@@ -178,6 +180,20 @@ def test_a_case_that_is_none(run: Run) -> None:
         done = run("verify", *VARIANT, "--case", text)
         assert done.code == 2, text
         assert "not a case" in done.err
+
+
+def test_a_case_is_held_to_the_rule_that_it_broke(
+    run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That another target disagrees, for one, which the case alone does not show."""
+    kept = Kept(case=Case(dims={"B": 1, "H": 1, "M": 3, "N": 4}), rule="cuda.sm_80")
+    monkeypatch.setattr(trials, "violations", lambda subject, case: ())
+    monkeypatch.setattr(trials, "rule_of", lambda peers, name: lambda subject, case: [f"{name}: differs"])
+    (folder / "kept.json").write_text(kept.to_json())
+    for given in (("verify", "--case", kept.to_json()), ("fuzz", "--repro", "kept.json")):
+        done = run(given[0], "specs/tiny.attn", *VARIANT, *given[1:])
+        assert (done.code, "cuda.sm_80: differs" in done.out) == (1, True), done.err
+    assert run("verify", "specs/tiny.attn", *VARIANT, "--case", kept.case.to_json()).code == 0
 
 
 def test_a_case_of_another_module(run: Run) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import shlex
 from dataclasses import replace
 
 import pytest
 
-from attnc.verify.case import Case, Fit, TensorLayout
+from attnc.verify.case import Case, Fit, Kept, TensorLayout
+from tests.plans import plans_of
 
 CASE = Case(
     dims={"B": 1, "M": 3}, seed=7, layouts={"q": TensorLayout(order=(1, 0, 2), gaps=(0, 8, 0), expanded=(1,))}
@@ -25,6 +27,13 @@ FIT = Fit(
 def test_what_is_printed_is_read_back() -> None:
     assert Case.from_json(CASE.to_json()) == CASE
     assert FIT.misfit(CASE) is None
+
+
+def test_the_command_that_runs_it_again_has_the_rule_that_it_broke() -> None:
+    variant = plans_of("full").modules[0].variant
+    for rule in ("", "cuda.sm_80"):
+        text = shlex.split(CASE.repro(variant, rule=rule))[-1]
+        assert Kept.from_json(text) == Kept(case=CASE, rule=rule)
 
 
 @pytest.mark.parametrize(

@@ -96,3 +96,19 @@ def test_the_command_says_what_to_do(
 def test_a_cpu_is_never_lost() -> None:
     assert not is_lost("cpu")
     assert describe_loss("an error.\nmore") == "an error"
+
+
+@pytest.mark.parametrize(("rule", "named"), [("cuda.sm_80", "cuda.sm_80"), ("keys permute", "")])
+def test_a_command_names_the_target_that_disagreed(rule: str, named: str) -> None:
+    """Properties are asked of every case that is run again, and other targets are not."""
+
+    class Repeated(search.AttentionTrial):
+        def __init__(self) -> None:
+            pass
+
+        def repro(self, case: Case, rule: str = "") -> str:
+            return rule
+
+    tally = search._Tally(Repeated(), None)
+    tally.fail(Case(dims={}), Verdict(ok=False, message="", rule=rule))
+    assert tally.failures[0].repro == named
