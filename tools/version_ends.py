@@ -4,7 +4,8 @@
     python tools/version_ends.py --end old   # one of them
 
 Each end is an environment of its own below .venv-ends/, kept between runs. The old end has the lowest version
-of each range, the new end the newest that the index offers within it.
+of each range, the new end the newest that the index offers within it. CuPy compiles a kernel for each CUDA
+target at both ends, which takes no GPU.
 """
 
 from __future__ import annotations
@@ -19,8 +20,27 @@ import venv
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-#: The packages whose range is tested; CuPy is only installed where there is a GPU to load it.
+#: The packages whose range is tested.
 TESTED = ("torch", "triton", "cupy-cuda13x")
+#: What generated modules use of CuPy: NVRTC compiles a kernel of each target; other functions are there.
+_COMPILED_BY_CUPY = """
+from attnc.runtime.nvrtc import nvrtc_version
+
+nvrtc_version()  # loads NVRTC, which CuPy then finds: PyTorch for CUDA does so too
+
+import cupy
+from cupy.cuda import driver, runtime
+from generated.causal_gqa.cuda_sm_80 import bf16_d64 as sm_80
+from generated.causal_gqa.cuda_sm_90a import bf16_d64 as sm_90a
+
+for arch, module in (("sm_80", sm_80), ("sm_90a", sm_90a)):
+    program = module.CALL.program
+    (name, *_) = program.kernels
+    image = program.compile(name, program.options(module.CONFIGS[0], True, arch))
+    print(f"CuPy {cupy.__version__}: {name} for {arch} has {len(image)} bytes")
+for owner, names in ((driver, "ctxGetCurrent launchKernel"), (runtime, "setDevice"), (cupy, "RawModule")):
+    assert all(callable(getattr(owner, name)) for name in names.split()), owner
+"""
 _REQUIREMENT = re.compile(r"(?P<name>[\w-]+)>=(?P<lowest>[\d.]+)(?P<rest>[^;]*)")
 
 
@@ -38,30 +58,31 @@ def find_ranges(pyproject: str) -> dict[str, tuple[str, str]]:
     return {name: found[name] for name in TESTED}
 
 
-def requirements_of(end: str, ranges: dict[str, tuple[str, str]], has_gpu: bool) -> list[str]:
+def requirements_of(end: str, ranges: dict[str, tuple[str, str]]) -> list[str]:
     """Returns what pip installs for an end, "old" or "new"."""
-    names = [name for name in ranges if has_gpu or not name.startswith("cupy")]
     if end == "old":
-        return [f"{name}=={ranges[name][0]}" for name in names]
-    return [f"{name}{ranges[name][1]}" for name in names]
+        return [f"{name}=={lowest}" for name, (lowest, _) in ranges.items()]
+    return [f"{name}{allowed}" for name, (_, allowed) in ranges.items()]
 
 
-def run_quick_tests(end: str) -> int:
-    """Makes the environment of an end and runs the quick tests in it; returns the exit status."""
+def passes_end(end: str) -> bool:
+    """Makes the environment of an end; returns whether the quick tests pass in it, and CuPy compiles."""
     folder = ROOT / ".venv-ends" / end
     if not (folder / "bin" / "python").exists():
         venv.create(folder, with_pip=True)
     python = str(folder / "bin" / "python")
     ranges = find_ranges((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    wanted = requirements_of(end, ranges, has_gpu=Path("/dev/nvidiactl").exists())
+    wanted = requirements_of(end, ranges)
     print(f"{end}: {', '.join(wanted)}", flush=True)
     install = [python, "-m", "pip", "install", "-q", "--upgrade"]
     subprocess.run([*install, "setuptools", "wheel", *wanted], check=True)
     subprocess.run([*install, "--no-build-isolation", "-e", f"{ROOT}[test]", *wanted], check=True)
     environment = {**os.environ, "PYTHONWARNINGS": "default"}
     # tools need parsers that attnc does not
-    command = [python, "-m", "pytest", "-q", "-n", "2", "-m", "quick", "tests", "--ignore=tests/tools"]
-    return subprocess.run(command, cwd=ROOT, env=environment).returncode
+    tests = [python, "-m", "pytest", "-q", "-n", "2", "-m", "quick", "tests", "--ignore=tests/tools"]
+    compiled = [python, "-c", _COMPILED_BY_CUPY]
+    statuses = [subprocess.run(run, cwd=ROOT, env=environment).returncode for run in (compiled, tests)]
+    return not any(statuses)
 
 
 def main() -> None:
@@ -71,7 +92,7 @@ def main() -> None:
     parser.add_argument("--end", choices=("old", "new"))
     given = parser.parse_args()
     ends = (given.end,) if given.end else ("old", "new")
-    failed = [end for end in ends if run_quick_tests(end)]
+    failed = [end for end in ends if not passes_end(end)]
     if failed:
         sys.exit(f"failed with the versions at the end: {', '.join(failed)}")
 

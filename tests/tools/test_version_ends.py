@@ -14,5 +14,5 @@ def test_every_tested_package_has_a_range_in_pyproject() -> None:
 
 def test_ends_are_the_lowest_version_and_the_newest_allowed() -> None:
     ranges = {"torch": ("2.6", ">=2.6"), "triton": ("3.6", ">=3.6,<3.10"), "cupy-cuda13x": ("13.6", ">=13.6")}
-    assert requirements_of("old", ranges, has_gpu=True) == ["torch==2.6", "triton==3.6", "cupy-cuda13x==13.6"]
-    assert requirements_of("new", ranges, has_gpu=False) == ["torch>=2.6", "triton>=3.6,<3.10"]
+    assert requirements_of("old", ranges) == ["torch==2.6", "triton==3.6", "cupy-cuda13x==13.6"]
+    assert requirements_of("new", ranges) == ["torch>=2.6", "triton>=3.6,<3.10", "cupy-cuda13x>=13.6"]
