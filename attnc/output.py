@@ -289,8 +289,8 @@ def _diff(found: bytes, right: bytes, path: str) -> str:
 
 
 def _others(wanted: _Wanted, out: Path) -> tuple[str, ...]:
-    """Returns what is in a folder to which attnc has never written, as far as one can see: it has neither a
-    manifest nor one of the files that are wanted.
+    """Returns the files of a folder to which attnc seems never to have written: it has neither a manifest nor
+    one of the wanted files.
     """
     if not out.is_dir() or _look(out, MANIFEST).state:
         return ()

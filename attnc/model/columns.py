@@ -39,7 +39,7 @@ def reads_columns(scale: Expr | None) -> bool:
 
 
 def find_column_mistake(scale: Expr, of: str) -> str:
-    """Returns what is wrong with a scale of columns of k or v; "" if nothing is."""
+    """Returns the mistake in a scale of columns of k or v; "" if there is none."""
     if uses(scale) & {"q_idx", "q_pos"}:
         return f"the scale of columns of {of} differs from query to query"
     match scale:
@@ -52,7 +52,7 @@ def find_column_mistake(scale: Expr, of: str) -> str:
 
 
 def find_rest_mistake(rest: Expr) -> str:
-    """Returns what is wrong with the columns behind those of k; "" if nothing is."""
+    """Returns the mistake in the columns behind those of k; "" if there is none."""
     match rest:
         case Load(type="float", indices=(*others, Index(name=name))) if name == COLUMN:
             read = {used for index in others for used in uses(index)}

@@ -121,8 +121,8 @@ def refuse_combine_keys(schedule: Schedule) -> Iterator[Diagnostic]:
 def refuse_decoding(
     variant: Variant, schedule: Schedule, target: Target, *, by_rows: bool
 ) -> Iterator[Diagnostic]:
-    """Yields what the decode kernel cannot do: it has one loop over the keys, and rows from one sequence.
-    by_rows: packed sequences are one, since each query has a list of rows.
+    """Yields refusals of schedules that the decode kernel cannot do: it has one loop over the keys, and rows
+    of one sequence. by_rows: packed sequences count as one, since each query has a list of rows.
     """
     attention, knobs = variant.attention, schedule.forward
     for key in ("loops", "persistent", "order"):
@@ -154,7 +154,7 @@ def refuse_decoding(
 
 
 def _refuse_packed_rows(attention: Attention, knobs: Mapping[str, Knob]) -> Iterator[Diagnostic]:
-    """Yields what a kernel cannot do whose tiles have the query heads of one packed query each."""
+    """Yields refusals of kernels whose tiles hold the query heads of one packed query."""
     span, pack, split = attention.q.storage.span, knobs.get("pack"), knobs.get("split.kv")
     if pack is None or "gqa" not in pack.choices:
         message = "a kernel for decoding packed queries has the heads of one query in a tile"

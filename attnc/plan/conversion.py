@@ -33,8 +33,8 @@ FEWEST_COLUMNS_COUNTED = 64
 
 
 def list_convertible(attention: Attention) -> list[Tensor]:
-    """Lists what of k and v has another type than q, or scales of its columns; of those in pages both, which
-    lie alike. Values that are columns of the keys are converted with these.
+    """Lists k and v if their type is not that of q, or if their columns have scales; both if they are in
+    pages, where they lie alike. Values that are columns of the keys are converted with the keys.
     """
     stored = [tensor for tensor in (attention.k, attention.v) if not tensor.storage.is_part]
     scales = attention.column_scales
@@ -68,7 +68,7 @@ def convert_variant(variant: Variant) -> Variant:
 
 
 def plan_conversion(variant: Variant) -> Conversion:
-    """Returns what becomes of k and v of a variant before its kernel runs."""
+    """Returns the conversion of k and v of a variant before its kernel runs."""
     made = convert_variant(variant)
     stored, seen = ({arg.tensor.name: arg for arg in arguments(x.attention)} for x in (variant, made))
     attention = normalise(variant.attention)

@@ -194,7 +194,7 @@ class TileShape:
 
 
 def shape_of(attention: Attention) -> TileShape:
-    """Returns what the choice depends on, of an attention of a spec."""
+    """Returns the facts on which the choice depends, of an attention of a spec."""
     sizes = [tensor.shape[-1] for tensor in (attention.q, attention.v)]
     widths = [int(size.value) for size in sizes if isinstance(size, Const)]
     return TileShape(

@@ -155,7 +155,7 @@ def _condition(attention: Attention, rows: int, keys: int) -> InList:
 
 
 def plan_kept_blocks(attention: Attention, listing: Listing) -> KeptBlocks | None:
-    """Returns what a kernel finds out that makes lists of a mask; None where the caller has made them.
+    """Returns the plan of the kernel that makes lists from a mask; None if the caller has made them.
     attention: normalised, with its list.
     """
     if listing.condition.tensor != KEPT_BLOCKS:

@@ -120,7 +120,7 @@ _WIDEST, _TILE_KEYS = 128, (32, 48)
 def _refuse_warpgroups(
     variant: Variant, listing: Listing, schedule: Schedule, target: Target
 ) -> Iterator[Diagnostic]:
-    """Yields what kernels cannot do whose tiles are of whole warpgroups, and walk over bits."""
+    """Yields refusals of kernels whose tiles are those of whole warpgroups, and which walk over bits."""
     span, instead = listing.condition.span, "write a schedule for the target 'triton'"
     if variant.attention.grads:
         yield from _refuse_gradients(variant, listing, schedule, target)
@@ -198,8 +198,8 @@ def _refuse_gradients(
 def _refuse_tokens(
     variant: Variant, listing: Listing, schedule: Schedule, *, by_rows: bool
 ) -> Iterator[Diagnostic]:
-    """Yields what kernels cannot do that take the keys of a list for all that there are. by_rows: those of
-    lists of rows.
+    """Yields refusals of kernels for which the keys of a list are all keys. by_rows: the kernels of lists of
+    rows.
     """
     attention, span = variant.attention, listing.condition.span
     instead = "write a schedule for the target 'triton'"
@@ -223,8 +223,8 @@ def _refuse_tokens(
 
 
 def _find_misplaced(attention: Attention, listing: Listing) -> tuple[str, str, Span | None] | None:
-    """Returns what reads something that kernels do not know that take all rows of a list: a message, a label
-    and the place; None where nothing does.
+    """Returns the first part of an attention that kernels of whole lists cannot read: a message, a label and
+    the place; None if there is none.
     """
     if differing := [expr for expr in _read_by_lists(listing) if _differs_by_head(expr, attention)]:
         what = "lists, or masks beside them, that differ between query heads are not lowered"
@@ -271,8 +271,8 @@ def _refuse_decoding(
 
 
 def _refuse_atomic_sums(attention: Attention, schedule: Schedule) -> Iterator[Diagnostic]:
-    """Yields what a schedule with atomic sums of selected keys cannot ask for: one kernel makes all
-    gradients.
+    """Yields refusals of keys that a schedule with atomic sums of selected keys cannot have, since one kernel
+    makes all gradients.
     """
     if not (adds_as_it_comes(attention, schedule) and schedule.is_decode):
         return

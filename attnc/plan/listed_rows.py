@@ -164,7 +164,7 @@ def row_sizes(attention: Attention) -> tuple[Let, ...]:
 
 
 def plan_listed_rows(variant: Variant, schedule: Schedule) -> ListedRows:
-    """Returns what the kernel finds out that makes lists of rows."""
+    """Returns the plan of the kernel that makes lists of rows."""
     queries = queries_together(variant.attention) if unites_lists(schedule) else 1
     return _RowsPlanner(normalise(name_sequences(variant.attention)), queries).make()
 
@@ -264,8 +264,8 @@ class _RowsPlanner:
         read: Iterable[Expr],
         lines: Iterable[Expr],
     ) -> tuple[tuple[Statement, ...], tuple[str, ...]]:
-        """Returns what of a program is needed, and sizes that are read. of_each: loads of each key; read:
-        what is read besides.
+        """Returns the statements of a program that are needed, and the sizes that they read. of_each: loads
+        of each key; read: other names that are read.
         """
         read = (*read, *fetch_expressions(of_each))
         wanted = {node.name for expr in read for node in walk(expr) if isinstance(node, Ref | Dim | Index)}

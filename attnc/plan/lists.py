@@ -95,8 +95,8 @@ class Listing:
 
 
 def listing_of(attention: Attention) -> Listing | None:
-    """Returns what the mask lists, beside the rest of it; None where it lists nothing, or not so that a
-    walk could follow (`refuse_lists`).
+    """Returns the list of the mask, apart from the rest of the mask; None if the mask has no list, or has one
+    that no walk could follow (`refuse_lists`).
     """
     if not _lists(attention.mask):
         return None
@@ -312,8 +312,8 @@ def is_inside(index: Expr, size: Expr) -> bool:
 def list_making(
     listing: Listing, *, is_distinct: bool, by_entry: bool, kept: KeptBlocks | None
 ) -> ListMaking:
-    """Returns what is made of the lists before kernels walk over them. is_distinct: no list names a block
-    twice; by_entry: lists stay lists; kept: what they are found of, where no caller passes them.
+    """Returns the work on lists before kernels walk over them. is_distinct: no list names a block twice;
+    by_entry: lists stay lists; kept: the mask that lists are made from, if no caller passes them.
     """
     condition = listing.condition
     return ListMaking(

@@ -191,7 +191,7 @@ def _contradicts(mask: Expr) -> bool:
 
 
 def sums_of(condition: Expr) -> Iterator[Affine]:
-    """Yields what is at least 0 where a comparison of integers holds."""
+    """Yields sums that are at least 0 where a comparison of integers holds."""
     match condition:
         case Compare(op=op, left=left, right=right) if left.type == right.type == "int":
             difference = affine(left) - affine(right)
@@ -214,7 +214,7 @@ def _is_negative(total: Affine) -> bool:
 
 
 def mask_notes(variant: Variant) -> Iterator[Diagnostic]:
-    """Yields what is worth knowing of a mask that is right."""
+    """Yields the warnings and notes about a mask that has no mistake."""
     span = variant.attention.mask.span
     if span is not None and _hides_early_rows(solve(variant.attention.mask, var="kv_idx")):
         yield _early_rows(span)

@@ -107,8 +107,8 @@ class Ordered:
 
 
 def promise_of(module: Module) -> tuple[str, ...]:
-    """Returns what modules of a file have in common that promise each other the same bits, whatever their
-    storage, schedules and heads: the target, the mathematics, types and columns; () for no promise.
+    """Returns the facts that two modules of a file must have in common to promise each other the same bits:
+    the target, the mathematics, types and columns, but not storage, schedules and heads; () for no promise.
     """
     attention = module.variant.attention
     if attention.segment is None:
@@ -145,7 +145,7 @@ def check_orders(ordered: Iterable[Ordered]) -> Iterator[Diagnostic]:
 
 
 def shape_of(config: ForwardConfig, keys: Sequence[str]) -> dict[str, Value]:
-    """Returns what decides which sums a tile makes, by the keys of a schedule."""
+    """Returns the values of the keys of a schedule that decide which sums a tile makes."""
     return {key: config.value(key) for key in keys}
 
 

@@ -173,8 +173,8 @@ _KV_IDX = Index("kv_idx")
 
 
 def kept_by_some(mask: Expr) -> Expr | None:
-    """Returns what every key fulfils that some query of its sequence keeps, of whatever head: a condition on
-    kv_idx and on values that are the same for the whole sequence. None where the mask implies no such
+    """Returns a condition that holds for every key which some query of its sequence keeps, in any head. It
+    reads kv_idx and values that are the same for the whole sequence. None if the mask implies no such
     condition.
     """
     normal = nnf(mask)
@@ -185,8 +185,8 @@ def kept_by_some(mask: Expr) -> Expr | None:
 
 
 def before_the_end(mask: Expr, kept: Expr) -> Expr | None:
-    """Returns what of `kept` keys before the end of the last loop over them may lack, None if nothing: that
-    loop ends where the first of the mask's own conditions does, such as `kv_idx < end[b]`.
+    """Returns the part of `kept` that may fail for keys before the end of the last loop, None if none may:
+    that loop ends where the first condition of the mask itself does, such as `kv_idx < end[b]`.
     """
     normal, left = nnf(mask), nnf(kept)
     conjuncts = normal.operands if isinstance(normal, And) else (normal,)

@@ -131,8 +131,8 @@ def results(attention: Attention) -> tuple[Arg, ...]:
 
 
 def kept_for_gradients(attention: Attention) -> tuple[Arg, ...]:
-    """Returns what a forward writes besides its outputs for a backward: lse, from which that recomputes the
-    probabilities, and the attention before an epilogue, like o.
+    """Returns the tensors that a forward writes for a backward besides its outputs: lse, from which the
+    backward recomputes the probabilities, and the attention before an epilogue, like o.
     """
     return (*_keep_lse(attention), *_keep_attention(attention))
 

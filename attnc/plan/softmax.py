@@ -224,9 +224,9 @@ class SplitWeight:
 
 
 def split_weight(attention: Attention, *, at_end: bool) -> SplitWeight:
-    """Returns what keys count where nothing is normalised. A division by a size, as in `silu(score) / N`, is
-    left to the end, if there is one, where results are multiplied once; else, and of f16, which weights might
-    leave without it, each weight is multiplied by the reciprocal.
+    """Returns the weight of a key under `normalize = none`, and its division. A division by a size, as in
+    `silu(score) / N`, is done once at the end, where results are multiplied anyway. Without such a place, and
+    for f16, which weights might overflow without it, each weight is multiplied by the reciprocal.
     """
     match attention.score:
         case Binary(op="/", left=rest, right=Dim() | Const(value=int()) as size) if _is_size(size):
@@ -254,7 +254,7 @@ def _is_size(size: Expr) -> bool:
 
 
 def plan_dropout(attention: Attention, names: LoadNames) -> Dropout | None:
-    """Returns what is dropped, if anything is."""
+    """Returns the dropout of an attention, None if it has none."""
     wanted = attention.softmax
     if wanted.dropout is None or wanted.seed is None:
         return None

@@ -105,7 +105,9 @@ class Target(ABC):
         """
 
     def check_order(self, variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
-        """Yields what else kernels of the schedule cannot do under `order = absolute(...)` (`plan.order`)."""
+        """Yields the parts of a schedule that its kernels cannot do under `order = absolute(...)`, besides
+        those that no target can (`plan.order`).
+        """
         yield from ()
 
     def walks_segments(self, variant: Variant, schedule: Schedule) -> bool:
@@ -141,7 +143,7 @@ class Target(ABC):
 
     @abstractmethod
     def check_backward(self, knob: Knob) -> Iterator[Diagnostic]:
-        """Returns what the kernels cannot honour of a key of the backward's phases."""
+        """Yields a refusal if the kernels cannot honour this key of the backward's phases."""
 
     def check_turns(self, variant: Variant, schedule: Schedule, knob: Knob) -> Iterator[Diagnostic]:
         """Yields why blocks cannot take turns at adding to dq, as `accumulate.dq = ordered` asks for."""
@@ -236,17 +238,13 @@ class Target(ABC):
         return None
 
     def roles_of(self, kernel: Forward, variant: Variant) -> Roles | None:
-        """Returns what the warps of a forward kernel do that is planned but for that; None where all do the
-        same.
-        """
+        """Returns the planned work of each warp of a forward kernel; None if all warps do the same."""
         return None
 
     def backward_roles_of(
         self, kernel: BackwardKernel, layout: BackwardLayout | None, variant: Variant
     ) -> Roles | None:
-        """Returns what the warps of a kernel of a backward do that is planned but for that; None where all do
-        the same.
-        """
+        """Returns the planned work of each warp of a backward kernel; None if all warps do the same."""
         return None
 
     def backward_layout(
@@ -268,7 +266,7 @@ class Target(ABC):
         return 0
 
     def columns(self, configs: Iterable[TileConfig], layout: Layout | None) -> Mapping[str, Any]:
-        """Returns what the error bound says of terms that tensor cores add to products."""
+        """Returns the fields of an error bound that count the terms which tensor cores add to products."""
         return {}
 
     def idle_gain(self, attention: Attention) -> float:
@@ -276,8 +274,8 @@ class Target(ABC):
         return PAGED_IDLE_GAIN if attention.k.storage.is_paged else IDLE_GAIN
 
     def instead_of_drawing(self, variant: Variant, schedule: Schedule) -> str:
-        """Returns what to write where the kernel of a schedule that decodes does not draw what dropout keeps;
-        "" where it does.
+        """Returns the advice for a schedule whose decode kernel cannot draw the bits of dropout; "" if it
+        can.
         """
         return "write 'loops = [q, kv]', without split.kv and pack"
 
@@ -290,11 +288,11 @@ class Target(ABC):
         return False
 
     def partial_trips(self, layout: Layout | None) -> int:
-        """Returns what a byte of a partial result costs in bytes of keys."""
+        """Returns the cost of a byte of a partial result, in bytes of keys."""
         return PARTIAL_TRIPS
 
     def block_share(self, attention: Attention, layout: Layout | None) -> float:
-        """Returns what a block reads alone, of what a multiprocessor can."""
+        """Returns the share of a multiprocessor's reading speed that one block alone reaches."""
         return 1.0
 
     def few_tiles(self, layout: Layout | None) -> int:
@@ -309,14 +307,14 @@ class Target(ABC):
 
     @abstractmethod
     def estimate(self, module: Module, config: TileConfig, kernel: Which, device: Device) -> Estimate:
-        """Returns what a block of a kernel takes on the device."""
+        """Returns the resources that a block of a kernel takes on the device."""
 
     def roles(self, kernel: OutputKernel, config: TileConfig) -> Iterator[str]:
-        """Returns what the warps of a block do, for a reader, where they do not all do the same."""
+        """Yields the work of each warp of a block, for a reader; nothing if all warps do the same."""
         return iter(())
 
     def traffic(
         self, kernel: OutputKernel, config: TileConfig, tiles: Picture, heads: int, device: Device
     ) -> tuple[Traffic, DeviceMemory] | None:
-        """Returns what a launch moves for all heads; None where the plan does not know."""
+        """Returns the bytes that a launch moves for all heads; None if the plan does not know."""
         return None

@@ -42,8 +42,8 @@ def target_of(name: str) -> Target:
 
 
 def shape_in(program: Program, name: str) -> TileShape:
-    """Returns what the choice of a target and of a schedule depends on, for an attention of a program: that
-    of its variants, as far as they have the same rows.
+    """Returns the facts on which the choice of a target and of a schedule depends, for an attention of a
+    program: those of its variants, as far as they have the same rows.
     """
     attention = program.attention(name)
     shapes = [shape_of(variant.attention) for variant in variants(program, attention)]

@@ -116,7 +116,9 @@ def _comparisons(mask: Expr) -> list[Compare]:
 
 
 def _decide(comparison: Compare) -> Expr | None:
-    """Returns what a comparison with a constant beyond all positions is, if the same for all of them."""
+    """Returns the value of a comparison with a constant beyond all positions; None if it is not the same for
+    all.
+    """
     op, difference = comparison.op, affine(comparison.left) - affine(comparison.right)
     if Range(difference.const, difference.const).is_within(NEAR):
         return None

@@ -43,7 +43,7 @@ class TargetGpu:
         return target_of(target).runs_on(self.capability)
 
     def rows(self, choice: ByTarget, key: tuple[Any, ...]) -> Sequence[Row]:
-        """Returns what decides for a variant: rows of which the first that admits the sizes does; none where
+        """Returns the rows that decide for a variant: the first that admits the sizes does. There are none if
         no target of the function runs.
         """
         able = [target for target in choice.variants[key] if self.runs(target)]
@@ -97,8 +97,9 @@ def choose_functions(folder: Path, gpu: TargetGpu) -> Iterator[Chosen]:
 
 
 def read_choice(file: Path) -> tuple[ByTarget, Sequence[str]]:
-    """Returns what a function with several targets picks from, and the names of its params, as `__init__.py`
-    of its folder writes them down. Nothing of the file is run. ValueError for a file of another kind.
+    """Returns the table from which a function with several targets picks, and the names of its params, as
+    `__init__.py` of its folder writes them down. Nothing of the file is run. ValueError for a file of another
+    kind.
     """
     written = dict[str, Any]()
     try:

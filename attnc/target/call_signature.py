@@ -180,7 +180,7 @@ def axis_letters(arg: Arg) -> str:
 
 
 def narrow_notes(attention: Attention) -> list[str]:
-    """Returns what becomes of keys and values of 8 bits."""
+    """Returns sentences on what is done with keys and values of 8 bits."""
     narrow = [tensor for tensor in (attention.k, attention.v) if DType(tensor.dtype).is_narrow]
     if not narrow:
         return []
@@ -195,7 +195,7 @@ def narrow_notes(attention: Attention) -> list[str]:
 
 
 def conversion_notes(module: Module) -> list[str]:
-    """Returns what memory a call takes for keys and values that are converted first."""
+    """Returns sentences on the memory that a call takes for keys and values that are converted first."""
     if module.conversion is None:
         return []
     args = [made.made for made in module.conversion.tensors]
@@ -225,7 +225,7 @@ def _size(bind: Bind) -> str:
 
 
 def storage_notes(attention: Attention) -> list[str]:
-    """Returns what a caller must know about the memory of q, k and v."""
+    """Returns sentences on the memory of q, k and v, for a caller."""
     notes = []
     match attention.q.storage:
         case Ragged(cu_seqlens=cu):

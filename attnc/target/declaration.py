@@ -149,10 +149,10 @@ def _classes(value: Value) -> Iterator[str]:
 
 
 def operator_name(module: Module, code: str) -> str:
-    """Returns what torch knows the callable by. code: of its kernels, without comments.
+    """Returns the name by which torch knows the callable. code: the text of its kernels, without comments.
 
-    With a digest of it, so that two versions of one spec can be loaded side by side, and what only its
-    words or its path differ in has the same names.
+    It ends with a digest of the code. So two versions of one spec can be loaded side by side, and two modules
+    that differ only in the words or the path of the spec have the same name.
     """
     digest = hashlib.sha256(code.encode()).hexdigest()[:8]
     return f"{module.variant.attention.name}_{module.variant.name}_{digest}"
@@ -506,7 +506,9 @@ def _part(part: GradientPart) -> CallText:
 
 
 def tuning(module: Module, tuned: Tuned) -> dict[str, object]:
-    """Returns what the templates of every target print; tuned: of each kernel."""
+    """Returns the fields about tuning that templates of every target print; tuned: the choices of each
+    kernel.
+    """
     kernel, backward = module.kernel, module.backward_kernels
     return {
         "chosen": () if kernel.layout is None else tuple(kernel.layout.chosen(kernel.configs[0])),

@@ -144,7 +144,8 @@ def newest(tables: Iterable[ChoiceTable], name: str, target: str, variant: str) 
 def projection_rows(
     module: ProjectionModule, tables: Iterable[ChoiceTable]
 ) -> dict[str, tuple[tuple[int | None, int], ...]]:
-    """Returns what the module embeds: for each device (largest M, position in its configs), the last open.
+    """Returns the table that a module embeds: for each device (largest M, position in its configs), the last
+    open.
 
     Rows whose config the schedule no longer offers are dropped.
     """
@@ -164,8 +165,8 @@ def projection_rows(
 def schedule_rows(
     family: Sequence[ir.Module], tables: Iterable[ChoiceTable]
 ) -> dict[tuple[str, str], LabelRows]:
-    """Returns what the dispatcher of an attention's schedules embeds: (device, variant without label) ->
-    rows.
+    """Returns the table that the dispatcher of an attention's schedules embeds: (device, variant without
+    label) -> rows.
     """
     labels = {module.label for module in family}
     tables = tuple(tables)
@@ -184,8 +185,8 @@ def schedule_rows(
 def target_rows(
     modules: Sequence[ir.Module], tables: Iterable[ChoiceTable]
 ) -> dict[tuple[str, str], LabelRows]:
-    """Returns what picks among the targets of an attention embeds: (device, variant without label) -> rows.
-    Rows of targets that do not have the variant are dropped.
+    """Returns the table by which an attention picks a target: (device, variant without label) -> rows. Rows
+    of targets that do not have the variant are dropped.
     """
     tables = tuple(tables)
     found: dict[tuple[str, str], LabelRows] = {}

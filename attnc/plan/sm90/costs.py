@@ -26,8 +26,8 @@ _TIMES_OF_ROWS, _TIMES_OF_SECTORS, _BEGUN = (97, 100), (100, 115), 300
 
 
 def costs_of(attention: Attention, layout: Sm90Layout, configs: Sequence[HopperConfig]) -> tuple[str, ...]:
-    """Returns what waves of tiles take under each config, by the sizes of a call; nothing where times are not
-    known, or lengths to the host.
+    """Returns the time of waves of tiles under each config, as texts over the sizes of a call; nothing if
+    times are not known, or if the host does not know the lengths.
     """
     if [config.consumers for config in configs] == [3, 2] and hides_last_keys(attention):
         are_whole = not any(feature(x) % MMA for x in (attention.q, attention.v))

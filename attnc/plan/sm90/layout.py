@@ -86,8 +86,8 @@ class Shape:
 
 
 def entry_registers(consumers: int, other_warpgroups: int = 1, blocks: int = 1) -> int:
-    """Returns what a launch gives each thread of so many warpgroups that multiply, and that do not; blocks:
-    that share a multiprocessor.
+    """Returns the registers of each thread at launch, for so many warpgroups that multiply and so many
+    others; blocks: that share a multiprocessor.
     """
     return min(_REGISTERS // (128 * blocks * (consumers + other_warpgroups)) // _STEP * _STEP, 255)
 
@@ -115,7 +115,9 @@ def list_key_tiles(configs: Iterable[TileConfig]) -> list[int]:
 
 
 def registers_left(consumers: int, registers: int, other_warpgroups: int = 1, blocks: int = 1) -> int:
-    """Returns what those that multiply, with so many registers a thread, leave for a thread of a helper."""
+    """Returns the registers that are left for a thread of a helper, if each thread that multiplies has so
+    many.
+    """
     held = entry_registers(consumers, other_warpgroups, blocks)
     left = (held * (consumers + other_warpgroups) - registers * consumers) // other_warpgroups
     return min(left, held) // _STEP * _STEP

@@ -409,8 +409,8 @@ class _RolePlanner:
 def _list_of_keys(
     vectors: Sequence[Fetch | Let], score: HoistedScore | None, asked: Sequence[Fetch]
 ) -> Iterator[Statement]:
-    """Yields what is computed of each key. vectors: what comes through shared memory; asked: loads of an
-    element.
+    """Yields the statements about each key. vectors: those that come through shared memory; asked: loads of
+    an element.
     """
     loads = [fetch for fetch in dict.fromkeys(asked) if fetch.axes == ("kv",)]
     lets = [item for item in vectors if isinstance(item, Let)]
@@ -425,13 +425,13 @@ def _list_of_keys(
 
 
 def list_unpublished(kernel: Forward, dtypes: Mapping[str, DType]) -> list[Statement]:
-    """Returns what each role computes for itself: pointers, and floats of a head."""
+    """Returns the statements that each role computes for itself: pointers, and floats of a head."""
     return [item for item in kernel.program if not is_short_integer(item, dtypes)]
 
 
 def unpublished_bounds(kernel: Forward, dtypes: Mapping[str, DType]) -> list[Fetch]:
-    """Returns what tests of key tiles read of the rows of queries and is not published: integers of 64
-    bits.
+    """Returns the values of the rows of queries that tests of key tiles read and that are not published:
+    integers of 64 bits.
     """
     regions = kernel.regions
     loads = [x for x in regions.bounds if isinstance(x, Fetch) and not is_short_integer(x, dtypes)]

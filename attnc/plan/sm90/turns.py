@@ -60,7 +60,7 @@ class Turns:
 
 @lru_cache(maxsize=64)
 def turns_under(mask: Expr) -> Turns:
-    """Returns what is known of turns under the mask of a normalised attention."""
+    """Returns the facts about turns under the mask of a normalised attention."""
     if any(isinstance(node, InList) for node in walk(mask)):
         return Turns(why_not="it lists blocks of keys, and skips those between")
     loops, _ = regions(mask, "q", None)

@@ -250,8 +250,8 @@ class DecodeText(KernelText):
         return ""
 
     def keys_of(self, loop: Loop) -> str:
-        """Returns what a loop runs over; the few partial tiles after full ones are not worth filling a
-        pipeline.
+        """Returns the range of a loop over keys. The few partial tiles after full ones are not worth filling
+        a pipeline.
         """
         if loop.listed is not None:
             return super().keys_of(loop)

@@ -67,7 +67,7 @@ class ProgramText:
         return self.sequence_of("rank // heads", self.kernel.walk.size)
 
     def sequence_of(self, number: str, size: str) -> str:
-        """Returns what finds the sequence of a tile of so many rows, and its place there."""
+        """Returns the call that finds the sequence of a tile of so many rows, and its place there."""
         sequences = self.kernel.walk.sequences
         assert sequences is not None
         cu, rows = sequences.cu_seqlens, scalar(sequences.rows)
@@ -97,9 +97,7 @@ class ProgramText:
         return rows if decodes_packed_rows(self.module) else f"({rows} + B + 1)"
 
     def keys_of(self, loop: Loop) -> str:
-        """Returns what a loop over keys runs over; the one tile or so at an edge is not worth filling a
-        pipeline.
-        """
+        """Returns the range of a loop over keys. The tile or two at an edge are not worth filling a pipeline."""
         if loop.listed is not None:
             return self._listed_tiles(loop.listed)
         bounds = f"{scalar(loop.start)}, {scalar(loop.stop)}, BLOCK_N"
