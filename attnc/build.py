@@ -391,7 +391,7 @@ def digest(source: Source) -> str:
 
 
 def display_name(path: Path, root: Path | None) -> str:
-    """Returns what generated text calls a spec: never an absolute path."""
+    """Returns the name of a spec in generated text: never an absolute path."""
     resolved = path.resolve()
     if root is not None and resolved.is_relative_to(root.resolve()):
         return resolved.relative_to(root.resolve()).as_posix()
@@ -450,8 +450,8 @@ def schedules_for(
     steps: bool = True,
     splits: int | None = None,
 ) -> list[str]:
-    """Returns what is written for an attention without a schedule: the first that compiles is taken. Decode
-    kernels (steps, or of so many splits alone) have less than others: dropout, say, is for prompts.
+    """Returns the schedules to try for an attention that has none: the first that compiles is taken. Those of
+    decode kernels (steps, or of so many splits alone) can do less than others: dropout, say, is for prompts.
     ValueError for a projection.
     """
     if name not in [attention.name for attention in program.attentions]:

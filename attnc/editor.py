@@ -111,7 +111,7 @@ def format_text(source: Source) -> str | None:
 
 
 def hover(source: Source, offset: int) -> Hover | None:
-    """Returns what the word at an offset means; for a mask, an attention or a schedule the tiles that it
+    """Returns the meaning of the word at an offset; for a mask, an attention or a schedule the tiles that it
     visits.
     """
     word = _word_at(source, offset)

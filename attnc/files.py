@@ -102,7 +102,7 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def read_regular(path: Path) -> bytes | None:
-    """Returns what a file holds; None for a link, a folder or a pipe, and where there is nothing. Raises
+    """Returns the content of a file; None for a link, a folder or a pipe, and if there is no file. Raises
     OSError for a file that cannot be read.
     """
     flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | _BINARY

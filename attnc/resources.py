@@ -39,9 +39,8 @@ def kept_code(module: str, name: str) -> Path | None:
 
 
 def read_kept(place: Path | None, made_of: str) -> bytes | None:
-    """Returns what `keep` wrote there. None where it was made of something else, or is not what was written.
-
-    made_of: all that the content follows from.
+    """Returns the content that `keep` wrote there. None if it was made from something else, or if the file is
+    damaged. made_of: all that the content follows from.
     """
     if place is None:
         return None

@@ -37,7 +37,9 @@ class FlashMLASchedMeta:
 
 
 def get_mla_metadata(*args: object, **kwargs: object) -> tuple[FlashMLASchedMeta, None]:
-    """Returns what `flash_mla_with_kvcache` takes as `tile_scheduler_metadata` and `num_splits`."""
+    """Returns the values that `flash_mla_with_kvcache` takes as `tile_scheduler_metadata` and
+    `num_splits`.
+    """
     return FlashMLASchedMeta(), None
 
 

@@ -180,7 +180,9 @@ def _fill_device(q: torch.Tensor, sequences: int, tokens: int) -> bool:
 
 
 def _expand(name: str, x: torch.Tensor | float, shape: tuple[int, int]) -> Change:
-    """Returns what makes the scales of each sequence and head of a tensor, or of q if x is a number."""
+    """Returns the change that makes scales of each sequence and head out of a tensor, or out of q if x is a
+    number.
+    """
     if isinstance(x, torch.Tensor):
         return lambda x: expand_scales(name, x, shape, x.device)
     return lambda q: expand_scales(name, x, shape, q.device)

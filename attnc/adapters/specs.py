@@ -316,7 +316,9 @@ _NAMES: dict[tuple[str, tuple[str, ...]], str] = {}
 
 @cache  # FUNCTIONS keeps all of them
 def kernel_name(wanted: Wanted) -> str:
-    """Returns what `run_kernel` calls the callable of a spec. ValueError where the spec is refused."""
+    """Returns the name by which `run_kernel` calls the callable of a spec. ValueError if the spec is
+    refused.
+    """
     try:
         made = _make(wanted, TRITON)
     except DiagnosticError as refused:

@@ -274,7 +274,7 @@ def _package(
 
 
 def refuse_heads(function: str, columns: tuple[int, int], dtype: str, refused: DiagnosticError) -> ValueError:
-    """Returns what a caller is told where no target has kernels for heads of D and Dv columns."""
+    """Returns the error for heads of D and Dv columns for which no target has kernels."""
     d, dv = columns
     wide = f"{d}" if d == dv else f"{d} and {dv}"
     return ValueError(
@@ -284,7 +284,7 @@ def refuse_heads(function: str, columns: tuple[int, int], dtype: str, refused: D
 
 
 def need_of(failure: DiagnosticError) -> str:
-    """Returns what kernels need that a spec does not say, as `warn_of_loss` has it."""
+    """Returns the need of kernels that a spec does not meet, in the words of `warn_of_loss`."""
     return f"a spec without this: {failure.diagnostics[0].message}"
 
 
@@ -340,8 +340,8 @@ def _list_scheduled(program: Program, name: str) -> list[str]:
 
 
 def _lacks(program: Program, name: str, target: str) -> str:
-    """Returns what kernels of a faster target need: a schedule, where they could be made, and those that
-    there are do not share the keys of a sequence out.
+    """Returns the need of a faster target that a spec does not meet, "" if there is none: a schedule of its
+    own, if kernels could be made, and no schedule of the spec shares out the keys of a sequence.
     """
     from attnc.build import keep, plan_program
 

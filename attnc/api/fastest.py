@@ -74,7 +74,7 @@ def run_on(target: str | None) -> None:
 
 
 def chosen_target() -> str:
-    """Returns what `run_on` was given, "" for the fastest."""
+    """Returns the target that `run_on` was given, "" for the fastest."""
     return _CHOSEN[0]
 
 
@@ -218,8 +218,8 @@ def index_of(x: torch.Tensor) -> int:
 
 
 def kind_of(is_f32: bool, width: int, gradients: bool, *, lists_blocks: bool = False) -> Kind:
-    """Returns what ranks the targets of an attention. width: the larger of D and Dv; lists_blocks: whether
-    each query lists blocks of keys, in tensors that are not packed.
+    """Returns the kind by which the targets of an attention are ranked. width: the larger of D and Dv;
+    lists_blocks: whether each query lists blocks of keys, in tensors that are not packed.
     """
     if lists_blocks:
         return "listed blocks"
@@ -279,8 +279,8 @@ def ranking(capability: int, kind: Kind) -> tuple[str, ...]:
 
 
 def misfit(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor | None) -> str:
-    """Returns what wgmma and TMA need that tensors of 16 bits, or k and v of 8, do not have; "" where they
-    have it.
+    """Returns the property that wgmma and TMA need and that tensors of 16 bits, or k and v of 8, do not have;
+    "" if they have all.
     """
     for name, x in (("q", q), ("k", k), ("v", v)):
         if x is None:

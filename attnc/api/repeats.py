@@ -74,11 +74,11 @@ class Plan:
 def _find_places(
     tensors: Sequence[torch.Tensor], first: tuple[Sequence[Any], Any], second: tuple[Sequence[Any], Any]
 ) -> Arrange | None:
-    """Returns what takes the inputs of a kernel, and where its result goes, out of tensors that look like
-    these. What was prepared reads addresses, so that a tensor serves as its view does.
-
-    first, second: those that were made of these tensors, twice. What is the same then is one of them, or a
-    constant, such as a number on the device. None where something is a copy, or has the address of two.
+    """Returns a function that takes the inputs of a kernel, and the place of its result, out of tensors like
+    these. Kernels that were prepared read addresses, so a tensor serves as well as a view of it. first,
+    second: the inputs that were made of these tensors, twice. An input that is the same both times is one of
+    the tensors, or a constant, such as a number on the device. None if an input is a copy, or has the address
+    of two tensors.
     """
     (inputs, out), (others, other) = first, second
     wants = is_grad_enabled() and any(x.requires_grad for x in tensors)  # gradients have shapes of inputs
@@ -113,12 +113,11 @@ _LATEST: dict[Any, Repeated[Again]] = {}
 
 
 def repeat(facts: tuple[Any, ...], tensors: Sequence[Any]) -> tuple[Any, Any]:
-    """Returns what `keep` keeps the plan of a call by; and its results in a tuple of one, where a plan is
-    known, else None.
-
-    facts: hashable, the function among them; tensors: those of the call, None for what is left out. Neither
-    where nothing may be remembered: while torch.compile traces, under a mode of torch's, with tangents, in a
-    transform of torch.func, whose tensors look like others, and for what is no tensor.
+    """Returns the key by which `keep` keeps the plan of a call, and the call's results in a tuple of one if a
+    plan is known, else None. facts: hashable, the function among them; tensors: those of the call, None for
+    what is left out. Both are None if nothing may be remembered: while torch.compile traces, under a mode of
+    torch's, with tangents, in a transform of torch.func, whose tensors look like others, and for inputs that
+    are no tensors.
     """
     if is_compiling() or torch._C._len_torch_dispatch_stack() or forward_ad._current_level >= 0:
         return None, None

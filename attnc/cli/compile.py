@@ -252,7 +252,7 @@ def _find_kernels(texts: Mapping[Path, str]) -> dict[Path, dict[str, str]]:
 
 
 def _check_all(paths: Iterable[Path]) -> tuple[tuple[Diagnostic, ...], Mistake | None]:
-    """Returns what is to say of the specs, and the first mistake of two that make the same file."""
+    """Returns the findings about the specs, and the first mistake of two that make the same file."""
     from attnc.build import check_spec
 
     paths = tuple(paths)

@@ -208,7 +208,7 @@ def one_spec(path: Path) -> Path:
 
 
 def without_kernels(specs: str, schedules: int) -> Mistake:
-    """Returns what to say of specs whose schedules, as many as that, make no kernel."""
+    """Returns the message about specs whose schedules, as many as that, make no kernel."""
     if schedules:
         return Mistake(f"no schedule of {specs} is compiled yet", "'attnc check' says why")
     return Mistake(f"no schedule in {specs}", "add one: schedule NAME for triton { ... }")

@@ -198,8 +198,8 @@ def _assembler() -> Iterator[Finding]:
 
 
 def _cuda() -> Iterator[Finding]:
-    """Yields what CUDA kernels need: to run on a GPU, to be compiled where there is none, to run
-    on the CPU.
+    """Yields findings on the needs of CUDA kernels: to run on a GPU, to be compiled without one, to run on
+    the CPU.
     """
     from importlib import metadata
 

@@ -98,7 +98,7 @@ class Judged:
 
 
 def coverage_data(summary: Summary) -> dict[str, Any]:
-    """Returns what a run has met, for programs."""
+    """Returns the coverage of a run, for programs."""
     return {
         "points": list(summary.points),
         "pairs": list(summary.pairs),
@@ -117,7 +117,7 @@ def coverage_data(summary: Summary) -> dict[str, Any]:
 
 
 def coverage_lines(summary: Summary) -> Iterator[str]:
-    """Yields what a run has met, for a reader: a line for each boundary, then what no case had."""
+    """Yields the coverage of a run, for a reader: a line for each boundary, then those that no case had."""
     width = max((len(met.boundary.name) for met in summary.boundaries), default=0)
     for met in summary.boundaries:
         listed = " ".join(f"{n}" if n in met.met else f"({n})" for n in met.boundary.points)

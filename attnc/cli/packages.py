@@ -51,7 +51,7 @@ def is_installed(module: str) -> bool:
 
 
 def import_mistake(failure: ImportError) -> Mistake | None:
-    """Returns what to say of a package that is missing or broken; None where the module is attnc's own."""
+    """Returns the message about a package that is missing or broken; None if the module is attnc's own."""
     module = (failure.name or "").partition(".")[0]
     if module in ("", "attnc"):
         return None

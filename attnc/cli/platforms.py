@@ -36,7 +36,7 @@ SYSTEMS: Mapping[str, tuple[str, str]] = {
 
 
 def state_of(target: str, capability: int) -> State:
-    """Returns what is known of a target on GPUs of this compute capability, 90 for sm_90."""
+    """Returns the state of a target on GPUs of this compute capability, 90 for sm_90."""
     if not TARGETS[target].runs_on(capability):
         return "no"
     return "tested" if capability in _TESTED else "expected"

@@ -229,7 +229,7 @@ def calibrate(
 
 
 def report(one: Calibration) -> list[str]:
-    """Returns what was seen, what is safe, what to write."""
+    """Returns the scores that were seen, the safe bounds, and the line to write."""
     from attnc.calibrate import PERCENTILES
 
     seen = ", ".join(f"{at:g} % {value:.2f}" for at, value in zip(PERCENTILES, one.percentiles, strict=True))

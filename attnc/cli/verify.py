@@ -316,14 +316,14 @@ def require_committed(name: str) -> Path:
 
 
 def committed_hash(name: str) -> str:
-    """Returns what a record calls the code of a file below generated/."""
+    """Returns the hash by which a record names the code of a file below generated/."""
     from attnc.verify.record import hash_of
 
     return hash_of(GENERATED / name)
 
 
 def record_of(sha256: str, target: str, report: Report) -> Record:
-    """Returns what is noted of a file whose cases were all right. sha256: of its code."""
+    """Returns the record of a file whose cases were all right. sha256: of its code."""
     from attnc.runtime.toolchains import toolchain_of
     from attnc.runtime.trial import device_name
     from attnc.verify.record import Record
@@ -348,7 +348,7 @@ def _coverage_of(report: Report) -> Mapping[str, Sequence[int]]:
 
 
 def known_records() -> Records:
-    """Returns what the file of records says. Raises Mistake for one that is malformed."""
+    """Returns the content of the file of records. Raises Mistake for one that is malformed."""
     from attnc.verify.record import read
 
     try:

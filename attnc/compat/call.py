@@ -256,8 +256,9 @@ TILE_KEYS = 128
 
 
 def arrange_by(order: Sequence[int | torch.Tensor], changes: Mapping[int, Change] = _NOTHING) -> Arrange:
-    """Returns what takes the inputs of a kernel out of the tensors of a call. order: positions there, or
-    numbers on the device; changes: by position, what the kernel has of a tensor in its place.
+    """Returns a function that takes the inputs of a kernel out of the tensors of a call. order: their
+    positions there, or numbers on the device; changes: by position, the change that makes the kernel's input
+    of a tensor.
     """
     places = [x for x in order if isinstance(x, int)]
     if changes:

@@ -28,10 +28,9 @@ _FUNCTIONS = ("flash_attn_func", "flash_attn_varlen_func", "flash_attn_with_kvca
 
 
 def forms(dtypes: Iterable[str], sizes: Iterable[int]) -> Iterator[Form]:
-    """Yields what models of transformers call: causal or not, windows, and one of scale, softcap and sinks;
-    dense and packed, forward and gradients, and one token against these and against pages of 256.
-
-    dtypes: "f16", "bf16"; sizes: head dimensions
+    """Yields the forms of attention that models of transformers call: causal or not, windows, and one of
+    scale, softcap and sinks; dense and packed, forward and gradients, and one token against these and against
+    pages of 256. dtypes: "f16", "bf16"; sizes: head dimensions.
     """
     extras = ((), ("scaled",), ("softcap",), ("sink",))
     for dtype, size, extra, causal, window in product(dtypes, sizes, extras, (True, False), (False, True)):
@@ -108,7 +107,7 @@ def kernel_files(form: Form) -> dict[str, str]:
 
 
 def metadata(name: str, texts: Iterable[str]) -> str:
-    """Returns what the package `kernels` wants to know of a folder."""
+    """Returns the metadata of a folder, for the package `kernels`."""
     digest = hashlib.sha256("\0".join(texts).encode()).hexdigest()[:12]
     facts = {
         "id": f"_{name}_{digest}",

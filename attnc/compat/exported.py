@@ -15,7 +15,7 @@ renew_in_forks(globals(), "_IMPORTING")
 
 
 def making() -> threading.RLock:
-    """Returns what a thread holds while it imports a kernel."""
+    """Returns the lock that a thread holds while it imports a kernel."""
     return _IMPORTING
 
 

@@ -11,8 +11,8 @@ Made = TypeVar("Made")
 
 
 def first_made(choices: Sequence[str], make: Callable[[str], Made]) -> tuple[Made, DiagnosticError | None]:
-    """Returns what is made for the first target (or by the first schedules) that has kernels for it, and why
-    the first of all has none. Raises what the last says.
+    """Returns the result of the first choice (a target, or schedules) that has kernels, and the failure of
+    the first choice, None if that had some. Raises the failure of the last choice if none has.
     """
     failures: list[DiagnosticError] = []
     for choice in choices[:-1]:

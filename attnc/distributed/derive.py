@@ -228,8 +228,8 @@ class _Maker:
         return replace(load, tensor=view.name, indices=indices)
 
     def _view(self, tensor: str, kinds: tuple[Kind, ...]) -> View:
-        """Returns what is read of an input: called like it, where neither a table, another input nor another
-        view is.
+        """Returns the part of an input that is read. It has the name of the input, unless a table, another
+        input or another view has it.
         """
         view = self.views.get((tensor, kinds))
         if view is None:

@@ -233,9 +233,9 @@ class ContextParallel:
         inputs: tuple[Any, ...],
         named: Mapping[str, Any],
     ) -> tuple[Stages, tuple[torch.Tensor, ...], dict[str, torch.Tensor]]:
-        """Returns what the call follows, this rank's q, k and v, and the other inputs. The first of its kind
-        asks all ranks whether they are about to do this; of later ones a problem is raised without a word to
-        the others, who are exchanging rows by then.
+        """Returns the stages of the call, this rank's q, k and v, and the other inputs. The first call of a
+        kind asks all ranks whether they are about to make it. A problem of a later call is raised at once,
+        without a word to the other ranks, which are exchanging rows by then.
         """
         plan = self._current()
         call = _kind_of_call(plan, (q, k, v, *inputs, *named.values()), tuple(named))

@@ -277,7 +277,7 @@ class VisibleKeys:
         return np.asarray(change.cumsum(axis=1)[:, :-1] > 0)
 
     def by_block(self, x: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Returns what is said of runs, the last axis, of each block."""
+        """Returns values of runs, which are the last axis, as values of blocks."""
         return np.repeat(x, np.diff(self.edges), axis=-1)
 
     def bounds(self, offer: Offer) -> Ints:
@@ -347,7 +347,7 @@ class Offer:
 
 
 def offers(needs: VisibleKeys, chunks: Chunks, ways: Mapping[str, Ints]) -> list[Offer]:
-    """Returns what each way comes to. ways: the rank of each chunk, by name."""
+    """Returns the offer of each way. ways: the rank of each chunk, by name."""
     ranks = np.arange(needs.ranks)
     owner = np.array(tuple(ways.values()))
     key_owner, needed = needs.owners(owner), needs.find_seen(owner, needs.ranks)

@@ -184,8 +184,8 @@ class Plan:
         return np.asarray(rows - ends_q[b] + ends_k[b])
 
     def parts(self, rank: int) -> tuple[RowGroup, ...]:
-        """Returns what the rank computes, rows that wait for nothing first. Rows past the last packed
-        sequence are in none.
+        """Returns the groups of rows that the rank computes, first those that wait for nothing. Rows past the
+        last packed sequence are in none.
         """
         ready, waits = self._ready_rows(rank)
         found = []

@@ -367,8 +367,8 @@ class Stages:
         return (self._add_batch_axis(task.queries.take(q, axis)), *map(self._add_batch_axis, keys), *inputs)
 
     def _view(self, task: Task, view: View, x: torch.Tensor, first: int, heads: int) -> torch.Tensor:
-        """Returns what the task takes of an input: again what it took before, if the plan depends on it, as
-        on numbers of documents, and nobody has written to it since.
+        """Returns the part of an input that the task takes. It is the same object as before if the plan
+        depends on it, as on numbers of documents, and it has not been written to since.
         """
         if view.tensor not in self.kernels.visibility.reads or x.is_inference() or _is_captured(self.device):
             return view_of(view, task.part, task.tables, x, first, heads, task.stops)
@@ -398,11 +398,9 @@ class Stages:
         fetch: Callable[[int], Tensors],
         windows: Sequence[Pair] = (),
     ) -> list[Coming]:
-        """Returns what each part of the heads needs, on its way: keys, unless their windows are there, and
-        what else is fetched.
-
-        All exchanges are asked for before the first kernel, and nothing that they wait for comes behind one:
-        a kernel that fills the GPU lets nobody in before its last blocks.
+        """Returns the exchanges for each part of the heads: keys, unless their windows are there, and other
+        tensors. All exchanges are asked for before the first kernel, and none waits for anything that comes
+        after a kernel: a kernel that fills the GPU lets no other in before its last blocks.
         """
         moves, count = self.moves, self.plan.chosen.groups
         if windows:

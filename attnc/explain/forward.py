@@ -158,7 +158,7 @@ def as_dict(e: Explanation) -> dict[str, Any]:
 
 
 def decisions(e: Explanation) -> list[tuple[str, str]]:
-    """Returns what was decided, and the spec line that it follows from."""
+    """Returns the decisions, each with the line of the spec that it follows from."""
     attention = e.module.variant.attention
     order = _ORDERS[e.kernel.structure]
     knobs = e.schedule.forward
@@ -300,7 +300,9 @@ def _structure(e: Explanation) -> Iterator[str]:
 
 
 def conversion_lines(conversion: Conversion) -> Iterator[str]:
-    """Yields what a kernel makes of k and v first, and how much memory the results take."""
+    """Yields lines on the conversion of k and v before the kernel, and on the memory that the results
+    take.
+    """
     for made in conversion.tensors:
         stored, seen = made.stored.tensor, made.made.tensor
         scaled = ", times its scale and rounded once," if made.scale is not None else ""

@@ -132,7 +132,7 @@ def resource_lines(needs: Estimate, device: Device, usage: KernelUsage | None) -
 
 
 def resource_dict(needs: Estimate, device: Device, usage: KernelUsage | None) -> dict[str, Any]:
-    """Returns what a block takes as data, for a program."""
+    """Returns the resources of a block as data, for a program."""
     return {
         "shared_memory": {
             "total": needs.shared,

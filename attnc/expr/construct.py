@@ -50,8 +50,9 @@ MAX_FLOAT, LEAST_NORMAL = 2.0**128 - 2.0**104, 2.0**-126
 
 
 def in_float32(value: float) -> float:
-    """Returns what kernels have for a constant: beyond the normal numbers of float32 the nearest that it
-    holds, which may be 0 or infinite. Digits of any other are left to compilers, which round all alike.
+    """Returns the value that kernels have for a constant: beyond the normal numbers of float32 the nearest
+    that it holds, which may be 0 or infinite. Digits of any other are left to compilers, which round all
+    alike.
     """
     if value == 0 or not math.isfinite(value) or LEAST_NORMAL <= abs(value) <= MAX_FLOAT:
         return value

@@ -102,7 +102,7 @@ def _is_infinite(node: Expr) -> bool:
 
 
 def _infinities(value: Expr) -> frozenset[float]:
-    """Returns what the value may be because of infinite constants in it: +inf, -inf, NaN."""
+    """Returns the values that infinite constants in an expression may give it: +inf, -inf, NaN."""
     match value:
         case Const(value=constant):
             infinite = isinstance(constant, float) and _is_infinite(value)

@@ -22,7 +22,9 @@ __all__ = ["FlexError", "family_of", "flex_attention", "to_spec"]
 
 
 def __getattr__(name: str) -> Any:
-    """Returns what torch's module has by this name, so that a program's import changes whole."""
+    """Returns the attribute of torch's module that has this name, so that a program only changes its
+    import.
+    """
     if not name.startswith("__"):
         from torch.nn.attention import flex_attention as torchs
 

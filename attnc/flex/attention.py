@@ -201,8 +201,8 @@ def _take_three(given: Sequence[Any]) -> tuple[Sequence[Any], Any]:
 
 
 def _finishing(wanted: Auxiliary, order: str) -> Callable[[Any, Sequence[Any]], Any] | None:
-    """Returns what makes the results of a call of those of its kernel; None where the axes of the only one
-    are all that differs.
+    """Returns the function that makes the results of a call from those of its kernel; None if only the axes
+    of a single result differ.
     """
     if wanted.lse or wanted.is_named or not order.endswith("D"):
 
@@ -225,8 +225,8 @@ def _computed_by_torch(
     return_aux: AuxRequest | None,
     mask_mod: MaskMod | None,
 ) -> Any:
-    """Returns what torch's own function computes: of float64, of which there are no kernels here, so that
-    references and `torch.autograd.gradcheck` go on working.
+    """Returns the result of torch's own function for float64, for which there are no kernels here. So
+    references and `torch.autograd.gradcheck` keep working.
     """
     from torch.nn.attention import flex_attention as torchs
 

@@ -66,7 +66,7 @@ class _Tables:
 
 
 def restrict(traced: Trace, blocks: Blocks) -> Trace:
-    """Returns what mods did, of the keys in these blocks alone."""
+    """Returns a trace of the mods that is restricted to the keys in these blocks."""
     tape = traced.tape
     tensors = [*blocks.tensors, *loads(tape, traced.mask)]
     sizes = (blocks.rows, blocks.columns, *tape.sizes.items())

@@ -394,7 +394,7 @@ def _trace_mods(
     *,
     is_seen: bool = True,
 ) -> Trace:
-    """Returns what the mods do. is_seen: whether tensors hold data, so that lists of blocks count."""
+    """Returns the trace of the mods. is_seen: whether tensors hold data, so that lists of blocks count."""
     mods = (
         mod_of(steps, captured, floats, integers, place)
         for steps, place in zip((said.score, said.mask), said.places, strict=True)

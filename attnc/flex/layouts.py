@@ -57,7 +57,7 @@ def laid_out(o: torch.Tensor, order: str) -> torch.Tensor:
 
 
 def as_logical(o: torch.Tensor, order: str) -> torch.Tensor:
-    """Returns what a kernel wrote, whose axes are those of `written_order`, as [B, H, M, D]."""
+    """Returns the output of a kernel, whose axes are those of `written_order`, as [B, H, M, D]."""
     axes = logical_axes(order)
     return o if axes is None else o.permute(axes)
 

@@ -153,7 +153,7 @@ for _name, _dtype in {
     "flatten", "broadcast_to", "cuda", "cpu", "alias", "view_as", "reshape_as",
 )  # fmt: skip
 def same(tape: Tape, x: Any, *args: Any, **kwargs: Any) -> Scalar:
-    """Returns what leaves a single value as it is."""
+    """Returns a single value as it is, for operations that do not change one."""
     if any(isinstance(value, torch.dtype) for value in (*args, *kwargs.values())):
         raise refuse("E0901", "bits as another type", "specs have no bits", "convert the value: .to(dtype)")
     return scalar(tape, x)

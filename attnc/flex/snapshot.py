@@ -64,7 +64,9 @@ class Snapshot:
 
 
 def snapshot(mods: Sequence[Callable[..., Any] | None], block_mask: BlockMask | None) -> Snapshot | None:
-    """Returns what the results of mods and of a BlockMask depend on; None where that cannot be told."""
+    """Returns the things on which the results of mods and of a BlockMask depend; None if they cannot be
+    told.
+    """
     taken = Snapshot()
     try:
         parts = [None if mod is None else _function(mod, taken, 0) for mod in mods]

@@ -50,9 +50,9 @@ def facts_of(tensor: torch.Tensor) -> ValueFacts:
 
 
 def remember(tensors: Sequence[torch.Tensor], what: object, look: Callable[[], T], unseen: T) -> T:
-    """Returns what a look at the data of some tensors finds, of an earlier call while they stay as they are.
-
-    what: names the question, hashable; unseen: the answer where nothing can be looked at
+    """Returns the result of a look at the data of some tensors, or that of an earlier call as long as the
+    tensors have not changed. what: names the question, hashable; unseen: the answer if nothing can be looked
+    at.
     """
     if any(x.is_meta or isinstance(x, FakeTensor) for x in tensors) or are_transformed(tensors):
         return unseen

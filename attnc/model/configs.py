@@ -66,7 +66,7 @@ def check_condition(tree: ast.Expr, names: Mapping[str, Kind], report: Reporter)
 
 
 def _kind(tree: ast.Expr, names: Mapping[str, Kind], report: Reporter) -> Kind | None:
-    """Returns what kind of value the tree has; None after a report. Every part is looked at, even after a
+    """Returns the kind of value that the tree has; None after a report. Every part is looked at, even after a
     mistake.
     """
 

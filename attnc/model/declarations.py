@@ -68,10 +68,9 @@ def _kind(value: DType | bool | int | float) -> str:
 
 
 def raw_dims(attention: ast.Attention, params: dict[str, Param | Wrong]) -> dict[str, Expr]:
-    """Returns what the reserved dimensions stand for in the shapes of q, k and v.
-
-    D is the last axis of q and Dv that of v, whatever is written there; those that the spec leaves open
-    become params, added to `params`. The others are params if declared so, else run-time sizes.
+    """Returns the sizes that the reserved dimensions stand for in the shapes of q, k and v. D is the last
+    axis of q and Dv that of v, whatever is written there; those that the spec leaves open become params,
+    added to `params`. The others are params if declared so, else run-time sizes.
     """
     shapes = {
         name.id: item.shape for item in attention.items if isinstance(item, ast.Input) for name in item.names

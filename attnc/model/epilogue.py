@@ -16,8 +16,8 @@ READ: Mapping[str, Expr] = {"attention": Attended(), COLUMN: Index(COLUMN)}
 
 
 def resolve_epilogue(tree: ast.Attention, elaborator: Elaborator, report: Reporter) -> Expr | None:
-    """Returns what o is, as an expression of the attention; None where the spec does not say, or after
-    reporting what is wrong.
+    """Returns o as an expression of the attention; None if the spec has none, or after reporting a
+    mistake.
     """
     made: Expr | None = None
     for item in tree.items:

@@ -287,6 +287,6 @@ def keys_of(phase: Phase, grads: tuple[str, ...] = ()) -> dict[str, Key]:
 
 
 def what_is_allowed(key: str, value: int) -> str:
-    """Returns what a key may be, where this number is none of it; else ""."""
+    """Returns the values that a key may have, if this number is not one of them; else ""."""
     read = KEYS[key].read(ast.Number(text="", value=value, span=Span(Source("", ""), 0, 0)))
     return KEYS[key].allowed if read is None else ""

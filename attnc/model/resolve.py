@@ -41,8 +41,8 @@ _Item = TypeVar("_Item", bound=ast.AttentionItem)
 
 @limit_steps()
 def resolve(file: ast.File, prelude: ast.File) -> Program:
-    """Returns what the file means. Raises DiagnosticError with every semantic error, in source order;
-    warnings are in the Program.
+    """Returns the program that the file describes. Raises DiagnosticError with every semantic error, in
+    source order; warnings are in the Program.
     """
     with report_limit("the file", file.span.source.span(0, 0)):
         return _resolve(file, prelude)

@@ -72,8 +72,8 @@ class _BlockForm:
 
 
 def _form_of_attention(tree: ast.Attention | None) -> _BlockForm:
-    """Returns what a schedule of an attention may say. tree: None when the attention does not exist, so that
-    nothing is known of its params.
+    """Returns the keys and blocks that a schedule of an attention may have. tree: None when the attention
+    does not exist, so that nothing is known of its params.
     """
     items = tree.items if tree else ()
     grads = tuple(name.id for item in items if isinstance(item, ast.Grad) for name in item.names)
@@ -91,7 +91,9 @@ def _form_of_attention(tree: ast.Attention | None) -> _BlockForm:
 
 
 def _form_of_projection(tree: ast.Projection, projection: Projection | None) -> _BlockForm:
-    """Returns what a schedule of a projection may say. projection: None if it has mistakes."""
+    """Returns the keys and blocks that a schedule of a projection may have. projection: None if it has
+    mistakes.
+    """
     every = tuple(PROJECTION_KEYS.values())
     sizes: dict[str, Kind] = {
         name: "number"
@@ -110,7 +112,7 @@ def _form_of_projection(tree: ast.Projection, projection: Projection | None) -> 
 
 
 def _words(keys: tuple[Key, ...]) -> dict[str, Kind]:
-    """Returns what values of keys and element types are called; a param of the same name stands
+    """Returns the words that stand for values of keys and for element types; a param of the same name comes
     before them.
     """
     names: dict[str, Kind] = {word: "word" for key in keys for word in key.words}

@@ -333,7 +333,7 @@ class ProductConfig(ProjectionConfig):
 
 
 def config_type(phase: Phase, keys: Collection[str]) -> type[Config]:
-    """Returns what the configs of a phase are, where a target has these keys of it."""
+    """Returns the type of the configs of a phase, for a target that has these keys of it."""
     match phase:
         case "forward":
             return HopperConfig if "consumers" in keys else ForwardConfig

@@ -51,8 +51,8 @@ class Definition:
 
 
 def collect(prelude: ast.File, file: ast.File, report: Reporter) -> Mapping[str, Definition]:
-    """Returns what every def name means to the file: its own defs, and those of the prelude that it does not
-    redefine.
+    """Returns the definition of every def that the file can use: its own, and those of the prelude that it
+    does not redefine.
     """
     shipped: dict[str, Definition] = {}
     for tree in prelude.items:

@@ -238,8 +238,8 @@ def _is_no_number(node: Expr) -> bool:
 
 
 def _beyond_float32(node: Expr) -> str:
-    """Returns what of the node leaves float32, "" if nothing does. A factor that is too large would make NaN
-    of 0.
+    """Returns the part of the node that leaves float32, "" if none does. A factor that is too large would
+    make NaN of 0.
     """
     value = number(node)
     if isinstance(value, float) and MAX_FLOAT < abs(value) < inf:

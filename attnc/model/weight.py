@@ -16,8 +16,8 @@ def resolve_weight(
     elaborator: Elaborator,
     report: Reporter,
 ) -> Expr | None:
-    """Returns what the score becomes before it weighs a value: itself where the spec does not say; None after
-    reporting what is wrong.
+    """Returns the expression of the score by which a value is weighed: the score itself if the spec does not
+    say; None after reporting a mistake.
     """
     if tree is None:
         return score

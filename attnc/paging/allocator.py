@@ -132,7 +132,7 @@ class PageAllocator:
         return self.holdings([sequence])[0]
 
     def holdings(self, sequences: Iterable[int]) -> list[Holding]:
-        """Returns what each sequence holds. ValueError for one that is unknown or freed."""
+        """Returns the pages that each sequence holds. ValueError for one that is unknown or freed."""
         known = self._holdings
         try:
             return [known[sequence] for sequence in sequences]

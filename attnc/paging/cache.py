@@ -355,7 +355,9 @@ class PagedCache:
         self._allocator.commit(change)
 
     def _entries(self, change: Change) -> _Entries:
-        """Lists what changes in the tables, and of that what a step of these sequences has too."""
+        """Lists the entries of the tables that change, and which of these a step of these sequences has
+        too.
+        """
         width, lengths_at = self.block_table.shape[1], self._lengths_at
         places, numbers, of_step = list[int](), list[int](), list[int]()
         rows, lengths = list[int](), list[int]()

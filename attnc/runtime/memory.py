@@ -14,7 +14,9 @@ def ran_out_of_memory(error: BaseException) -> bool:
 
 
 def describe_lack(error: BaseException) -> str:
-    """Returns what was asked for and what there was, in a line, without the list of other processes."""
+    """Returns the memory that was asked for and that there was, in a line, without the list of other
+    processes.
+    """
     text = re.split(r" Process \d+ has| Including non-PyTorch|\n", str(error))[0].strip().rstrip(".")
     is_clear = "out of memory" in text.lower()
     return text if is_clear else f"out of memory: {text}" if text else "out of memory"

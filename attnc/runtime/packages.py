@@ -151,8 +151,7 @@ class Package:
 
 
 def find_package(folder: Path) -> Package | None:
-    """Returns what `keep_package` put there; None where it did not, or where a file is not what it was.
-
+    """Returns the package that `keep_package` put there; None if it did not, or if a file has changed.
     PermissionError for a folder that others could have written to.
     """
     for level in (folder.parent, folder):

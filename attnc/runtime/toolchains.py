@@ -167,7 +167,9 @@ class TritonKernel:
 
 
 def read_usage(cubin: bytes) -> Usage | None:
-    """Returns what cuobjdump says of the first kernel in a cubin; None where cuobjdump is missing."""
+    """Returns the resources of the first kernel in a cubin, as cuobjdump says; None if cuobjdump is
+    missing.
+    """
     program = tool("cuobjdump")
     if program is None:
         return None
@@ -329,7 +331,7 @@ _TOOLCHAINS: Mapping[str, Toolchain] = {"triton": TritonCompiler(), "sm80": Nvrt
 
 
 def toolchain_of(target: str) -> Toolchain:
-    """Returns what compiles the kernels of a target of this name."""
+    """Returns the toolchain that compiles the kernels of a target of this name."""
     return _TOOLCHAINS[target_of(target).family]
 
 

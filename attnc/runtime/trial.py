@@ -291,8 +291,7 @@ _DRAWN_LENGTH, _DRAWN_TOKENS = 1024, 4096
 
 
 def load_samples(path: Path) -> dict[str, torch.Tensor]:
-    """Returns what `torch.save` wrote: a dict of tensors. v, which scores do not depend on, may be missing.
-
+    """Returns a dict of tensors that `torch.save` wrote. v, which scores do not depend on, may be missing.
     Nothing in the file is executed. Raises OSError, and ValueError if it is another kind of file.
     """
     try:

@@ -215,7 +215,9 @@ def _lines(statements: Iterable[_Statement]) -> Iterator[list[_Statement]]:
 
 
 def _definition(node: ast.Node) -> tuple[str, ast.Expr] | None:
-    """Returns what stands before the expression of a statement that is one, and the expression."""
+    """Returns the text before the expression of a statement, and the expression; None if the statement is not
+    one expression.
+    """
     match node:
         case ast.Def(name=name, params=params, value=value):
             return f"def {name.id}" + (f"({_names(params)})" if params else "") + " = ", value

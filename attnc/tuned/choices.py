@@ -62,7 +62,7 @@ class TunedChoice:
 
 
 def knobs_of_kernel(kernel: str, config: Config) -> dict[str, str]:
-    """Returns what a choice says of the config of a kernel."""
+    """Returns the keys and values by which a choice describes the config of a kernel."""
     knobs = config.texts()
     return knobs if kernel == "forward" else {key: knobs[key] for key in _BACKWARD_KNOBS if key in knobs}
 
@@ -95,7 +95,9 @@ def dump_tuned(choices: Iterable[TunedChoice]) -> str:
 
 
 def tuned_choices(module: ir.Module, choices: Iterable[TunedChoice]) -> Tuned:
-    """Returns what the module embeds for each of its kernels. Of several toolchains the newest one speaks."""
+    """Returns the choices that the module embeds for each of its kernels. If several toolchains have
+    measured, the newest one counts.
+    """
     mine = (module.variant.attention.name, module.target, module.variant.name)
     own = [choice for choice in choices if mine == (choice.attention, choice.target, choice.variant)]
     return {
@@ -146,9 +148,8 @@ Parsed = TypeVar("Parsed")
 
 
 def read_measured(source: Source, form: int, parse: Callable[[Any], Parsed]) -> Parsed:
-    """Returns what `parse` makes of a JSON file that a measurement wrote in this format.
-
-    Raises DiagnosticError (E0603) when it is not such a file.
+    """Returns the result of `parse` for a JSON file that a measurement wrote in this format. Raises
+    DiagnosticError (E0603) when it is not such a file.
     """
     try:
         data = json.loads(source.text)

@@ -124,8 +124,8 @@ class Kept:
 
     @staticmethod
     def from_json(text: str) -> Kept:
-        """Returns what `to_json` wrote, or `Case.to_json`. ValueError, in words for a reader, for any other
-        text.
+        """Returns the case that `to_json`, or `Case.to_json`, wrote. ValueError, in words for a reader, for
+        any other text.
         """
         made: object = json.loads(text)
         if not isinstance(made, dict) or "case" not in made:

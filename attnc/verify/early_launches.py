@@ -77,7 +77,7 @@ def _reads(body: Sequence[str], at: int) -> bool:
 
 @lru_cache(maxsize=8)
 def list_early(text: str) -> tuple[str, ...]:
-    """Lists what is wrong with the waits of a module's kernels for Triton."""
+    """Lists mistakes in the waits of a module's kernels for Triton."""
     functions = {node.name: node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef)}
     found = []
     for name, function in functions.items():

@@ -203,7 +203,9 @@ class GradientErrors:
 
 
 def beyond_a_tile(bound: GradientBound, cut_off: Floats) -> Floats:
-    """Returns what a sum loses more than the sum of one tile, which has 2u for each of its products."""
+    """Returns the error of a sum beyond that of the sum of one tile, which has 2u for each of its
+    products.
+    """
     return (cut_off - 2 * U * bound.tile).clip(0)
 
 

@@ -131,7 +131,7 @@ def _nodes(attention: Attention) -> Iterator[Expr]:
 
 
 def _terms(expr: Expr, *, taken: bool = False) -> Iterator[Expr]:
-    """Yields what a sum is of, without what is taken from it unless asked for."""
+    """Yields the terms of a sum, without those that are subtracted unless asked for."""
     match expr:
         case Binary(op="+", left=left, right=right):
             yield from _terms(left, taken=taken)

@@ -240,7 +240,7 @@ class Reach:
 
 
 def fit_of(variant: ProjectionVariant, configs: int) -> Fit:
-    """Returns what a case of the projection may say, given how many configs there are."""
+    """Returns the values that a case of the projection may have, given how many configs there are."""
     ranks = {name: len(tensor.shape) for name, tensor in variant.projection.tensors.items()}
     styles = ("random",)
     return Fit(

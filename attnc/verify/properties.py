@@ -488,7 +488,7 @@ def violations(subject: Subject, case: Case, only: str = "") -> Iterator[str]:
 
 
 def result_violations(subject: Subject, case: Case, only: str = "") -> Iterator[str]:
-    """Yields what `violations` does of the kernels' results, and nothing of host code."""
+    """Yields the findings of `violations` on the kernels' results, and none on host code."""
     case = replace(case, layouts={}, special="none")
     wanted = [rule for rule in PROPERTIES if only in ("", rule.name)]
     if wanted:
@@ -503,7 +503,7 @@ def result_violations(subject: Subject, case: Case, only: str = "") -> Iterator[
 
 
 def rule_names() -> frozenset[str]:
-    """Returns what messages of `violations` begin with."""
+    """Returns the words with which messages of `violations` begin."""
     properties = {rule.name for rule in PROPERTIES} | {rule.name for rule in GRADIENT_PROPERTIES}
     return frozenset(properties | {"fallbacks", "calls", "offsets", "waits"})
 

@@ -134,8 +134,8 @@ class Trial(ABC):
 
 
 def settle(trial: Trial, case: Case, judge: Callable[[], Verdict]) -> Verdict:
-    """Returns what `judge` says of a case. Raises GpuLost, which names the case, where the GPU takes no more
-    work from then on: what would be said of other cases says nothing.
+    """Returns the verdict of `judge` on a case. Raises GpuLost, which names the case, if the GPU takes no
+    more work from then on: verdicts on other cases would mean nothing.
     """
     try:
         with noting(f"{trial.name} on {trial.place}", partial(trial.repro, case)):

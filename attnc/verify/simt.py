@@ -217,8 +217,8 @@ def _own_flags() -> list[str]:
 
 @cache
 def _fill_flags() -> tuple[str, ...]:
-    """Returns what makes g++ fill local variables that nothing has set with numbers far from any: a GPU's
-    registers hold whatever was there before. None before g++ 12.
+    """Returns the flags with which g++ fills local variables that nothing has set with numbers far from any:
+    the registers of a GPU hold whatever was there before. None before g++ 12.
     """
     flag = "-ftrivial-auto-var-init=pattern"
     command = ("g++", flag, "-x", "c++", "-fsyntax-only", os.devnull)

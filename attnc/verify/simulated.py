@@ -61,8 +61,8 @@ class SimulatedTrial(AttentionTrial):
 
 
 def _count_fallbacks(subject: Subject, case: Case) -> Iterator[str]:
-    """Yields what is wrong with the number of fallbacks. What a copy has not brought yet is NaN, which looks
-    like a bad guess, and is computed again: the number alone shows it.
+    """Yields a finding if the number of fallbacks is wrong. A value that a copy has not brought yet is NaN,
+    which looks like a bad guess, and is computed again: only the number shows it.
     """
     return fallback_violations(subject)
 

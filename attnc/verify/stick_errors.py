@@ -31,7 +31,7 @@ SOFTPLUS_ERROR = 2.0**-22
 
 
 def sum_error(bound: ErrorBound, tiles: int) -> float:
-    """Returns what a number loses in the sums of a row with so many tiles."""
+    """Returns the error of a number in the sums of a row with so many tiles."""
     in_tile = bound.summand_error + bound.addition_error * (bound.tile_kv + 3)
     return in_tile + U * (2 * tiles + bound.splits + 10)
 

@@ -181,7 +181,7 @@ def pack(rows: Floats, lengths: Array, tail: int, unused: float) -> Floats:
 
 
 def unused_value(tensor: Tensor, fill: str) -> float:
-    """Returns what rows hold that no sequence has, as `stored` takes it."""
+    """Returns the value of rows that no sequence has, as `stored` takes it."""
     return unused_of(DType(tensor.dtype), fill)
 
 

@@ -90,7 +90,7 @@ def word_dims(attention: Attention) -> frozenset[str]:
 
 
 def fit_of(attention: Attention, configs: int) -> Fit:
-    """Returns what a case of the attention may say, given how many configs there are."""
+    """Returns the values that a case of the attention may have, given how many configs there are."""
     return Fit(
         dims=free_dims(attention),
         ranks={

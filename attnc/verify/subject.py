@@ -122,7 +122,7 @@ class Subject:
         return torch.cuda.get_device_properties(self.device)
 
     def limits(self) -> Limits:
-        """Returns what a case may cost here: the interpreter takes milliseconds for a tile, a GPU
+        """Returns the limits on the cost of a case here: the interpreter takes milliseconds for a tile, a GPU
         microseconds, but the reference as long on both.
         """
         if self.device == "cpu":

@@ -111,10 +111,9 @@ def combine_scales(
     v_scale: float | torch.Tensor | None = None,
     always: bool,
 ) -> dict[str, torch.Tensor]:
-    """Returns what the score and the values are multiplied by, f32 that expands to [B, Hkv]: k_scale, with
-    q_scale in it, and v_scale. None at all where all are None or 1, unless `always`.
-
-    one: f32 1 on the device, for those that are None
+    """Returns the factors of the score and of the values, f32 that expands to [B, Hkv]: k_scale, multiplied
+    by q_scale, and v_scale. There are none if all are None or 1, unless `always`. one: f32 1 on the device,
+    for those that are None.
     """
     given = {"q_scale": q_scale, "k_scale": k_scale, "v_scale": v_scale}
     if not always and all(not isinstance(x, torch.Tensor) and x in (None, 1) for x in given.values()):
@@ -127,8 +126,8 @@ def combine_scales(
 
 
 def write_position_terms(function: str, mode: str, softcap: float, **rope: object) -> tuple[str, ...]:
-    """Returns what positions add to the score: nothing, or ALiBi's slopes, as FlashInfer counts them from the
-    first query and the first key. ValueError where q and K are to be rotated inside of attention.
+    """Returns the terms of the score that depend on positions: none, or ALiBi's slopes, as FlashInfer counts
+    them from the first query and the first key. ValueError if q and K are to be rotated inside of attention.
     """
     if mode not in ("NONE", "ALIBI"):
         raise ValueError(f"{function}: pos_encoding_mode: expected 'NONE' or 'ALIBI', got {mode!r}")

@@ -130,8 +130,8 @@ class AttncMetadataBuilder(AttentionMetadataBuilder[AttncMetadata]):  # type: ig
     def build(
         self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False
     ) -> AttncMetadata:
-        """Returns what kernels read of a step. Raises ValueError for what a step asks that the kernels do not
-        compute.
+        """Returns the tensors and numbers that kernels read in a step. Raises ValueError if the step asks for
+        something that the kernels do not compute.
         """
         common = common_attn_metadata
         if not isinstance(common.causal, bool):

@@ -97,7 +97,9 @@ class ProgramText:
         return rows if decodes_packed_rows(self.module) else f"({rows} + B + 1)"
 
     def keys_of(self, loop: Loop) -> str:
-        """Returns the range of a loop over keys. The tile or two at an edge are not worth filling a pipeline."""
+        """Returns the range of a loop over keys. The tile or two at an edge are not worth filling a
+        pipeline.
+        """
         if loop.listed is not None:
             return self._listed_tiles(loop.listed)
         bounds = f"{scalar(loop.start)}, {scalar(loop.stop)}, BLOCK_N"
