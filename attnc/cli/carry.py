@@ -46,7 +46,7 @@ def carry(
     generated: the folder of modules, below the current one; update: writes the file of records.
     """
     from attnc.support.cache import own_folder
-    from attnc.verify.carry import Comparison, carry_records
+    from attnc.verify.carry import Comparison, adopt_carried, carry_records
 
     found: list[Comparison] = []
 
@@ -66,7 +66,7 @@ def carry(
             raise Mistake(str(missing), "machine code is compared by NVRTC") from None
     left = sum(bool(comparison.because) for comparison in found)
     if len(found) > left:
-        update(lambda _: carried)
+        update(lambda known: adopt_carried(known, records, carried))
     if left:
         note("'attnc verify --lapsed --record' verifies what is left on a GPU")
     say(f"{len(found) - left} carried, {left} left")

@@ -117,6 +117,23 @@ def carry_records(
     return replace(records, verified=verified, sanitized=sanitized)
 
 
+def adopt_carried(known: Records, before: Records, carried: Records) -> Records:
+    """Returns the records that are known now, with those that were carried since `before`: what others have
+    written meanwhile stays.
+    """
+    verified = {
+        name: record
+        for name, record in carried.verified.items()
+        if known.verified.get(name) == before.verified.get(name)
+    }
+    sanitized = {
+        name: seen
+        for name, seen in carried.sanitized.items()
+        if known.sanitized.get(name) == before.sanitized.get(name)
+    }
+    return replace(known, verified={**known.verified, **verified}, sanitized={**known.sanitized, **sanitized})
+
+
 def list_cuda_modules(folder: Path) -> list[str]:
     """Lists the CUDA modules below a folder of generated ones, by path."""
     files = (path for path in folder.glob("*/cuda_*/*.py") if path.name != "__init__.py")

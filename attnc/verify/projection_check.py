@@ -1,7 +1,8 @@
 """Runs a projection's module on cases and judges every element against the float64 product.
 
 A case passes when y is within the bound that the plan promises for its config (`plan.projection.DotBound`),
-does not depend on what surrounds the tensors in memory, and nothing but y was written.
+does not depend on what surrounds the tensors in memory, and nothing but y was written. What a call allocates
+is full of NaN before its kernels see it.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from attnc.model.dtypes import DType
 from attnc.model.program import KERNELS, ProjectionVariant
 from attnc.plan.projection import MOST_ROWS, DotBound, ProjectionModule
 from attnc.runtime.loader import load_text
+from attnc.runtime.watchdog import watch
 from attnc.support.arguments import DTYPES
 from attnc.target.projection import render_projection
 from attnc.verify.boundaries import Boundary, CaseFacts, boundaries_of_projection
@@ -33,6 +35,7 @@ from attnc.verify.interpreter import ensure_interpreter, is_interpreting
 from attnc.verify.memory import guarding
 from attnc.verify.problem import Guarded, place_tensor
 from attnc.verify.search import Trial
+from attnc.verify.subject import poison_allocations
 from attnc.verify.tolerance import SLACK
 from attnc.verify.verdict import Verdict
 
@@ -100,11 +103,15 @@ def check_projection(subject: ProjectionSubject, case: Case, *, fills: Iterable[
         inputs, y = _build(subject, case, values, fill)
         tensors = {name: guarded.view for name, guarded in inputs.items()}
         try:
-            with guarding(*tensors.values()):
+            with (
+                guarding(*tensors.values()),
+                poison_allocations(subject.module),
+                watch(f"{variant.projection.name}, case {case.to_json()},", subject.device),
+            ):
                 function = getattr(subject.module, variant.projection.name)
                 function(*tensors.values(), out=y.view, config=subject.module.CONFIGS[case.config])
-            if subject.device != "cpu":
-                torch.cuda.synchronize()
+                if subject.device != "cpu":
+                    torch.cuda.synchronize()
         except Exception as failure:
             return _report_broken(f"{type(failure).__name__}: {failure}")
         if any(guarded.is_disturbed(is_output=False) for guarded in inputs.values()):

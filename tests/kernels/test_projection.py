@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -52,6 +54,20 @@ def test_the_fixed_cases(name: str, variant: str) -> None:
     assert not report.failures
     assert report.examples > 13  # those that meet the boundaries of the plan come first
     assert 0 < report.worst <= 1
+
+
+def test_what_a_call_allocates_is_full_of_nan() -> None:
+    """Sums that nobody has written show, where fresh memory is mostly 0."""
+
+    def forget(x: torch.Tensor, w: torch.Tensor, *, out: torch.Tensor, config: Any) -> None:
+        splits = torch.empty(2, *out.shape)
+        splits[0] = x.float() @ w.float().T
+        out.copy_(splits.sum(0))
+
+    sound = subject("linear", "f16")
+    module: Any = SimpleNamespace(CONFIGS=sound.module.CONFIGS, linear=forget)
+    verdict = check_projection(replace(sound, module=module), Case(dims={"M": 2, "N": 3, "K": 16}))
+    assert verdict.message.startswith("y[m=0, n=0] = nan"), verdict.message
 
 
 @pytest.mark.slow

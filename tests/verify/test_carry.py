@@ -10,7 +10,13 @@ from typing import Any
 import pytest
 
 from attnc.runtime.nvrtc import nvrtc_version
-from attnc.verify.carry import Comparison, carry_records, compare_declarations, compare_modules
+from attnc.verify.carry import (
+    Comparison,
+    adopt_carried,
+    carry_records,
+    compare_declarations,
+    compare_modules,
+)
 from attnc.verify.record import Record, Records, Sanitized, hash_of
 
 NAME = "tiny/cuda_sm_80/d64.py"
@@ -141,6 +147,24 @@ def test_a_sanitized_module_of_an_older_text_stays_lapsed(tmp_path: Path) -> Non
     known = recorded(before)
     older = {NAME: replace(known.sanitized[NAME], sha256="0")}
     assert carry_records(replace(known, sanitized=older), before, after).sanitized == older
+
+
+def test_what_others_record_meanwhile_stays() -> None:
+    def records(**hashes: str) -> Records:
+        return Records(
+            verified={
+                name: Record(sha256=sha256, device="", toolchain="", cases=1, worst=0.0, where="")
+                for name, sha256 in hashes.items()
+            },
+            sanitized={
+                name: Sanitized(sha256=sha256, device="", tool="", launches=1)
+                for name, sha256 in hashes.items()
+            },
+        )
+
+    before, carried = records(a="1", b="1", c="1"), records(a="2", b="2", c="1")
+    known = records(a="1", b="3", c="4", d="5")
+    assert adopt_carried(known, before, carried) == records(a="2", b="3", c="4", d="5")
 
 
 def test_registers_are_told_of_both(tmp_path: Path) -> None:
