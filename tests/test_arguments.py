@@ -28,6 +28,7 @@ WRAPPERS = (
     flashinfer.BatchDecodeWithAttentionSinkWrapper,
     flashinfer.BatchPODWithPagedKVCacheWrapper,
     flashinfer.PODWithPagedKVCacheWrapper,
+    flashinfer.BatchPrefillWithCausalBidirectionalRangesWrapper,
     flashinfer.BlockSparseAttentionWrapper,
     flashinfer.VariableBlockSparseAttentionWrapper,
 )

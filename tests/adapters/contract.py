@@ -142,6 +142,7 @@ WANTED: Mapping[str, Wanted] = {
             "BatchAttention": ("__init__", "plan", "prewarm_paged_kv_stride_variant", "run"),
             "BatchAttentionWithAttentionSinkWrapper": ("__init__", "run"),
             "BatchDecodeWithAttentionSinkWrapper": ("__init__", "run"),
+            "BatchPrefillWithCausalBidirectionalRangesWrapper": ("__init__", "plan", "run"),
         },
         "flashinfer.cascade": {
             "BatchDecodeWithSharedPrefixPagedKVCacheWrapper": ("__init__", "begin_forward", "forward"),

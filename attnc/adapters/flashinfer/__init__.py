@@ -42,6 +42,7 @@ from attnc.adapters.flashinfer.prefill import (
     single_prefill_with_kv_cache_return_lse,
 )
 from attnc.adapters.flashinfer.ragged import BatchPrefillWithRaggedKVCacheWrapper
+from attnc.adapters.flashinfer.ranges import BatchPrefillWithCausalBidirectionalRangesWrapper
 from attnc.adapters.flashinfer.sparse import (
     BlockSparseAttentionWrapper,
     VariableBlockSparseAttentionWrapper,
@@ -56,6 +57,7 @@ __all__ = [
     "BatchDecodeWithSharedPrefixPagedKVCacheWrapper",
     "BatchMLAPagedAttentionWrapper",
     "BatchPODWithPagedKVCacheWrapper",
+    "BatchPrefillWithCausalBidirectionalRangesWrapper",
     "BatchPrefillWithPagedKVCacheWrapper",
     "BatchPrefillWithRaggedKVCacheWrapper",
     "BatchPrefillWithSharedPrefixPagedKVCacheWrapper",

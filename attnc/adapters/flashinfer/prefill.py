@@ -42,6 +42,9 @@ class BatchPrefillWithPagedKVCacheWrapper(PagedWrapper):
     captured around `run` then serves every later `plan` with as many queries in all.
     """
 
+    #: Whether queries of requests that have as many, and few, share tiles, and programs their keys.
+    _shares_tiles = True
+
     def __init__(
         self,
         float_workspace_buffer: torch.Tensor,
@@ -144,7 +147,8 @@ class BatchPrefillWithPagedKVCacheWrapper(PagedWrapper):
         if is_masked:
             keys = tables["kv_len"].tolist() if keys is None else keys
             tables |= self._mask_tables(starts, keys, custom_mask, packed_custom_mask)
-        tokens = 0 if self.is_cuda_graph_enabled else count_uniform(starts)
+        shares_tiles = self._shares_tiles and not self.is_cuda_graph_enabled
+        tokens = count_uniform(starts) if shares_tiles else 0
         if not tokens:
             tables["qo_indptr"] = qo_indptr.to(self.device, torch.int32, copy=True)
         value_dim = choose_value_dim(head_dim_qk, head_dim_vo)
