@@ -21,12 +21,14 @@ from attnc.distributed.estimate import STRATEGIES, Rates, Strategy, rates_of
 from attnc.distributed.explain import as_dict, as_text, example, least, sizes_known
 from attnc.distributed.kernels import spec_of
 from attnc.distributed.offers import (
+    EVEN,
     Chunks,
     assignments,
     chunk_of_slices,
     chunk_rows,
     contiguous,
     even_out,
+    exchange_chunks,
     group_into_chunks,
     longest_first,
     slices,
@@ -343,6 +345,22 @@ def test_chunks_go_to_whoever_has_least(work: list[int], ranks: int) -> None:
     assert longest_first(chunks, ranks).tolist() == plain_plan.longest_first(chunks, ranks)
 
 
+@given(st.lists(st.integers(1, 1 << 20), min_size=1, max_size=40), st.integers(1, 6))
+def test_chunks_are_exchanged_until_no_two_make_work_more_even(work: list[int], ranks: int) -> None:
+    """Of the ranks with most and least work; each has as many chunks as before."""
+    chunks = Chunks(16, np.full(len(work), 16), np.asarray(work, np.float64), 0.5)
+    start = contiguous(len(work), ranks)
+    owner = exchange_chunks(chunks, start, ranks)
+    assert np.bincount(owner, minlength=ranks).tolist() == np.bincount(start, minlength=ranks).tolist()
+    before, load = (np.bincount(x, chunks.work, ranks) for x in (start, owner))
+    assert load.max() <= before.max()
+    if load.max() > (1 + EVEN) * sum(work) / ranks:
+        give, take = (chunks.work[owner == rank] for rank in (load.argmax(), load.argmin()))
+        apart = load.max() - load.min()
+        gain = give[:, None] - take[None, :]
+        assert (np.abs(apart - 2 * gain) >= apart).all()
+
+
 def sizes_of(queries: int, keys: int, ends: tuple[int, ...] = (), **changes: Any) -> CallSizes:
     packed: dict[str, Any] = {}
     if ends:
@@ -377,7 +395,7 @@ def test_the_page_of_a_plan(name: str, golden: Callable[[Path, str], None]) -> N
 
 
 EXAMPLES: Mapping[str, str] = {
-    **{name: SPECS[name] for name in ("documents", "packed", "prefix", "lengths", "window")},
+    **{name: SPECS[name] for name in ("documents", "packed", "prefix", "lengths", "window", "alibi")},
     "one_row": text("causal and doc[q_pos] == doc[kv_idx]", inputs=("doc: i32[N] is sorted",)),
 }
 
