@@ -33,6 +33,7 @@ def with_spare_pages(
     return indptr.int(), torch.cat(rows), torch.tensor(lengths, dtype=torch.int32)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("form", "spare", "options"),
     [
@@ -105,6 +106,7 @@ def test_a_softcap_is_the_plans() -> None:
         wrapper.run(queries(1), (k, v), kv_cache_sf=(k, v))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("window_left", [-1, 3])
 def test_sinks_of_prompts(window_left: int) -> None:
     """Under fixed buffers too: a later plan serves the graph of the first."""

@@ -20,6 +20,7 @@ PLANNED: dict[str, Any] = {
 }  # fmt: skip
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("left", "reach"), [(-1, -1), (3, 0), (2, 4)])
 def test_ranges(left: int, reach: int) -> None:
     """Of a prompt, of none and of a chunk, and a plan after another as a graph sees it."""

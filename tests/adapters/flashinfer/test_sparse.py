@@ -56,6 +56,7 @@ def expect(
     return torch.cat(o), torch.cat(lse)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("row", "column", "options"),
     [
@@ -102,6 +103,7 @@ def test_rows_of_blocks(row: int, column: int, options: dict[str, Any]) -> None:
     assert torch.equal(kept, lse)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("of_all_heads", [False, True])
 def test_masks_of_heads(of_all_heads: bool) -> None:
     row, column, rows, columns = 16, 32, 40, 3
@@ -125,6 +127,7 @@ def test_masks_of_heads(of_all_heads: bool) -> None:
     assert lse.isneginf().all()
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("columns", "causal"),
     [
@@ -180,6 +183,7 @@ def test_a_result_has_the_type_that_is_asked() -> None:
     assert torch.equal(exact.half(), o)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("rows", "keys"), [(0, 16), (16, 0), (0, 0)])
 def test_nothing_to_attend(rows: int, keys: int) -> None:
     none, lines = torch.zeros(0).int(), rows // 16
