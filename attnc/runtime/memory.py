@@ -1,4 +1,4 @@
-"""What ran out of memory, and whether others have it; and whether a GPU takes any more work."""
+"""What ran out of memory or room, and whether others have it; and whether a GPU takes any more work."""
 
 from __future__ import annotations
 
@@ -11,6 +11,13 @@ def ran_out_of_memory(error: BaseException) -> bool:
     """Returns whether an error of Python, PyTorch, CuPy or a driver says that memory was not to be had."""
     is_named = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
     return is_named or (isinstance(error, RuntimeError) and "out of memory" in str(error).lower())
+
+
+def is_of_machine(error: BaseException) -> bool:
+    """Returns whether an error says that the machine failed, whatever the kernel: of files, such as a full
+    disk, or of memory.
+    """
+    return isinstance(error, OSError) or ran_out_of_memory(error)
 
 
 def describe_lack(error: BaseException) -> str:

@@ -226,6 +226,8 @@ class _Calls:
                 self.made = 0
                 self.events.clear()
                 variation.call()
+        except OSError:  # of the machine
+            raise
         except Exception as error:
             return [], error
         return list(self.events), None

@@ -18,7 +18,7 @@ import torch
 from attnc.model.tensors import Tensor
 from attnc.plan.ir.backward import GradientBound
 from attnc.reference import Floats
-from attnc.runtime.memory import describe_lack, is_crowded, is_lost, ran_out_of_memory
+from attnc.runtime.memory import describe_lack, is_crowded, is_lost, is_of_machine, ran_out_of_memory
 from attnc.runtime.watchdog import watch
 from attnc.support.arguments import DTYPES
 from attnc.verify.case import Case
@@ -160,7 +160,7 @@ Rules: TypeAlias = Callable[[Subject, Case], Iterable[str]]
 def check(subject: Subject, case: Case, *, fills: Iterable[str] = ("nan",)) -> Verdict:
     """Runs one case, with each of the fills around its tensors, the programs in another order each time; of
     every third case the gradients too. Nothing that the kernel does makes this raise; what does is a GPU
-    whose memory others have.
+    whose memory others have, and OSError of a machine without room for what is compiled.
     """
     try:
         return _check_one_by_one(subject, case, fills)
@@ -198,7 +198,7 @@ def _check_one_by_one(subject: Subject, case: Case, fills: Iterable[str]) -> Ver
             with shuffle_programs(number), crowding_memory(subject.device, is_crowded=number > 0):
                 subject.run(problem.inputs, problem.outputs, case.config, case.call)
         except Exception as error:
-            if ran_out_of_memory(error):
+            if is_of_machine(error):
                 raise
             return report_broken(f"{type(error).__name__}: {error}")
         disturbed = problem.find_disturbed()
@@ -232,7 +232,7 @@ def _add_gradients(
     try:
         judged, found = _gradients(subject, subject.gradients, problem, case)
     except Exception as error:
-        if ran_out_of_memory(error):
+        if is_of_machine(error):
             raise
         return report_broken(f"backward: {type(error).__name__}: {error}"), {}
     if problem.find_disturbed() is not None:
@@ -281,6 +281,8 @@ def keeps(subject: Subject, case: Case, rules: Rules, verdict: Verdict) -> Verdi
     except Exception as error:
         if ran_out_of_memory(error):
             return _judge_lack(subject, case, error)
+        if is_of_machine(error):
+            raise
         found = f"{type(error).__name__}: {error}"
     return verdict if found is None else replace(report_broken(found), rule=found.partition(": ")[0])
 

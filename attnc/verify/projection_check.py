@@ -112,6 +112,8 @@ def check_projection(subject: ProjectionSubject, case: Case, *, fills: Iterable[
                 function(*tensors.values(), out=y.view, config=subject.module.CONFIGS[case.config])
                 if subject.device != "cpu":
                     torch.cuda.synchronize()
+        except OSError:  # of the machine
+            raise
         except Exception as failure:
             return _report_broken(f"{type(failure).__name__}: {failure}")
         if any(guarded.is_disturbed(is_output=False) for guarded in inputs.values()):

@@ -29,7 +29,7 @@ from typing import Any
 import torch
 
 from attnc.resources import resource
-from attnc.support.cache import kept_entry, own_folder
+from attnc.support.cache import cache_folder, kept_entry, own_folder
 
 _KERNEL = re.compile(
     r'extern "C" __global__ void (?:__launch_bounds__\(\w+(?:, (?P<resident>\w+))?\)|BOUNDS)'
@@ -208,7 +208,12 @@ def _load(text: str, folder: str, flags: list[str], libraries: Sequence[Path] = 
     content = "\0".join([text, *headers, *flags, *(library.name for library in libraries)])
     name = f"{hashlib.sha256(content.encode()).hexdigest()}.so"
     flags = [*flags, f"-Wl,-soname,{name}", *map(str, libraries)]
-    return ctypes.CDLL(str(kept_entry(name, lambda: _build(text, resource("templates", folder), flags)).path))
+    try:
+        library = kept_entry(name, lambda: _build(text, resource("templates", folder), flags))
+    except OSError as failure:  # writing names no file
+        failure.filename = failure.filename or str(cache_folder())
+        raise
+    return ctypes.CDLL(str(library.path))
 
 
 def _own_flags() -> list[str]:

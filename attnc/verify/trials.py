@@ -222,11 +222,13 @@ def _configs(space: Space, boundary: Boundary) -> Iterator[int]:
 
 
 def check_large(subject: Subject, case: Case) -> Verdict:
-    """Runs one case and judges a sample of it. Nothing that the kernel does makes this raise."""
+    """Runs one case and judges a sample of it. Nothing that the kernel does makes this raise; see `check`."""
     attention = subject.variant.attention
     problem = build(attention, case, device=subject.device)
     try:
         subject.run(problem.inputs, problem.outputs, case.config)
+    except OSError:
+        raise
     except Exception as error:
         return report_broken(f"{type(error).__name__}: {error}")
     if (disturbed := problem.find_disturbed()) is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -13,7 +14,7 @@ import torch
 from hypothesis import given, settings
 
 from attnc.verify.case import Case, Kept, TensorLayout
-from attnc.verify.check import backward_config, check, run_backward
+from attnc.verify.check import backward_config, check, keeps, report_broken, run_backward
 from attnc.verify.problem import FILLS, build
 from attnc.verify.strategies import Limits, cases, free_dims
 from attnc.verify.subject import Subject
@@ -47,6 +48,27 @@ def test_the_largest_spec_is_right() -> None:
 def test_drawn_cases_pass(name: str) -> None:
     report = fuzz(committed(name), examples=examples(5))
     assert report.ok, f"{report.failures[0].repro}\n{report.failures[0].verdict.message}"
+
+
+@pytest.mark.parametrize("failure", [OSError(errno.ENOSPC, "No space left on device"), MemoryError()])
+def test_no_kernel_is_wrong_because_the_machine_has_no_room(
+    failure: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    subject = committed("causal_gqa")
+    case = Case(dims={"B": 1, "M": 2, "N": 2, "Hkv": 1, "G": 1}, seed=8)
+
+    def fail(*_: Any, **__: Any) -> Any:
+        raise failure
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Subject, "run", fail)
+        with pytest.raises(type(failure)):
+            check(subject, case)
+    monkeypatch.setattr("attnc.verify.check.run_backward", fail)
+    with pytest.raises(type(failure)):
+        check(subject, case)
+    with pytest.raises(type(failure)):
+        keeps(subject, case, fail, report_broken("nothing"))
 
 
 @pytest.mark.parametrize("shrink", [True, False])
