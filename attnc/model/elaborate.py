@@ -449,8 +449,11 @@ def _check_window(arguments: tuple[Argument, ...], tree: ast.Name | ast.Call, at
 
 def _constant(value: bool | int | float, tree: ast.Expr, at: Context) -> Expr | None:
     if isinstance(value, int) and abs(value) >= MAX_INTEGER:
-        hint = "positions stay below 2^30: 2147483647 is beyond all of them, where no limit is meant"
-        at.error("E0507", "integer beyond 62 bits", tree.span, "too large", hints=(hint,))
+        hints = (
+            "positions stay below 2^30: 2147483647 is beyond all of them, where no limit is meant",
+            "a number that loaded ones are compared with can be an input: 'input limit: i64[]'",
+        )
+        at.error("E0507", "integer beyond 62 bits", tree.span, "too large", hints=hints)
         return None
     return Const(value, span=at.span(tree))
 
