@@ -495,11 +495,14 @@ def schedule_all(
     targets: Iterable[str] = USUAL,
     attention: str | None = None,
     most: int = MAX_VARIANTS,
+    *,
+    only_first: bool = False,
 ) -> tuple[Program, str]:
     """Returns the program whose attentions all have schedules, and the text that was added. One without any
-    gets those that `attnc.compile` takes, for each of the targets that has kernels for it. attention: that
-    is asked for alone; most: variants of an attention that are tried. Raises DiagnosticError where none has:
-    what the first of them says, of each such attention, and all that is wrong with the others.
+    gets those that `attnc.compile` takes, for each of the targets that has kernels for it, or the first that
+    has. attention: that is asked for alone; most: variants of an attention that are tried. Raises
+    DiagnosticError where none has: what the first of them says, of each such attention, and all that is wrong
+    with the others.
     """
     wanted = [target for target in targets if target in TARGETS]
     scheduled = {schedule.name for schedule in program.schedules}
@@ -512,7 +515,7 @@ def schedule_all(
     for name in names if wanted else ():
         failed.append(name)
         with found.keep_problems():
-            program, chosen = _with_chosen(program, name, wanted, most)
+            program, chosen = _with_chosen(program, name, wanted, most, only_first=only_first)
             texts += chosen
             failed.pop()
         if any(one.code == _TOO_MUCH_WORK for one in found.problems):
@@ -535,13 +538,17 @@ def _leave_out(program: Program, names: Sequence[str]) -> Program:
     return replace(program, attentions=left, schedules=schedules)
 
 
-def _with_chosen(program: Program, name: str, targets: Sequence[str], most: int) -> tuple[Program, list[str]]:
+def _with_chosen(
+    program: Program, name: str, targets: Sequence[str], most: int, *, only_first: bool
+) -> tuple[Program, list[str]]:
     """Returns the program with schedules of an attention that had none, and their texts."""
     place = program.attention(name).span or program.source.span(0, 0)
     texts: list[str] = []
     failure = None
     count = min(count_variants(program.attention(name)), most)
     for target in targets:
+        if only_first and texts:
+            break
 
         def plan_text(text: str, before: Program = program, target: str = target) -> tuple[Program, str]:
             whole = add_schedules(before, text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -100,12 +101,13 @@ def explain(
         )
     wanted = wanted_targets(target)
     with limit_steps():
-        program, added = schedule_all(front(one_spec(spec)), wanted, attention)
+        program, added = schedule_all(front(one_spec(spec)), wanted, attention, only_first=True)
         if added and not as_json:
-            note(f"'{spec}' leaves its schedule open; for {wanted[0]} attnc.compile takes:")
+            chosen = dict.fromkeys(re.findall(r"^schedule \w+ for (\S+)", added, re.MULTILINE))
+            note(f"'{spec}' leaves its schedule open; for {', '.join(chosen)} attnc.compile takes:")
             for line in ("", *added.splitlines(), ""):
                 note(line)
-            others = ", ".join(name for name in USUAL if name not in wanted)
+            others = ", ".join(name for name in USUAL if name not in chosen)
             note("   = help: below, line numbers count it, after a blank line, at the end of the spec")
             note(f"   = help: copy it there to keep it; kernels for {others} then need schedules, too")
         with report_limit("what explains it", program.source.span(0, 0)):

@@ -282,13 +282,13 @@ def choose_judges(
     from attnc.build import front, plan_program, schedule_all
     from attnc.effort import limit_steps
 
-    wanted = wanted_targets(target, every=every_target)
+    wanted, only_first = wanted_targets(target), target is None and not every_target
     programs, planned = [], []
     with progress("plan", len(paths)) as bar:
         for path in paths:
             bar.advance(path.name)
             with limit_steps():
-                programs.append(schedule_all(front(path), wanted, attention)[0])
+                programs.append(schedule_all(front(path), wanted, attention, only_first=only_first)[0])
                 planned.append(plan_program(programs[-1]))
     found: list[Judge] = [
         *(Judge(module, _peers(module, plan.modules)) for plan in planned for module in plan.modules),
@@ -324,15 +324,15 @@ def _peers(module: ir.Module, others: Sequence[ir.Module]) -> list[ir.Module]:
     ]
 
 
-def wanted_targets(target: str | None, *, every: bool = False) -> list[str]:
-    """Returns the targets for which an attention without a schedule gets one: the target that is wanted, all,
-    or Triton. Raises Mistake where there is no such target.
+def wanted_targets(target: str | None) -> list[str]:
+    """Returns the targets for which an attention without a schedule can get one: that which is wanted, else
+    all. Raises Mistake where there is no such target.
     """
     from attnc.plan.targets import TARGETS as WITH_KERNELS
     from attnc.plan.targets import USUAL
 
     if target is None:
-        return list(USUAL if every else USUAL[:1])
+        return list(USUAL)
     if target not in WITH_KERNELS:
         hint = "".join(suggest_target(target, WITH_KERNELS)) or f"targets are {', '.join(USUAL)}"
         raise Mistake(f"there is no target '{target}'", hint)

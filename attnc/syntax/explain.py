@@ -282,6 +282,8 @@ def _advice(stop: Stop) -> list[str]:
         return ["comments start with '#'"]
     if (stop.kind == "_NL" and last in _OPERATORS) or (stop.kind in _OPERATORS and stop.starts_line):
         return [_SEVERAL_LINES]
+    if stop.taken and stop.taken[-1] in ("where", "when", "config") and stop.kind == "NAME":
+        return ["each statement has a line of its own"]
     if stop.kind == "_NL" and last == "COMMA":
         return ["what follows the comma stands on the same line"]
     if stop.kind == "LBRACE" and last == "EQUAL":

@@ -78,6 +78,21 @@ def test_a_spec_that_no_target_has_a_kernel_for_says_why(run: Run, folder: Path)
     assert files(folder) == []
 
 
+#: Packed queries that select tokens of a cache, which Triton has no kernels for.
+OF_HOPPER = """\
+attention tiny {
+  input q: bf16[T, 16, 64] via ragged(cu)
+  input k, v: bf16[B, N, 1, 64]
+  input cu: i32[B + 1]
+  input chosen: i32[T, S]
+  score = dot(q, k) / 8
+  mask = listed(chosen, rows = 1, keys = 1)
+  normalize = softmax
+  output o: bf16[T, 16, 64]
+}
+"""
+
+
 def test_the_schedule_of_a_spec_without_one_is_explained_and_can_be_kept(run: Run, folder: Path) -> None:
     spec = folder / "specs" / "tiny.attn"
     spec.write_text(TINY.partition("schedule ")[0])
@@ -94,6 +109,16 @@ def test_the_schedule_of_a_spec_without_one_is_explained_and_can_be_kept(run: Ru
     again = run("explain", "specs/tiny.attn", "--target", "cuda.sm_80", "--no-compile")
     assert again.out == done.out, "line numbers, too"
     assert again.err == ""
+
+
+def test_an_attention_that_one_target_has_kernels_for_is_explained_for_that(run: Run, folder: Path) -> None:
+    spec = folder / "specs" / "tiny.attn"
+    spec.write_text(OF_HOPPER)
+    assert run("check").code == 0
+    done = run("explain", "specs/tiny.attn", "--no-compile")
+    assert done.code == 0
+    assert "leaves its schedule open; for cuda.sm_90a attnc.compile takes:" in done.err
+    assert "kernels for triton, cuda.sm_80 then need schedules, too" in done.err
 
 
 @pytest.mark.parametrize("command", ["explain --no-compile", "verify --count 1"])
