@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 
-from attnc.adapters.flashinfer.arguments import DType, check_integer, check_layout, choose_scale
+from attnc.adapters.flashinfer.arguments import DType, check_integer, check_layout
 from attnc.adapters.flashinfer.decode import BatchDecodeWithPagedKVCacheWrapper
 from attnc.adapters.flashinfer.paged import Cache, PagedWrapper
 from attnc.adapters.flashinfer.prefill import BatchPrefillWithPagedKVCacheWrapper
 from attnc.adapters.flashinfer.wrapper import Result, read_starts
-from attnc.adapters.specs import number_of, refuse
+from attnc.adapters.specs import Wanted, number_of, refuse
 from attnc.api.tensors import INTEGERS, GivenTensors
 
 
@@ -129,6 +129,10 @@ def _drop_pages(
 class _WithSinks(PagedWrapper):
     """What the wrappers with sinks share: `run`, in which these stand third."""
 
+    def _keep(self, wanted: Wanted, *given: Any, **options: Any) -> None:
+        super()._keep(wanted, *given, **options)
+        self._scale = wanted.scale
+
     def run(  # type: ignore[override]  # as said
         self,
         q: torch.Tensor,
@@ -137,12 +141,13 @@ class _WithSinks(PagedWrapper):
         sm_scale: float | None = None,
         **options: Any,
     ) -> Result:
-        """Returns o, and with return_lse lse, as without sinks. sinks: f32[Hq]; sm_scale: in the place of the
-        plan's, 1 / sqrt(D) for None.
+        """Returns o, and with return_lse lse, of softmax with the sinks in its denominator. sinks: f32[Hq];
+        sm_scale: in the place of the plan's, which None leaves.
         """
         if sinks is None:
             raise TypeError("run: sinks: expected a tensor, got None")
-        self._revise(scale=choose_scale("run", sm_scale, self._plan_of_run().wanted.head_dim))
+        self._plan_of_run()
+        self._revise(scale=number_of("run: sm_scale", sm_scale, self._scale))
         return super().run(q, paged_kv_cache, sinks=sinks, **options)
 
     def run_return_lse(self, q: torch.Tensor, paged_kv_cache: Cache, *given: Any, **options: Any) -> Result:

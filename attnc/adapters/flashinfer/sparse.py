@@ -373,6 +373,8 @@ class VariableBlockSparseAttentionWrapper:
         a power of two as a factor make larger pages. ValueError or TypeError names what is not supported.
         """
         refuse("plan", q_scale=q_scale, k_scale=k_scale, v_scale=v_scale)
+        if pos_encoding_mode != "NONE":  # FlashInfer gives its kernel no slopes here
+            raise ValueError(f"plan: pos_encoding_mode: expected 'NONE', got {pos_encoding_mode!r}")
         heads = check_heads(num_qo_heads, num_kv_heads)
         checked = GivenTensors("plan")
         checked.check("block_row_sz", block_row_sz, f"{heads[1]} rows", INTEGERS, anywhere=True)
@@ -395,7 +397,6 @@ class VariableBlockSparseAttentionWrapper:
             check_integer("plan: head_dim", head_dim, 1),
             page,
             causal=causal,
-            pos_encoding_mode=pos_encoding_mode,
             logits_soft_cap=logits_soft_cap,
             sm_scale=sm_scale,
             rope_scale=rope_scale,

@@ -282,6 +282,7 @@ def test_a_call_that_differs_from_the_plan_is_named(change: dict[str, Any], said
         ({"block_mask_map": torch.ones(2, 2, 3).bool()},
          "plan: block_mask_map: expected shape [2, 2, 2], got [2, 2, 3]"),
         ({"k_scale": torch.ones(1)}, "plan: k_scale: expected None"),
+        ({"pos_encoding_mode": "ALIBI"}, "plan: pos_encoding_mode: expected 'NONE', got 'ALIBI'"),
     ],
 )  # fmt: skip
 def test_sizes_that_do_not_fit_are_named(change: dict[str, Any], said: str) -> None:
