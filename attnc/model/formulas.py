@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-_SOFTPLUS = "max(x, 0) + log(1 + exp(-abs(x)))"
+#: The operands of max and min stand in an order with which derivatives are right where branches meet too
+#: (`expr.derive`).
+_SOFTPLUS = "max(0, x) + log(1 + exp(min(x, -x)))"
 #: Names (torch's, NumPy's, CUDA's or a paper's), parameters, and the body of a def.
 _ROWS = (
-    ("relu", "x", "max(x, 0)"),
-    ("relu2 relu_squared squared_relu", "x", "max(x, 0) * max(x, 0)"),
+    ("relu", "x", "max(0, x)"),
+    ("relu2 relu_squared squared_relu", "x", "max(0, x) * max(0, x)"),
     ("relu6", "x", "clamp(x, 0, 6)"),
-    ("leaky_relu", "x", "max(x, 0.01 * x)"),
-    ("elu celu", "x", "max(x, 0) + exp(min(x, 0)) - 1"),
-    ("selu", "x", "1.0507009874 * (max(x, 0) + 1.6732632423 * (exp(min(x, 0)) - 1))"),
+    ("leaky_relu", "x", "max(0.01 * x, x)"),
+    ("elu celu", "x", "max(0, x) + exp(min(x, 0)) - 1"),
+    ("selu", "x", "1.0507009874 * (max(0, x) + 1.6732632423 * (exp(min(x, 0)) - 1))"),
     ("gelu", "x", "0.5 * x * (1 + erf(x / sqrt(2)))"),
     (
         "gelu_tanh gelu_new gelu_fast gelu_pytorch_tanh",
@@ -23,7 +25,7 @@ _ROWS = (
     ("silu swish", "x", "x * sigmoid(x)"),
     ("mish", "x", f"x * tanh({_SOFTPLUS})"),
     ("softplus", "x", _SOFTPLUS),
-    ("logsigmoid log_sigmoid", "x", "min(x, 0) - log(1 + exp(-abs(x)))"),
+    ("logsigmoid log_sigmoid", "x", "-max(0, -x) - log(1 + exp(min(-x, x)))"),
     ("softsign", "x", "x / (1 + abs(x))"),
     ("tanhshrink", "x", "x - tanh(x)"),
     ("hardtanh", "x", "clamp(x, -1, 1)"),
@@ -32,7 +34,7 @@ _ROWS = (
     ("expit logistic", "x", "sigmoid(x)"),
     ("logit", "x", "log(x / (1 - x))"),
     ("sign sgn", "x", "where(x > 0, 1, 0) - where(x < 0, 1, 0)"),
-    ("heaviside", "x, y", "where(x > 0, 1, where(x < 0, 0, y))"),
+    ("heaviside", "x, y", "where(x > 0, 1, where(x == 0, y, 0))"),
     ("square sqr", "x", "x * x"),
     ("cube", "x", "x * x * x"),
     ("cbrt", "x", "where(x < 0, -1, 1) * exp2(log2(abs(x)) / 3)"),
@@ -45,13 +47,13 @@ _ROWS = (
     ("exp10", "x", "exp2(3.3219280949 * x)"),
     ("sinh", "x", "(exp(x) - exp(-x)) / 2"),
     ("cosh", "x", "(exp(x) + exp(-x)) / 2"),
-    ("asinh arcsinh", "x", "where(x < 0, -1, 1) * log(abs(x) + sqrt(x * x + 1))"),
-    ("acosh arccosh", "x", "log(x + sqrt(x * x - 1))"),
+    ("asinh arcsinh", "x", "where(x < 0, -log(sqrt(x * x + 1) - x), log(x + sqrt(x * x + 1)))"),
+    ("acosh arccosh", "x", "log(x + sqrt(x - 1) * sqrt(x + 1))"),
     ("atanh arctanh", "x", "0.5 * log((1 + x) / (1 - x))"),
     ("tan", "x", "sin(x) / cos(x)"),
     ("erfc", "x", "1 - erf(x)"),
     ("hypot", "x, y", "sqrt(x * x + y * y)"),
-    ("logaddexp", "x, y", "max(x, y) + log(1 + exp(-abs(x - y)))"),
+    ("logaddexp", "x, y", "where(x == y, 0.5 * (x + y) + log(2), max(x, y) + log(1 + exp(-abs(x - y))))"),
     ("lerp", "x, y, w", "x + w * (y - x)"),
     ("fma mad", "x, y, z", "x * y + z"),
     ("clamp_min", "x, lo", "max(x, lo)"),

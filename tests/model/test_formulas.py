@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 from attnc.diagnostics import DiagnosticError
+from attnc.expr.derive import derive
 from attnc.expr.evaluate import Env, evaluate
 from attnc.expr.nodes import Expr
 from attnc.model.formulas import DEFS
@@ -116,3 +118,36 @@ _CONDITIONS = {
     *("isnan", "isinf", "isfinite", "eq", "equal", "ne", "not_equal", "lt", "less", "le", "less_equal"),
     *("gt", "greater", "ge", "greater_equal"),
 }
+
+
+#: Those whose branches meet at a number of X.
+_JOINED = {"asinh", "elu", "leaky_relu", "logaddexp", "logsigmoid", "mish", "relu", "selu", "softplus"}
+
+
+@pytest.mark.parametrize("name", sorted(_JOINED))
+def test_a_proposed_def_has_the_slope_of_the_function(name: str) -> None:
+    """Where branches meet too, such as at 0."""
+    call = f"{name}(dot(q, k){', 0.5' if name == 'logaddexp' else ''})"
+    score = _score(f"{DEFS[name]}\n{SPEC.format(f'1.0 * {call}')}")
+    x = torch.tensor([*X, 19.0, 21.0, 200.0], dtype=torch.float64, requires_grad=True)
+    others = [torch.full_like(x, 0.5)] if name == "logaddexp" else []
+    (right,) = torch.autograd.grad(_meaning(name)(x, *others).sum(), [x])
+    with np.errstate(all="ignore"):
+        found = evaluate(derive(score).dot, Env(indices={}, dims={}, dot=x.detach().numpy()))
+    assert np.allclose(found, right.numpy(), rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("call", "x", "right"),
+    [
+        ("logaddexp(dot(q, k), -inf)", [-math.inf, 1.0], [-math.inf, 1.0]),
+        ("softplus(dot(q, k))", [-math.inf, math.inf], [0.0, math.inf]),
+        ("acosh(dot(q, k))", [-1e30, -5.0, 1e30], [math.nan, math.nan, math.acosh(1e30)]),
+        ("heaviside(dot(q, k), 0.5)", [math.nan, 0.0], [0.0, 0.5]),
+    ],
+)
+def test_a_proposed_def_takes_any_number(call: str, x: list[float], right: list[float]) -> None:
+    score = _score(f"{DEFS[call.partition('(')[0]]}\n{SPEC.format(f'1.0 * {call}')}")
+    with np.errstate(all="ignore"):
+        found = evaluate(score, Env(indices={}, dims={}, dot=np.array(x)))
+    assert np.allclose(found, right, equal_nan=True)
