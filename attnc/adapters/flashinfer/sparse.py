@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from attnc.adapters.flashinfer.arguments import (
-    LOG2E,
+    LN2,
     DType,
     check_backend,
     check_heads,
@@ -30,7 +30,7 @@ from attnc.adapters.flashinfer.wrapper import Result, read_starts
 from attnc.adapters.specs import Kernel, Wanted, kernel, made_for, number_of, refuse
 from attnc.api.tensors import INTEGERS, GivenTensors, refuse_gradients
 
-#: Of FlashInfer's kernels for blocks.
+#: Of FlashInfer's kernels for blocks, which give o the type of q, and an lse in base e.
 _BACKENDS = (
     "cake",
     "cake_cute",
@@ -105,6 +105,7 @@ class BlockSparseAttentionWrapper:
 
     def __init__(self, float_workspace_buffer: torch.Tensor, backend: str = "auto") -> None:
         check_backend("BlockSparseAttentionWrapper", backend, *_BACKENDS)
+        self._is_of_blocks = backend in _BACKENDS
         self._pages = BatchPrefillWithPagedKVCacheWrapper(float_workspace_buffer, "NHD")
         self.device = self._pages.device
         self._call: _Call | None = None
@@ -153,9 +154,10 @@ class BlockSparseAttentionWrapper:
         The last row of blocks may have fewer than R queries; C divides N. mask: bool[blocks, R, C], or
         packed_mask, as `convert_bsr_mask_layout` and `segment_packbits(..., "little")` make it, each row of
         blocks from a byte of its own: which elements of a block count. causal and ALiBi count the keys of a
-        row's blocks, as in FlashInfer. Of a mask for Hq heads, those that share keys have to be equal.
-        o has o_data_type. ValueError or TypeError names what is not supported: scales of queries, and what
-        FlashInfer's kernels for one kind of GPU take besides.
+        row's blocks, as in FlashInfer. Of a mask for Hq heads, those that share keys have to be equal. o has
+        o_data_type, or, with block_mask or a backend for blocks, the type of q, as in FlashInfer. ValueError
+        or TypeError names what is not supported: scales of queries, and what FlashInfer's kernels for one
+        kind of GPU take besides.
         """
         unsupported = {"kv_block_lens": kv_block_lens, "q2k_indices": q2k_indices, "q2k_num": q2k_num}
         refuse("plan", **unsupported, q_scale=q_scale, k_scale=k_scale, v_scale=v_scale)
@@ -166,6 +168,8 @@ class BlockSparseAttentionWrapper:
         if keys % column:
             raise ValueError(f"plan: N: expected a multiple of C, {column}, got {keys}")
         dtype, cache = choose_dtypes(q_data_type, kv_data_type, None)
+        into = made_for("plan: o_data_type", to_dtype("plan: o_data_type", o_data_type))
+        is_natural = self._is_of_blocks or block_mask is not None
         call = _Call(
             rows=rows,
             keys=keys,
@@ -173,7 +177,7 @@ class BlockSparseAttentionWrapper:
             size=check_integer("plan: head_dim", head_dim, 1),
             dtype=dtype,
             cached=cache or dtype,
-            into=made_for("plan: o_data_type", to_dtype("plan: o_data_type", o_data_type)),
+            into=dtype if is_natural else into,
         )
         listed = None
         if block_mask is not None:
@@ -202,7 +206,7 @@ class BlockSparseAttentionWrapper:
                 rope_scale=rope_scale,
                 rope_theta=rope_theta,
             )
-        self._call, self._block, self._listed = call, column, listed
+        self._call, self._block, self._listed, self._is_natural = call, column, listed, is_natural
 
     begin_forward = plan
 
@@ -251,8 +255,9 @@ class BlockSparseAttentionWrapper:
         enable_pdl: bool | None = None,
     ) -> Result:
         """Returns o: [M, Hq, D] of q: [M, Hq, D] and k, v: [N, Hkv, D], and with return_lse lse: f32[M, Hq]
-        in base 2. ValueError or TypeError names an argument that differs from the plan or is not supported:
-        scales, which are of queries of 8 bits.
+        in base 2, or, with block_mask or a backend for blocks, in base e, as in FlashInfer. ValueError or
+        TypeError names an argument that differs from the plan or is not supported: scales, which are of
+        queries of 8 bits.
         """
         if self._call is None:
             raise RuntimeError("run: expected a call of plan() before")
@@ -263,11 +268,12 @@ class BlockSparseAttentionWrapper:
         if self._listed is not None:
             attend, blocks = self._listed
             made, natural = (x[0] for x in attend(q[None], k[None], v[None], blocks))
-            of_rows = torch.mul(natural, LOG2E, out=lse)
+            of_rows = natural if lse is None else lse.copy_(natural)
         else:
             keys, values = (x.view(call.keys // self._block, self._block, *x.shape[1:]) for x in (k, v))
             own = out if call.into == call.dtype else None
             made, of_rows = self._pages.run(q, (keys, values), out=own, lse=lse, return_lse=True)
+            of_rows = of_rows.mul_(LN2) if self._is_natural else of_rows
         if made is not out:
             made = made.to(call.into) if out is None else out.copy_(made)
         return (made, of_rows) if return_lse else made

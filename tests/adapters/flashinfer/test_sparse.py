@@ -120,7 +120,7 @@ def test_masks_of_heads(of_all_heads: bool) -> None:
         own = slice(head * GROUP, (head + 1) * GROUP)
         of_head = [parts[0][:, own], *(x[:, head : head + 1] for x in parts[1:])]
         wanted = expect(of_head, blocks[head], row, column, causal=False, scale=0.3)
-        compare(o[:, own], lse[:, own], wanted)
+        compare(o[:, own], lse[:, own] / math.log(2), wanted)
     wrapper.plan(None, None, *sizes, block_mask=torch.zeros_like(given), **F32)
     o, lse = wrapper.run(*parts, return_lse=True)
     assert not o.any()
@@ -299,6 +299,21 @@ def test_sizes_that_do_not_fit_are_named(change: dict[str, Any], said: str) -> N
         wrapper.plan(**planned | change)
     with pytest.raises(RuntimeError, match=r"run: expected a call of plan\(\) before"):
         wrapper.run(*draw(8, 8))
+
+
+def test_kernels_for_blocks_have_an_lse_in_base_e_and_results_of_the_type_of_q() -> None:
+    """Whether blocks are named by lists or by a mask, and where the lse is given too."""
+    blocks, parts = torch.ones(1, 1, dtype=torch.bool), [torch.zeros_like(x).half() for x in draw(16, 16)]
+    sizes, lse = (16, 16, 16, 16, HEADS_OF_Q, HEADS, SIZE), torch.empty(16, HEADS_OF_Q)
+    for backend, mask in (("auto", True), ("vsa_sm100_blk64", False), ("cake", True)):
+        wrapper: Any = BlockSparseAttentionWrapper(workspace(), backend)
+        named = {"block_mask": blocks.expand(HEADS, 1, 1)} if mask else {}
+        wrapper.plan(*as_rows(blocks), *sizes, o_data_type="bfloat16", **named)
+        for into in (None, lse):
+            o, found = wrapper.run(*parts, lse=into, return_lse=True)
+            assert o.dtype is torch.float16
+            assert into is None or found is into
+            torch.testing.assert_close(found, torch.full_like(found, math.log(16)))
 
 
 def test_lse_is_in_base_2() -> None:
