@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from functools import reduce
-
 from attnc.expr.functions import REAL
 from attnc.expr.nodes import And, Binary, Call, Compare, Const, Dim, Expr, Index, Load, Neg, Not, Or
 
-#: What the operations are called that tensors have no operator for.
-_CALLED = {"//": "quotient", "%": "remainder", "min": "least", "max": "most", "abs": "absolute"}
+#: What operations are called whose operator would do something else with tensors, or with sizes that are 0.
+_CALLED = {"//": "quotient", "%": "remainder", "/": "ratio", "min": "least", "max": "most", "abs": "absolute"}
 
 
 def show_length(expr: Expr) -> str:
@@ -34,11 +32,7 @@ def show_length(expr: Expr) -> str:
         case Call(function=function, args=args) if function in REAL:
             return f"real({function!r}, {', '.join(map(show_length, args))})"
         case Call(function=function, args=args):
-            name = _CALLED.get(function, function)
-            shown = [show_length(arg) for arg in args]
-            if function in ("min", "max"):
-                return reduce(lambda x, y: f"{name}({x}, {y})", shown)
-            return f"{name}({', '.join(shown)})"
+            return f"{_CALLED.get(function, function)}({', '.join(map(show_length, args))})"
     raise ValueError(f"no length of a sequence: {expr}")
 
 

@@ -1,6 +1,7 @@
 # Copied by `attnc compile`, from attnc/support. Do not edit.
 """Keys and values in pages as kernels for gradients take them: as rows that follow each other, and back."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -74,9 +75,9 @@ def count_keys(text: str, tensors: Mapping[str, Any], sizes: Mapping[str, int]) 
 def find_pages(
     table: torch.Tensor, keys: torch.Tensor, page: int, count: int, into: torch.Tensor
 ) -> torch.Tensor:
-    """Writes the page of each entry of a table [B, P], i64. What lies behind the end of a sequence, or names
-    no page, becomes one of all `count` in turn: its rows have no keys, and so gradients of 0, and no page
-    gets many of them.
+    """Writes the page of each entry of a table [B, P], i64. Entries behind the end of a sequence become all
+    `count` pages in turn: their rows have no keys, and so gradients of 0, and no page gets many of them. So
+    do entries that name no page, for which there is no right gradient: no other memory is read or written.
     """
     places = torch.arange(into.numel(), device=into.device).view(into.shape)
     begins = torch.arange(into.shape[1], device=into.device) * page
@@ -129,25 +130,32 @@ class _LengthTerms:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self.named = {
+            "inf": math.inf,
             "at()": self._load,
             "least()": lambda x, y: torch.minimum(self.tensor(x), self.tensor(y)),
             "most()": lambda x, y: torch.maximum(self.tensor(x), self.tensor(y)),
             "quotient()": lambda x, y: self._divide(x, y)[0],
             "remainder()": lambda x, y: self._divide(x, y)[1],
+            "ratio()": lambda x, y: self._float(x) / self._float(y),
             "where()": lambda x, then, other: torch.where(
                 self.tensor(x) != 0, self.tensor(then), self.tensor(other)
             ),
             "absolute()": lambda x: self.tensor(x).abs(),
             "bit()": lambda word, place: self._look_at_bit(self.tensor(word), self.tensor(place)),
-            "real()": lambda function, x: getattr(torch, function)(self.tensor(x).double()),
+            "real()": lambda function, x: getattr(torch, function)(self._float(x)),
         }
 
     def tensor(self, x: Any) -> torch.Tensor:
         return x if isinstance(x, torch.Tensor) else torch.full((), x, device=self._device)
 
+    def _float(self, x: Any) -> torch.Tensor:
+        return self.tensor(x).float()
+
     def _load(self, x: torch.Tensor, *indices: Any) -> torch.Tensor:
-        """Returns an element of an input for each sequence; 0 where there is none."""
-        x = x if x.is_floating_point() else x.long()
+        """Returns an element of an input for each sequence, in float32 or 64 bits, as kernels do; 0 where
+        there is none.
+        """
+        x = x.float() if x.is_floating_point() else x.long()
         if not x.numel():
             return x.new_zeros(())
         inside, places = self.tensor(True), []

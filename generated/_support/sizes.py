@@ -3,7 +3,7 @@
 
 `B`, `M * G`, `cdiv(M, BLOCK_M) * B * H`, `dq_config.BLOCK_M`: names, their fields, integers, + - * // %,
 comparisons, which are 1 or 0, and some functions. Evaluated once for all calls alike, never in the quick
-path. Of tensors (`pages.count_keys`) with / and with & and | of conditions, too.
+path. Of tensors (`pages.count_keys`) with & and | of conditions, too.
 """
 
 import ast
@@ -22,7 +22,6 @@ _OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Mult: operator.mul,
     ast.FloorDiv: operator.floordiv,
     ast.Mod: operator.mod,
-    ast.Div: operator.truediv,
     ast.BitAnd: operator.and_,
     ast.BitOr: operator.or_,
 }

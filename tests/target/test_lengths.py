@@ -37,6 +37,9 @@ LENGTHS = {
     "where(scale[b] > 0.3 and not (b == 1), 9, N)": "where((at(scale, b) > 0.3) & (b != 1), 9, N)",
     "where(scale[b] * 2.0 >= 1.0 or M < 0, 9, 5)": "where(((at(scale, b) * 2.0) >= 1.0) | (M < 0), 9, 5)",
     "where(exp(scale[b]) < 1.5, 3, 4)": "where(real('exp', at(scale, b)) < 1.5, 3, 4)",
+    "where(scale[b] > -inf and lens[b] / 3 > M / 2, 9, 5)": (
+        "where((at(scale, b) > (-inf)) & (ratio(at(lens, b), 3) > ratio(M, 2)), 9, 5)"
+    ),
     "where(M > 2, lens[b], 12)": "where(M > 2, at(lens, b), 12)",
 }
 
