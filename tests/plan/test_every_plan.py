@@ -208,7 +208,8 @@ def _check_bound(module: ir.Module, kernel: OutputKernel) -> None:
     assert (bound.tile_kv, bound.min_tile_kv) == (max(keys), min(keys))
     assert bound.renormalised == (kernel.softmax.rescale == "every_step")
     if isinstance(kernel, Decode) and kernel.split is not None and not kernel.split.segment:
-        assert bound.splits >= kernel.split.most
+        counts = [c.split_kv if isinstance(c.split_kv, int) else kernel.split.most for c in kernel.configs]
+        assert bound.splits >= max(counts)
 
 
 def _check_parts(parts: tuple[DotPart, ...], columns: int) -> None:
