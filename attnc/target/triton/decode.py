@@ -68,6 +68,7 @@ class DecodeText(KernelText):
     """Attribute by attribute what `templates/triton/decode.py.jinja` prints."""
 
     kernel: Decode
+    step_name = "_decode_step"
 
     def __init__(self, module: Module, kernel: Decode) -> None:
         super().__init__(module, kernel)
@@ -316,9 +317,6 @@ class DecodeText(KernelText):
     def unified_arguments(self, loop: Loop) -> str:
         return self._arguments(self._unified_names, loop)
 
-    def in_first_split(self, value: str, otherwise: str) -> str:
-        return value if self.kernel.split is None else f"tl.where(split == 0, {value}, {otherwise})"
-
     # -- splits --------------------------------------------------------------------------------------------
 
     @property
@@ -359,7 +357,7 @@ class DecodeText(KernelText):
             stores = [
                 *self._to_sequence("lse", "lse_ptr"),
                 f"lse_at = {self.row_at('lse')}",
-                f"tl.store(lse_at, {self.lse}, mask=exists)",
+                f"tl.store(lse_at, {self.form.lse}, mask=exists)",
             ]
             may_lack = ["if lse_ptr is not None:", *(f"    {line}" for line in stores)]
             lines += may_lack if self.may_lack_lse else stores

@@ -20,6 +20,7 @@ from attnc.plan.signature import block, feature, value_columns
 from attnc.plan.triton.resources import FEWEST_FROM_SHARED
 from attnc.target.kernel_view import OutputView, parts_of, sizes_of_kernel
 from attnc.target.triton.columns import is_padded, scale_tile, widened_to
+from attnc.target.triton.forms import FORMS, FormText
 from attnc.target.triton.printer import (
     TL_DTYPES,
     list_types,
@@ -211,6 +212,8 @@ class KernelText(ProgramText):
     """Text of one kernel; attribute by attribute what `templates/triton/forward_*.py.jinja` prints."""
 
     kernel: Forward | Decode
+    form: FormText
+    step_name = "_forward_step"
 
     def __init__(self, module: Module, kernel: Forward | Decode) -> None:
         attention = module.variant.attention
@@ -224,6 +227,7 @@ class KernelText(ProgramText):
         self.two_pass = kernel.softmax.kind == "two_pass"
         self.uses_q_pos = any(Index("q_pos") in walk(expr) for expr in kernel.expressions)
         self.o_dtype = TL_DTYPES[kernel.bound.o_dtype]
+        self.form = FORMS[kernel.softmax.form](kernel, self.is_ordered)
         self.precision = ', input_precision="tf32x3"' if attention.q.dtype is DType.F32 else ""
 
     # -- loads of tiles ------------------------------------------------------------------------------------
@@ -392,7 +396,7 @@ class KernelText(ProgramText):
     def step_names(self) -> list[str]:
         own: list[str]
         if self.kernel.grid.over == "q":
-            carried = self._carried
+            carried = self.form.carried
             own = [*carried, *self._q_names, *self._key_names("k" if self.two_pass else "kv")]
             if not self.two_pass:
                 own.insert(0, "acc")
@@ -454,22 +458,8 @@ class KernelText(ProgramText):
         return self.kernel.grid.over == "head" or self.kernel.softmax.dropout is not None
 
     @property
-    def excluded(self) -> str:
-        is_neutral = self.kernel.softmax.form in ("softpick", "none")
-        return "0.0" if is_neutral else '-float("inf")'
-
-    @property
     def step_result(self) -> str:
-        return ", ".join([*([] if self.two_pass else ["acc"]), *self._carried])
-
-    @property
-    def _carried(self) -> list[str]:
-        form = self.kernel.softmax.form
-        return [] if form == "none" else ["rest"] if form == "stick_breaking" else ["l", "m"]
-
-    @property
-    def lse(self) -> str:
-        return "-rest * LN2" if self.kernel.softmax.breaks_sticks else "(m + tl.log2(l)) * LN2"
+        return ", ".join([*([] if self.two_pass else ["acc"]), *self.form.carried])
 
     # -- single expressions --------------------------------------------------------------------------------
 
