@@ -93,6 +93,11 @@ _PACKED = {
     "o": "output o: f16[T, Hkv * G, 64]",
     "more": "input ends: i32[B + 1]",
 }
+_PAGED = {
+    "k": f"{_PLAIN['k']} via paged(table, page = 16)",
+    "v": f"{_PLAIN['v']} via paged(table, page = 16)",
+    "more": f"input table: i32[B, P]\n{_LENGTHS}",
+}
 #: Multi-head latent attention, which 256 columns of o are of.
 _LATENT = {
     "q": "input q: f16[B, M, G, 576]",
@@ -139,12 +144,9 @@ FEATURES: Mapping[str, Mapping[str, str]] = {
     "`k` and `v` of `e4m3`, `e5m2` or `i8`": {name: _PLAIN[name].replace("f16", "e4m3") for name in "kv"},
     "`length M`, `length N`": {"more": f"{_LENGTHS}\nlength M = lens[b]"},
     "`via ragged(...)`": _PACKED,
-    "its gradients": {**_PACKED, "more": f"{_PACKED['more']}\ngrad q, k, v"},
-    "`via paged(...)`": {
-        "k": f"{_PLAIN['k']} via paged(table, page = 16)",
-        "v": f"{_PLAIN['v']} via paged(table, page = 16)",
-        "more": f"input table: i32[B, P]\n{_LENGTHS}",
-    },
+    "gradients of `via ragged(...)`": {**_PACKED, "more": f"{_PACKED['more']}\ngrad q, k, v"},
+    "`via paged(...)`": _PAGED,
+    "gradients of `via paged(...)`": {**_PAGED, "more": f"{_PAGED['more']}\ngrad q, k, v"},
     "`via prefix(k)`": {
         "v": "input v: f16[B, N, Hkv, 32] via prefix(k)",
         "o": "output o: f16[B, M, Hkv * G, 32]",
