@@ -363,4 +363,6 @@ def test_what_is_said_to_compute_the_same_is_there(known: Mapping[str, str]) -> 
     text = "".join((ROOT / file).read_text(encoding="utf-8") for file in files)
     assert known.get("old", "").strip() in text
     assert known.get("within", "") in text
+    name = known.get("function", "").rpartition(".")[2]
+    assert not name or re.search(rf"def {name}\(", text)
     assert len(known["why"]) > 20
