@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -18,6 +18,7 @@ from attnc.plan.signature import block, stride_name
 from attnc.plan.steps import kept_fetches
 from attnc.target.kernel_view import BY_QUERY, BackwardView
 from attnc.target.printer import IN_KEYS, IN_ROWS, AdjointText
+from attnc.target.triton.backward_forms import BACKWARD_FORMS, BackwardFormText
 from attnc.target.triton.kernel import ProgramText
 from attnc.target.triton.parameters import Parameters, PrologueText, TritonTensors
 from attnc.target.triton.printer import (
@@ -188,7 +189,6 @@ class BackwardText(ProgramText):
         self.normalises = planned.softmax.normalises
         self.step_function = f"_backward_{''.join(self.makes) or 'rows'}_step"
         self.by_row = "[:, None]" if self.over_q else "[None, :]"
-        self.keys_axis = 1 if self.over_q else 0
         self.show = tiled if self.over_q else transposed
         self._shortened = frozenset(attention.lengths)
         sums = Sums if self.normalises else SumsOfWeights
@@ -224,13 +224,8 @@ class BackwardText(ProgramText):
 
     # -- expressions ---------------------------------------------------------------------------------------
 
-    def load(self, fetch: Fetch) -> str:
-        return load(fetch, self.show)
-
-    @property
-    def slope(self) -> str:
-        assert self.chain.slope is not None
-        return self.sums.factor(self.chain.slope)
+    def loads(self, fetches: Iterable[Fetch]) -> list[str]:
+        return [f"{fetch.name} = {load(fetch, self.show)}" for fetch in fetches]
 
     def show_score(self, expr: Expr) -> str:
         return score(expr, self.show, self.chain.inline(expr))
@@ -246,8 +241,39 @@ class BackwardText(ProgramText):
         return "score" if any(Dot() in walk(expr) for expr in later) else "s"
 
     @property
-    def in_rows(self) -> str:
-        return self.show(IN_ROWS)
+    def form(self) -> BackwardFormText:
+        chain = self.chain
+        return BACKWARD_FORMS[self.kernel.softmax.form](
+            kernel=self.kernel,
+            show=self.show,
+            score=self.score,
+            slope="" if chain.slope is None else self.sums.factor(chain.slope),
+            masked=self.masked,
+            keep_before=self.keep_before,
+            clears_rows=self.view.clears_rows,
+            clears_ds=not self.over_q and self.kernel.step.kept is not None and not self.kernel.fills_keys,
+        )
+
+    @property
+    def shared(self) -> list[str]:
+        """Lines of values that scores and gradients have in common."""
+        return [f"{let.name} = {self.show(let.value)}" for let in self.chain.shared]
+
+    def ordered(self, order: str, line: str, remark: str = "") -> list[str]:
+        """Returns a line where it has its place if dp is computed early, before exp2, or late."""
+        if self.dp_order == "both":
+            return [f"if {'' if order == 'early' else 'not '}EARLY_DP:", f"    {line}{remark}"]
+        return [line] if self.dp_order == order else []
+
+    @property
+    def weight_of_value(self) -> str:
+        """What a row of do is multiplied by in dv."""
+        if self.kernel.softmax.dropout is None:
+            return "picked" if self.form.picked else "p"
+        if self.scores_products:
+            return "tl.where(kept, p * keep_scale, 0.0)"
+        # a factor: Triton fails to lay flags out for a left operand that no product made
+        return "(p * tl.where(kept, keep_scale, 0.0))"
 
     @property
     def keep_before(self) -> str:
@@ -363,11 +389,6 @@ class BackwardText(ProgramText):
         partial = str(loop.masked) if isinstance(loop.masked, bool) else scalar(loop.masked)
         known = {self.masked: partial, "ZERO_FILL": str(loop.zero_fill)}
         return [f"{name}={known.get(name, name)}" for name in self._constants]
-
-    @property
-    def clears_ds(self) -> bool:
-        kernel = self.kernel
-        return not self.over_q and kernel.step.kept is not None and not self.kernel.fills_keys
 
     @property
     def kept_fetches(self) -> tuple[Fetch, ...]:

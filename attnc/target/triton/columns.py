@@ -1,9 +1,10 @@
-"""Columns of tiles in Triton: whether some are padding, and the text of scales of columns of k and v, one
-number for each row and block of columns of a tile.
+"""Columns of tiles in Triton: names of some, whether some are padding, and the text of scales of columns of k
+and v, one number for each row and block of columns of a tile.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import gcd
 
 from attnc.model.attention import Attention
@@ -14,6 +15,16 @@ from attnc.plan.ir.kernel import KEY_ROW, TILE_COLUMN, ColumnScale
 from attnc.plan.signature import block, feature, has_wide_values
 from attnc.target.kernel_view import parts_of
 from attnc.target.triton.printer import load, tiled
+
+
+@dataclass(frozen=True, slots=True)
+class PartText:
+    """Names and loads of some columns of q and k."""
+
+    q: str
+    k: str
+    load_q: str
+    load_k: str
 
 
 def is_padded(module: Module) -> bool:

@@ -19,7 +19,7 @@ from attnc.plan.signature import block
 from attnc.target.kernel_view import OutputView
 from attnc.target.quote import quote
 from attnc.target.triton.kernel import MATRICES, KernelText
-from attnc.target.triton.printer import offset, scalar, statement, tiled
+from attnc.target.triton.printer import offset, scalar, statement, tiled, under
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -318,6 +318,20 @@ class DecodeText(KernelText):
         return self._arguments(self._unified_names, loop)
 
     # -- splits --------------------------------------------------------------------------------------------
+
+    @property
+    def find_split(self) -> list[str]:
+        """Lines of how many keys a split has."""
+        if self.is_ordered:
+            return [
+                "# this program's split: a segment, or what the mask leaves of it",
+                "split_size = SPLIT_SIZE",
+            ]
+        why = "# this program's split: whole tiles, as many as the others have, or what is left of them"
+        even = f"split_size = tl.cdiv(tl.cdiv({self.visited}, BLOCK_N), SPLITS) * BLOCK_N"
+        if not self.fixed_split:
+            return [why, even]
+        return [why, *under("SPLIT_SIZE > 0", ["split_size = SPLIT_SIZE"]), "else:", f"    {even}"]
 
     @property
     def visited(self) -> str:

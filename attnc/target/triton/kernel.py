@@ -4,8 +4,8 @@ offsets, tile loads.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
 
 from attnc.expr.construct import ZERO
 from attnc.expr.nodes import COLUMN, Binary, Index, Load, Ref, walk
@@ -19,25 +19,37 @@ from attnc.plan.regions import within
 from attnc.plan.signature import block, feature, value_columns
 from attnc.plan.triton.resources import FEWEST_FROM_SHARED
 from attnc.target.kernel_view import OutputView, parts_of, sizes_of_kernel
-from attnc.target.triton.columns import is_padded, scale_tile, widened_to
+from attnc.target.triton.columns import PartText, is_padded, scale_tile, widened_to
 from attnc.target.triton.forms import FORMS, FormText
 from attnc.target.triton.printer import (
     TL_DTYPES,
+    counter,
     list_types,
     offset,
     scalar,
     tiled,
     transposed,
+    under,
     unique,
     widening,
 )
 
 
-class ProgramText:
+class ProgramText(ABC):
     """What texts of forward and backward kernels have in common."""
 
     module: Module
     kernel: Kernel
+
+    @property
+    @abstractmethod
+    def advance(self) -> Iterable[str]:
+        """Lines after which matrices point to row 0 of the program's head."""
+
+    @property
+    def rows_of_head(self) -> list[str]:
+        """The same, but where they are descriptors."""
+        return under("not TMA", self.advance) if self.kernel.tma else [*self.advance]
 
     @property
     def size_names(self) -> list[str]:
@@ -89,6 +101,16 @@ class ProgramText:
             "M = tl.where(b < B, q_rows, 0)",
             "b = tl.minimum(b, B - 1)",
         ]
+
+    @property
+    def place_in_sequence(self) -> list[str]:
+        """Lines that find the sequence, and the length that it has, of a tile of packed rows."""
+        if self.kernel.walk.axis == "q":
+            found, why = "b, q_first, q_rows, q_lo", "has rows to write, but no queries"
+            length = "M = tl.where(b < B, q_rows, 0)"
+        else:
+            found, why, length = "b, k_first, N, kv_lo", "has no keys", "N = tl.where(b < B, N, 0)"
+        return [f"{found} = {self.find_sequence}", f"# what follows the last sequence {why}", length]
 
     @property
     def query_count(self) -> str:
@@ -179,6 +201,14 @@ class ProgramText:
         return f"tl.where({p} < 1.0, 1.0 / (1.0 - {p}), 0.0)"
 
     @property
+    def keep_drawn(self) -> str:
+        """Which elements of a tile are kept."""
+        drop = self.kernel.softmax.dropout
+        assert drop is not None
+        drawn = f"{scalar(drop.p)}, {scalar(drop.seed)}, b, {counter(drop.head)}"
+        return f"_keep_dropout({drawn}, q_idx, kv_lo, BLOCK_M, BLOCK_N)"
+
+    @property
     def keep_listed(self) -> str:
         """Which elements of a tile dropout keeps, where lists name its keys and its rows are heads."""
         dropout, lists = self.kernel.softmax.dropout, self.module.lists
@@ -196,16 +226,6 @@ class ProgramText:
 
 #: Tensors that are read or written in whole tiles.
 MATRICES = {"q": "Q", "k": "K", "v": "V", "o": "O"}
-
-
-@dataclass(frozen=True, slots=True)
-class PartText:
-    """Names and loads of some columns of q and k."""
-
-    q: str
-    k: str
-    load_q: str
-    load_k: str
 
 
 class KernelText(ProgramText):
@@ -483,24 +503,47 @@ class KernelText(ProgramText):
         return "" if factor is None else tiled(Binary("*", Ref("o", "float", ("q", "kv")), factor))
 
     @property
+    def drop(self) -> list[str]:
+        if self.kernel.softmax.dropout is None:
+            return []
+        keep = self.keep_listed if isinstance(self.kernel, Decode) else self.keep_drawn
+        return [f"p = tl.where({keep}, p, 0.0)"]
+
+    @property
+    def fill_v(self) -> list[str]:
+        why = "# No query keeps these keys: their p is 0, but 0 * NaN is NaN."
+        return [why, f"v = tl.where({self.kept_rows}, v, 0.0)"]
+
+    @property
+    def fill_partial_v(self) -> list[str]:
+        """The same lines, in the tiles that have such keys."""
+        when = self.fills_when
+        return under(when, self.fill_v) if when not in ("", "True") else self.fill_v if when else []
+
+    @property
+    def scaled_o(self) -> list[str]:
+        """Lines that multiply o by what dropout and the scale of v have left to the end."""
+        kept = [f"o = o * {self.keep_scale}"] if self.kernel.softmax.dropout is not None else []
+        return [*kept, *([f"o = {self.v_scale}"] if self.v_scale else [])]
+
+    @property
     def scaled_p(self) -> str:
         assert self.kernel.step.v_scale is not None
         return tiled(Binary("*", Ref("p", "float", ("q", "kv")), self.kernel.step.v_scale))
 
     @property
-    def keeps_attention(self) -> bool:
-        return any(arg.tensor.name == "attention" for arg in self.module.kept)
-
-    @property
-    def store_attention(self) -> str:
+    def store_attention(self) -> list[str]:
         """The rows that the backward reads: past the end of a sequence these are zeros, as those of o."""
+        if all(arg.tensor.name != "attention" for arg in self.module.kept):
+            return []
         tma, is_cut = self.kernel.tma, self.stored != "M"
         at = f"attention_ptr + {self.offset('attention')}"
         rows = "tl.where((q_idx < M)[:, None], o, 0.0)" if is_cut else "o"
-        return (
+        store = (
             f"_store_rows({at}, {'b, h, ' if tma else ''}q_lo, {self.stored}, stride_attentionm, "
             f"{rows}.to({self.o_dtype}), BLOCK_M, {self._width(self.dv)}{', TMA=False' if tma else ''})"
         )
+        return under("attention_ptr is not None", [store])
 
     @property
     def reads_column(self) -> bool:

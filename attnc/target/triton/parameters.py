@@ -19,7 +19,7 @@ from attnc.target.declaration import CallText, section
 from attnc.target.kernel_view import Tensors, parts_of
 from attnc.target.triton.columns import is_padded
 from attnc.target.triton.launch import triton_kernel
-from attnc.target.triton.printer import address, list_types, offset, scalar
+from attnc.target.triton.printer import address, list_types, offset, scalar, under
 from attnc.target.triton.sticks import SticksText
 
 #: A kernel's parameter and the tensor that is passed for it.
@@ -73,6 +73,20 @@ class PrologueText:
     def in_rows(self) -> str:
         """Behind a packed sequence are the rows of the next; else there is room for whole tiles."""
         return ", mask=q_idx < M" if self.masks_rows or self.tensors.packs(Role.QUERY) else ""
+
+    @property
+    def subtract_dlse(self) -> list[str]:
+        if not self.has_dlse:
+            return []
+        load = f"tl.load(dlse_head + {self.row('dlse')}, mask=q_idx < M, other=0.0)"
+        lines = [f"dlse_head = dlse_ptr + {self.offset('dlse')}", f"delta -= {load}"]
+        return under("dlse_ptr is not None", lines)
+
+    @property
+    def stores(self) -> list[str]:
+        """Lines that write lse2 and delta for other kernels, if there are some."""
+        names = ("lse2", "delta") if self.prologue.stored else ()
+        return [f"tl.store({name}_ptr + first_row + q_idx, {name}{self.in_rows})" for name in names]
 
     def offset(self, name: str) -> str:
         """Returns the offset from the first element of lse, or of its gradient, to those of this head."""

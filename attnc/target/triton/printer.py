@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from attnc.expr.construct import LEAST_NORMAL
-from attnc.expr.nodes import TRUE, Const, Dot, Expr, Ref, Search, walk
+from attnc.expr.nodes import TRUE, Const, Dot, Expr, Index, Ref, Search, walk
 from attnc.model.dtypes import DType
 from attnc.plan.ir import Fetch, Let, Row, Statement
 from attnc.plan.signature import Term
@@ -151,6 +151,16 @@ def statement(item: Statement) -> str:
 
 def list_types(names: Iterable[str]) -> list[str]:
     return [f"{name}: tl.constexpr" if name in CONSTEXPRS else name for name in names]
+
+
+def counter(number: Expr) -> str:
+    """Prints a number of 32 bits."""
+    return scalar(number) if isinstance(number, Index) else f"({scalar(number)}).to(tl.int32)"
+
+
+def under(condition: str, lines: Iterable[str]) -> list[str]:
+    """Returns lines that are executed only if the condition holds."""
+    return [f"if {condition}:", *(f"    {line}" for line in lines)]
 
 
 def unique(names: Iterable[str]) -> list[str]:

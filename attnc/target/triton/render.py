@@ -9,7 +9,7 @@ from functools import cache
 
 import jinja2
 
-from attnc.expr.nodes import Binary, Call, Expr, Index, Search, children, show
+from attnc.expr.nodes import Binary, Call, Expr, Search, children, show
 from attnc.model.dtypes import DType
 from attnc.model.tensors import Role
 from attnc.plan.decode import decodes_packed_rows, has_fixed_splits
@@ -200,17 +200,13 @@ def triton_environment() -> jinja2.Environment:
     """Returns the environment of templates of Triton kernels, which are Python."""
     environment = python_environment().overlay()
     filters = {"load": load, "scalar": scalar, "tiled": tiled, "score": score, "statement": statement}
-    own = {"times_scale": _times_scale, "counter": _counter}
+    own = {"times_scale": _times_scale}
     environment.filters = {**environment.filters, **filters, **own}
     return environment
 
 
 def _times_scale(kernel: Kernel) -> str:
     return "" if kernel.softmax.scale is None else " * SCALE"
-
-
-def _counter(number: Expr) -> str:
-    return scalar(number) if isinstance(number, Index) else f"({scalar(number)}).to(tl.int32)"
 
 
 # --- device functions

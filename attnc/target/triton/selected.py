@@ -262,7 +262,7 @@ class SelectedText(BackwardText):
         """What a row of do is multiplied by in dv."""
         if self.kernel.softmax.dropout is not None:
             return "tl.where(kept, p * keep_scale, 0.0)"
-        return "picked" if self.kernel.softmax.rectifies else "p"
+        return "picked" if self.form.picked else "p"
 
     # -- tiles ---------------------------------------------------------------------------------------------
 

@@ -59,6 +59,18 @@ class SticksText:
         return [BEFORE] if self._over_q else []
 
     @property
+    def exchange(self) -> list[str]:
+        """Lines that load what is behind a tile and hand on what is before, where a kernel owns queries."""
+        behind = f"behind = tl.load({self.at(BEHIND)}, mask=q_idx < M, other=0.0)"
+        before = f"tl.store({self.at(BEFORE)}, before, mask=q_idx < M)"
+        return [behind, *([before] if self.hands_on else [])]
+
+    @property
+    def loads(self) -> list[str]:
+        """Lines that load the edges of a tile."""
+        return [f"{name} = tl.load({self.at(name)}, mask=q_idx < M, other=0.0)" for name in self.edges]
+
+    @property
     def step_names(self) -> list[str]:
         if not self._over_q:
             return [f"{name}_tile" for name in self.edges]
