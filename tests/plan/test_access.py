@@ -13,7 +13,7 @@ import pytest
 from attnc.expr.nodes import Dim, Index
 from attnc.plan.access import LastSection, Sequences, TileWalk
 from attnc.target.sm80.printer import CudaWalk, settle
-from attnc.target.templates import python_environment
+from attnc.target.templates import drop_empty_lines, python_environment
 from attnc.target.triton.kernel import ProgramText
 from tests.target.walks import Place, as_python
 
@@ -57,7 +57,7 @@ def program() -> Any:
 def in_triton(walked: TileWalk, tile: int, section: int) -> Place:
     text = ProgramText()
     text.kernel = cast("Any", SimpleNamespace(walk=walked, kv_head=Index("h")))
-    lines = str(program().tile_of(text.kernel, text)).strip()
+    lines = drop_empty_lines(str(program().tile_of(text.kernel, text))).strip()
     tl = SimpleNamespace(minimum=min, cdiv=lambda a, b: -(-a // b))
     return place(lines, walked, {**SIZES, "tl": tl, "tile": tile, "SECTION": section})
 

@@ -4,7 +4,6 @@ offsets, tile loads.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 
 from attnc.expr.construct import ZERO
@@ -35,21 +34,15 @@ from attnc.target.triton.printer import (
 )
 
 
-class ProgramText(ABC):
+class ProgramText:
     """What texts of forward and backward kernels have in common."""
 
     module: Module
     kernel: Kernel
 
-    @property
-    @abstractmethod
-    def advance(self) -> Iterable[str]:
-        """Lines after which matrices point to row 0 of the program's head."""
-
-    @property
-    def rows_of_head(self) -> list[str]:
-        """The same, but where they are descriptors."""
-        return under("not TMA", self.advance) if self.kernel.tma else [*self.advance]
+    def unless_described(self, lines: Iterable[str]) -> list[str]:
+        """Returns lines of matrices that are pointers, and no descriptors."""
+        return under("not TMA", lines) if self.kernel.tma else [*lines]
 
     @property
     def size_names(self) -> list[str]:
