@@ -169,13 +169,10 @@ class Wrapper:
         is given it. A new one compiles once.
         """
         plan = self._plan_of_run()
-        wanted, mask = plan.wanted, plan.mask if causal is None else (causal, False)
-        wanted = replace(
-            wanted,
-            scale=wanted.scale if scale is None else scale,
-            mask=write_mask(*mask, plan.window_left),
-        )
-        if wanted != plan.wanted:
+        scale = plan.wanted.scale if scale is None else scale
+        mask = plan.mask if causal is None else (causal, False)
+        if (scale, mask) != (plan.wanted.scale, plan.mask):
+            wanted = replace(plan.wanted, scale=scale, mask=write_mask(*mask, plan.window_left))
             self._planned = replace(plan, wanted=wanted, mask=mask, made=kernel_name(wanted))
 
     def _with_a_page(self, pool: Any) -> Any:
