@@ -35,6 +35,11 @@ def test_rows_that_do_not_count_are_kept() -> None:
     rows, _, ends, longest, counted = unpad_input(x, KEPT, 1 - KEPT)
     assert torch.equal(rows, x.flatten())
     assert (ends.tolist(), longest, counted.tolist()) == ([0, 5, 10, 15], 5, [4, 2, 0])
+    some = torch.tensor([[1, 0, 0, 0, 0], [0, 0, 1, 0, 1], [0, 0, 0, 0, 0]])
+    for dtype in (torch.bool, torch.int8, torch.int64):
+        rows, _, ends, longest, counted = unpad_input(x, KEPT, some.to(dtype))
+        assert torch.equal(rows, x[(KEPT + some).bool()])
+        assert (ends.tolist(), longest, counted.tolist()) == ([0, 5, 9, 9], 5, [4, 2, 0])
     with pytest.raises(
         ValueError, match=r"hidden_states: expected shape \[3, 5\] and more axes, got \[5, 3\]"
     ):

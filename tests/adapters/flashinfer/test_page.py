@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+from itertools import accumulate
 from typing import Any
 
 import pytest
@@ -15,6 +17,8 @@ from attnc.adapters.flashinfer import (
     get_batch_indices_positions,
     get_seq_lens,
 )
+from attnc.adapters.flashinfer.page import _find_slots
+from attnc.api.tensors import GivenTensors
 from tests.adapters.flashinfer.batches import GROUP, HEADS, PAGE, SIZE, SIZES, compare, stored, workspace
 from tests.adapters.oracle import attend
 
@@ -125,3 +129,24 @@ def test_a_later_plan_leaves_the_tables_of_an_earlier_one_alone() -> None:
         wrapper.plan(first, keys, **sizes, qo_indptr_cpu=listed)
     with pytest.raises(TypeError, match="kv_indptr: expected dtype"):
         wrapper.plan(first, keys.float(), **sizes, kv_indptr_cpu=keys)
+
+
+def test_slots_are_those_of_a_walk_through_the_tables() -> None:
+    """Also where there is no page, or no request."""
+    chance = random.Random(0)
+    for _ in range(80):
+        page, counts = chance.choice((1, 2, 4)), [chance.randint(0, 2) for _ in range(chance.randint(0, 3))]
+        starts = [0, *accumulate(counts)]
+        pages = chance.sample(range(20), starts[-1])
+        tokens = [
+            (chance.randint(-1, len(counts)), chance.randint(-1, 3 * page))
+            for _ in range(chance.randint(0, 5))
+        ]
+        tables = ([b for b, _ in tokens], [at for _, at in tokens], pages, starts)
+        given = (torch.tensor(table, dtype=torch.int32) for table in tables)
+        found = _find_slots(GivenTensors("append_paged_kv_cache"), page, *given)
+        expected = []
+        for b, at in tokens:
+            is_known = 0 <= b < len(counts) and at >= 0 and starts[b] + at // page < len(pages)
+            expected.append(pages[starts[b] + at // page] * page + at % page if is_known else -1)
+        assert found.tolist() == expected
