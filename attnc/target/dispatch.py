@@ -21,6 +21,7 @@ from attnc.plan.ir import Module
 from attnc.plan.projection import ProjectionModule
 from attnc.plan.targets import target_of
 from attnc.target.call_signature import RAISES, Parameter, Signature, signature
+from attnc.target.declaration import quote_word
 from attnc.target.quote import command, comment, literal
 from attnc.target.templates import python_environment, tidy
 from attnc.tuned.tables import LabelRows, guess_rows, plain_name
@@ -150,6 +151,23 @@ class Selector:
     default: str = ""
 
 
+class VariantKey:
+    """How a function picks a variant. names: of the params that tell it, in words; params, values: these
+    names, and what the arguments have of each, as tuples of Python.
+    """
+
+    def __init__(self, selectors: Sequence[Selector]) -> None:
+        self.names = ", ".join(selector.param for selector in selectors)
+        self.params = print_tuple(quote_word(selector.param) for selector in selectors)
+        self.values = print_tuple(selector.expression for selector in selectors)
+
+
+def print_tuple(items: Iterable[str]) -> str:
+    """Returns a tuple of Python, with items as they are printed."""
+    texts = [*items]
+    return f"({texts[0]},)" if len(texts) == 1 else f"({', '.join(texts)})"
+
+
 def render_dispatch(
     attention: Attention,
     family: Sequence[ir.Module],
@@ -182,7 +200,7 @@ def _render_schedules(
     selectors: Sequence[Selector],
     measured: Mapping[tuple[str, str], LabelRows],
 ) -> str:
-    values = {plain_name(m): [literal_of(m.variant.params[s.param]) for s in selectors] for m in family}
+    values = {plain_name(module): _values_of(module, selectors) for module in family}
     members: dict[str, list[tuple[str, str]]] = {name: [] for name in values}
     for module in family:
         members[plain_name(module)].append((module.label, module.variant.name))
@@ -199,7 +217,8 @@ def _render_schedules(
             call=call,
             key=_free("key", call),
             size_name=_free("sizes", call),
-            selectors=selectors,
+            by=VariantKey(selectors),
+            modules=[module for modules in members.values() for _, module in modules],
             variants=[(values[name], modules) for name, modules in members.items()],
             sizes=sizes,
             are_tensors=are_tensors([*(selector.tensor for selector in selectors), *read]),
@@ -247,25 +266,28 @@ def _render_variants(
     family: Sequence[ir.Module] | Sequence[ProjectionModule],
     path: str,
 ) -> str:
+    source = {"target": family[0].target, "spec": comment(path), "command": command(path)}
+    if not selectors:
+        alone = python_environment().get_template("dispatch_one.py.jinja")
+        return tidy(alone.render(source, name=name, module=family[0].variant.name))
     text = (
         python_environment()
         .get_template("dispatch.py.jinja")
         .render(
+            source,
             name=name,
-            target=family[0].target,
-            spec=comment(path),
-            command=command(path),
             call=call,
             key=_free("key", call),
-            selectors=selectors,
+            by=VariantKey(selectors),
             are_tensors=are_tensors(selector.tensor for selector in selectors),
-            variants=[
-                (module.variant.name, [literal_of(module.variant.params[s.param]) for s in selectors])
-                for module in family
-            ],
+            variants=[(module.variant.name, _values_of(module, selectors)) for module in family],
         )
     )
     return tidy(text)
+
+
+def _values_of(module: ir.Module | ProjectionModule, selectors: Iterable[Selector]) -> str:
+    return print_tuple(literal_of(module.variant.params[selector.param]) for selector in selectors)
 
 
 def _free(name: str, call: FamilySignature | ProjectionSignature) -> str:
@@ -381,7 +403,7 @@ def render_one_import(
     `attention` still has its params; measured: (device, variant) -> which target for which sizes.
     """
     selectors = selectors_of(attention)
-    values = {plain_name(m): [literal_of(m.variant.params[s.param]) for s in selectors] for m in modules}
+    values = {plain_name(module): _values_of(module, selectors) for module in modules}
     targets: dict[str, list[str]] = {name: [] for name in values}
     for target in fastest_first(module.target for module in modules):
         for module in modules:
@@ -410,8 +432,8 @@ def render_one_import(
             size_name=size_name,
             function=function,
             choice=free_name("CHOICE", taken | {attention.name}),
-            selectors=selectors,
-            variants=[(values[name], found) for name, found in targets.items()],
+            by=VariantKey(selectors),
+            variants=[(values[name], print_tuple(map(quote_word, found))) for name, found in targets.items()],
             sizes=[*sizes, f"torch.is_grad_enabled() and ({wants})" if wants else "False"],
             are_tensors=are_tensors([*(selector.tensor for selector in selectors), *read]),
             tuned=[
