@@ -43,9 +43,9 @@ Quantity: TypeAlias = Literal[
 #: a GPU.
 Reach: TypeAlias = Literal["default", "thin", "large"]
 
-#: A search looks at as many places in a round (`templates/triton/_device.py.jinja`, `_rows.py.jinja`).
+#: A search looks at as many places in a round (`_bound` and `_find_sequence` of `templates/triton/device`).
 _ROUND = 128
-#: Entries of a block table that are asked for ahead (`templates/triton/_decode_rows.py.jinja`).
+#: Entries of a block table that are asked for ahead (`_ask_for_table` of `templates/triton/device`).
 _ASKED_FOR = 4096
 #: Programs of a persistent grid where there is no GPU (`support.devices.CPU`).
 PROCESSORS = 4

@@ -14,7 +14,7 @@ from attnc.expr.functions import REAL
 from attnc.target.triton.printer import SYNTAX
 
 ROOT = Path(__file__).parents[2]
-#: What each file is given, behind a line of it.
+#: What files are given, behind a line of them.
 EDITS = {
     "attnc/expr/functions.py": (
         "_ROWS = (",
@@ -31,12 +31,10 @@ EDITS = {
 """,
     ),
     "attnc/target/triton/printer.py": ("    functions={", '        "atan": "_atan",\n'),
-    "templates/triton/_device.py.jinja": (
-        '{% if "_tanh" in device_functions %}',
-        """\
-{% endif %}
-{% if "_atan" in device_functions %}
-
+}
+#: Files that are new, and what they have.
+NEW = {
+    "templates/triton/device/_atan.py.jinja": """\
 @triton.jit
 def _atan(x):
     \"\"\"Abramowitz and Stegun, 4.4.47: absolute error below 2**-16.\"\"\"
@@ -45,11 +43,7 @@ def _atan(x):
     s = t * t
     p = t * (0.9998660 + s * (-0.3302995 + s * (0.1801410 + s * (-0.0851330 + s * 0.0208351))))
     return tl.where(small, p, tl.where(x > 0, 1.5707963267948966, -1.5707963267948966) - p)
-
-{% endif %}
-{% if "_tanh" in device_functions %}
-""",
-    ),
+"""
 }
 SPEC = """\
 attention angles {
@@ -84,6 +78,8 @@ def test_a_function_that_triton_lacks_takes_the_files_that_are_named(target: str
         text = path.read_text()
         assert text.count(f"{line}\n") == 1
         path.write_text(text.replace(f"{line}\n", f"{line}\n{added}"))
+    for file, text in NEW.items():
+        (tmp_path / file).write_text(text)
     (tmp_path / "angles.attn").write_text(SPEC)
     done = subprocess.run(
         [sys.executable, "-m", "attnc", "verify", "angles.attn", "--target", target, "--count", "2"],

@@ -21,6 +21,7 @@ from attnc.plan.triton.resources import estimate, misfit, unreadable
 from attnc.runtime.loader import load_text
 from attnc.runtime.toolchains import usage_of
 from attnc.support.arguments import DTYPES
+from attnc.target.triton.device import print_functions
 from attnc.target.triton.printer import widening
 from attnc.target.triton.render import triton_environment
 from attnc.verify.case import Case
@@ -157,8 +158,8 @@ def convert(x, y, STAYS: tl.constexpr, BLOCK: tl.constexpr):
 def numbers(dtype: DType, element: DType, device: str = "cpu") -> tuple[torch.Tensor, torch.Tensor]:
     """What the function of generated kernels makes of all codes, and what PyTorch does."""
     name = widening(dtype, element)
-    template = triton_environment().get_template("triton/_widening.py.jinja")
-    module = load_text(KERNEL.format(function=template.render(device_functions={name}), name=name))
+    function = print_functions([name], triton_environment(), {})
+    module = load_text(KERNEL.format(function=function, name=name))
     codes = torch.arange(256, dtype=torch.int16).to(torch.uint8).view(DTYPES[dtype]).to(device)
     found = []
     for stays in (False, True):

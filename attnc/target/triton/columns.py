@@ -27,6 +27,27 @@ class PartText:
     load_k: str
 
 
+@dataclass(frozen=True, slots=True)
+class TileColumns:
+    """What device functions that move tiles of rows know of columns: how many there are, where a tile has
+    more than that. parameter, argument: of such a function; inside: which elements of a tile exist.
+    """
+
+    padded: bool
+
+    @property
+    def parameter(self) -> str:
+        return "D: tl.constexpr, " if self.padded else ""
+
+    @property
+    def argument(self) -> str:
+        return "D, " if self.padded else ""
+
+    @property
+    def inside(self) -> str:
+        return "(row[:, None] < stop) & (col[None, :] < D)" if self.padded else "row[:, None] < stop"
+
+
 def is_padded(module: Module) -> bool:
     """Returns whether some tile has more columns than rows: functions that move rows take both numbers."""
     d, dv = feature(module.variant.attention.k), feature(module.variant.attention.v)

@@ -24,7 +24,7 @@ from attnc.target.triton.printer import offset, scalar, statement, tiled, under
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PagesText:
-    """Calls of `_pages_of` (`templates/triton/_decode_rows.py.jinja`).
+    """Calls of `_pages_of` (`templates/triton/device/_pages_of.py.jinja`).
 
     rows: of k, whose pages are those of v too; first: the loop that looks ahead; whole: its tiles have all of
     their rows; split: programs share a sequence.
@@ -83,6 +83,13 @@ class DecodeText(KernelText):
         split = "" if self.kernel.split is None else ", from a split of its keys"
         results = "o" if self.kernel.softmax.form == "none" else "o and lse"
         return f"{results} of one tile of {rows}{split}."
+
+    @property
+    def tile_functions(self) -> tuple[str, ...]:
+        """Device functions that load tiles of keys."""
+        if self.gathers:
+            return ("_find_keys", "_gather_tile", *(("_gather_paged",) if self.pages else ()))
+        return ("_load_tile", *(("_ask_for_table", "_pages_of", "_load_paged") if self.pages else ()))
 
     # -- rows ----------------------------------------------------------------------------------------------
 

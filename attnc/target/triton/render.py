@@ -9,13 +9,11 @@ from functools import cache
 
 import jinja2
 
-from attnc.expr.nodes import Binary, Call, Expr, Search, children, show
-from attnc.model.dtypes import DType
+from attnc.expr.nodes import show
 from attnc.model.tensors import Role
-from attnc.plan.decode import decodes_packed_rows, has_fixed_splits
+from attnc.plan.decode import has_fixed_splits
 from attnc.plan.ir import Decode, Forward, Kernel, Module, split_of
 from attnc.plan.ir.backward import BackwardKernel
-from attnc.plan.ir.kernel import expressions_within
 from attnc.plan.signature import key_bytes, longest
 from attnc.target.call_signature import Signature
 from attnc.target.declaration import (
@@ -34,20 +32,20 @@ from attnc.target.declaration import (
     width_of_split,
 )
 from attnc.target.header import GLOSSARIES, header, module_numbers
-from attnc.target.printer import REVERSED, masked_place
 from attnc.target.quote import without_comments
 from attnc.target.sticks import count_edges
 from attnc.target.support import imports
 from attnc.target.templates import python_environment, tidy
 from attnc.target.triton.backward import BackwardText
-from attnc.target.triton.columns import widened_to
+from attnc.target.triton.columns import TileColumns
 from attnc.target.triton.decode import CombineText, DecodeText
+from attnc.target.triton.device import device_functions, print_functions
 from attnc.target.triton.epilogue import EpilogueText
 from attnc.target.triton.kernel import KernelText
 from attnc.target.triton.launch import triton_kernel
 from attnc.target.triton.lists import ListsText
 from attnc.target.triton.parameters import PreprocessText
-from attnc.target.triton.printer import SYNTAX, load, scalar, score, statement, tiled, widening
+from attnc.target.triton.printer import load, scalar, score, statement, tiled
 from attnc.target.triton.row_lists import RowListsText
 from attnc.target.triton.selected import OrderText, SelectedText, SumText, TurnText
 from attnc.target.triton.selected_blocks import BlockText
@@ -86,9 +84,11 @@ def render_triton(
         "module": module,
         "kernel": kernel,
         "text": text,
-        "padded": text.padded,
+        "columns": TileColumns(text.padded),
         "precision": text.precision,
     }
+    first = text.tile_functions if isinstance(text, DecodeText) else ()
+    common["tile_functions"] = print_functions(first, environment, common)
     forward: dict[str, KernelText] = {kernel.structure: text}
     split = split_of(kernel)
     if isinstance(kernel, Decode) and split is not None:
@@ -104,7 +104,9 @@ def render_triton(
         own = module.differentiated
         texts = [text_of(own, planned) for planned in own.backward_kernels.values()]
         back = TritonBackward(own, texts, lists)
-        kernels = "\n\n".join((kernels, *_backward_kernels(own, back, texts, {**common, "module": own})))
+        kernels = "\n\n".join(
+            (kernels, *_backward_kernels(own, back, texts, {**common, "module": own}, first))
+        )
     code = without_comments(kernels, "#")
     declaration = triton_declaration(module, kernel, text, back, operator_name(module, code), lists)
     call = Signature(declared)
@@ -127,7 +129,7 @@ def render_triton(
             "fixed_split": isinstance(kernel, Decode) and has_fixed_splits(kernel),
             "staged": split is not None and any(split.staged),
         },
-        device_functions=device_functions(module),
+        functions=print_functions(device_functions(module), environment, common),
     )
     return {f"{module.variant.name}.py": tidy(page)}
 
@@ -155,11 +157,16 @@ def text_of(module: Module, planned: BackwardKernel) -> BackwardText:
 
 
 def _backward_kernels(
-    module: Module, back: TritonBackward, texts: Iterable[BackwardText], common: Mapping[str, object]
+    module: Module,
+    back: TritonBackward,
+    texts: Iterable[BackwardText],
+    common: Mapping[str, object],
+    printed: Sequence[str],
 ) -> Iterator[str]:
-    if back.selects:
-        template = triton_environment().get_template(f"{module.target}/_selected.py.jinja")
-        yield template.render({**common, "adds": back.sums is not None})
+    """Yields the text of each kernel. printed: device functions that stand before the forward kernel."""
+    if back.moves:
+        names = [name for name in back.moves if name not in printed]
+        yield f"{print_functions(names, triton_environment(), common)}\n"
     if back.epilogue is not None:
         template = triton_environment().get_template(f"{module.target}/backward_epilogue.py.jinja")
         yield template.render({**common, "epilogue": back.epilogue.planned, "text": back.epilogue})
@@ -207,73 +214,6 @@ def triton_environment() -> jinja2.Environment:
 
 def _times_scale(kernel: Kernel) -> str:
     return "" if kernel.softmax.scale is None else " * SCALE"
-
-
-# --- device functions
-
-
-def device_functions(module: Module) -> frozenset[str]:
-    """Returns the names of device functions. What expressions call follows from the plan's; the rest from how
-    rows lie in memory.
-    """
-    forward, backward, kernels = module.kernel, module.backward, module.kernels.values()
-    planned = (forward, backward, module.listed_rows)
-    called = {name for expr in expressions_within(planned) for name in _called_by(expr)}
-    called.update(*map(_moves_rows, kernels))
-    attention = module.variant.attention
-    for name, tensor in (("k", attention.k), ("v", attention.v)):
-        called.add(widening(DType(tensor.dtype), widened_to(attention, name)))
-    if attention.column_scales:
-        called.add("_scale_columns")
-    if any(kernel.grid.sequences is not None for kernel in kernels):
-        called.add("_find_sequence_of_row" if decodes_packed_rows(module) else "_find_sequence")
-    in_rows = () if backward is None else [planned for planned in backward.kernels if planned.pack is None]
-    if in_rows or (backward is not None and backward.preprocess is not None):
-        called |= {"_load_rows", "_store_rows"}
-        packed = module.variant.attention.q.storage.is_packed
-        reads_rows = any(not kernel.over_q and not kernel.softmax.breaks_sticks for kernel in in_rows)
-        if not packed and reads_rows:
-            called.add("_load_vector")  # of lse2 and delta
-    if attention.segment is not None:
-        called.add("_join_segment")
-    if any(kernel.softmax.dropout is not None for kernel in kernels):
-        called.add("_keep_listed" if forward.structure == "decode" else "_keep_dropout")
-    if attention.softmax.form == "stick_breaking":
-        called |= {"_softplus", "_sum_keys"}
-    return frozenset(called) - {""}
-
-
-def _moves_rows(kernel: Kernel) -> Iterator[str]:
-    """Yields what loads and stores tiles of rows; kernels that decode have functions of their own for it."""
-    if kernel.structure in ("decode", "selected_dq", "selected_dkdv", "selected_turns", "selected_tokens"):
-        return
-    yield from ("_load_rows", "_store_rows")
-    if any(rows.page for rows in kernel.rows.values()):
-        yield from ("_find_pages", "_load_pages")
-
-
-def _called_by(expr: Expr) -> Iterator[str]:
-    own = {*SYNTAX.functions.values()} - {"tl.minimum", "tl.maximum"}
-    for node in _list_computed(expr):
-        match node:
-            case Call(function=function) if SYNTAX.named(function) in own:
-                yield SYNTAX.named(function)
-            case Binary(op=op, left=left, right=right) if function := scalar.division(op, left, right):
-                yield function
-            case Search(side=side, descends=descends):
-                yield f"_{REVERSED[side] if descends else side}_bound"
-
-
-def _list_computed(expr: Expr) -> Iterator[Expr]:
-    found = [expr]
-    while found:
-        node = found.pop()
-        yield node
-        match node:
-            case Call(function="bit", args=(word, place)) if (masked := masked_place(place)) is not None:
-                found += (word, masked[0])
-            case _:
-                found += children(node)
 
 
 #: Of the second axis of a grid, along which the splits of a sequence lie.
@@ -376,6 +316,12 @@ class TritonBackward(BackwardDeclaration):
         self.preprocess = PreprocessText(module, preprocess, self.configs[0]) if preprocess else None
         epilogue = self._backward.epilogue
         self.epilogue = EpilogueText(module, epilogue, self.configs[0]) if epilogue else None
+
+    @property
+    def moves(self) -> tuple[str, ...]:
+        """Device functions for tiles of keys that a list names, which lie anywhere."""
+        adds = () if self.sums is None else ("_add_tile",)
+        return ("_find_keys", "_gather_tile", "_scatter_tile", *adds) if self.selects else ()
 
     @property
     def declared(self) -> CallText:
