@@ -127,6 +127,8 @@ def _section(e: BackwardExplanation) -> Iterator[str]:
         fewer = f"  fewer than about {e.walks} for each multiprocessor"
         yield f"{fewer}: blocks share the queries of a kv tile, and their sums are added in order"
     yield from _list_sums(e)
+    if e.planned.kept is not None:
+        yield "  ds stays in memory, of as many heads as there is room for: dq takes no second pass"
     if e.planned.grid.longest_first:
         yield "  longest first: the last rows, which see most keys, start first"
     yield from loop_lines(e.planned, *_tiles(e))

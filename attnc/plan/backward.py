@@ -48,13 +48,14 @@ from attnc.plan.ir.backward import (
     Gradient,
     GradientBound,
     InMemory,
+    KeptDs,
     Made,
     Preprocess,
     Prologue,
     name_of,
 )
 from attnc.plan.layout import BackwardLayout, KernelName, SharedBytes
-from attnc.plan.lists import Listing, along_lists
+from attnc.plan.lists import BLOCKS, Listing, along_lists, line_of_queries, words_of
 from attnc.plan.loads import LoadNames
 from attnc.plan.regions import (
     kept_by_some,
@@ -172,7 +173,9 @@ class KernelMaker:
         outer = tuple(fetch for fetch in names.fetches if fetch.axes == other_axis(inner))
         program = program_of(names, lengths)
         at_end = () if rule.chain.factor is None else (rule.chain.factor,)
+        ds = self._keep_ds(inner)
         used = (*expressions_of(program, outer, loops, step), *also, *at_end, *self._heads(inner))
+        used += () if ds is None else (ds.line, ds.words)
         grid = self._grid(inner, adds_dq, longest_first=choices[0].longest_first, short_loops=loops.are_short)
         kernel = BackwardKernel(
             name=f"{attention.name}_backward_{''.join(makes) or 'rows'}",
@@ -193,6 +196,7 @@ class KernelMaker:
             prologue=prologue,
             parts=several_parts(attention),
             v_in_k=attention.v.storage.is_part,
+            kept=ds,
         )
         return replace(kernel, roles=self.target.backward_roles_of(kernel, self.layout, self.variant))
 
@@ -216,7 +220,7 @@ class KernelMaker:
             loops,
             listing,
             inner,
-            packs=inner == "q" and self.target.lists_are_bits and kv_heads(self.attention) != Dim("H"),
+            packs=inner == "q" and self.target.lists_are_bits and self._shares_keys,
             bits=self.target.lists_are_bits,
         )
         inside: Expr = IN_BOUNDS if tail and not padded else TRUE
@@ -224,9 +228,20 @@ class KernelMaker:
             inside = conj(inside, _IN_ROWS)
         return named_bounds(loops, names), inside
 
+    @property
+    def _shares_keys(self) -> bool:
+        return kv_heads(self.attention) != Dim("H")
+
+    def _keep_ds(self, inner: Axis) -> KeptDs | None:
+        listing = self.listing
+        if inner == "kv" or listing is None or not self.target.keeps_ds(self.layout):
+            return None
+        line = line_of_queries(listing, packs=self._shares_keys)
+        return KeptDs(line=line, words=words_of(BLOCKS), block=listing.keys)
+
     def _heads(self, inner: Axis) -> tuple[Expr, ...]:
         """Returns how a program numbers heads; one that owns keys walks over the heads that share them."""
-        walks = inner == "q" and kv_heads(self.attention) != Dim("H")
+        walks = inner == "q" and self._shares_keys
         return (kv_head_of(self.attention), *((Dim("G"), Dim("Hkv")) if walks else ()))
 
     def _grid(self, inner: Axis, adds_dq: InMemory | None, *, longest_first: bool, short_loops: bool) -> Grid:
@@ -326,7 +341,7 @@ def plan_backward(
     needs_rows = attention.normalises and (apart or not over_q)
     choices = [config for planned in kernels for config in planned.configs]
     tiles = [tile for config in choices for tile in (config.tile_q, config.tile_kv)]
-    return Backward(
+    planned_backward = Backward(
         preprocess=maker.preprocess(in_sink) if needs_rows else None,
         kernels=tuple(kernels),
         gradients=tuple(
@@ -340,6 +355,7 @@ def plan_backward(
         layout=layout,
         epilogue=plan_epilogue_gradient(attention, finishing, maker.sums),
     )
+    return target.in_rounds(planned_backward, variant)
 
 
 def accumulate_of(entry: WantedLoad, config: BackwardConfig) -> Accumulate:

@@ -14,8 +14,9 @@ from attnc.plan.device import Device
 # --- how kernels lie on a machine
 
 
-#: The kernels of a backward by what they make; "rows" makes what the score loads, and none of these.
-KernelName: TypeAlias = Literal["dq", "dkdv", "dk", "dv", "rows"]
+#: The kernels of a backward by what they make; "rows" makes what the score loads, and none of these;
+#: "dq_kept" makes dq of ds that the one before it has kept.
+KernelName: TypeAlias = Literal["dq", "dkdv", "dk", "dv", "rows", "dq_kept"]
 #: Any kernel of a module.
 Which: TypeAlias = Literal["forward"] | KernelName
 

@@ -222,7 +222,7 @@ def along_lists(
         line = line if is_nonnegative(group) else where(compare("<", group, ZERO), Const(-1), line)
         stride, block = add(LIST_ROWS, _ONE), listing.rows
     if bits:
-        stride = _round_up(BLOCKS if axis == "kv" else LIST_ROWS, 32)
+        stride = words_of(BLOCKS if axis == "kv" else LIST_ROWS)
     bounds = (*loops.bounds, Let(name="list_line", value=line, span=condition.span))
     walked = ListWalk(
         memory=_MEMORY[axis, bits],
@@ -306,6 +306,18 @@ def is_inside(index: Expr, size: Expr) -> bool:
             return False
 
 
+def line_of_queries(listing: Listing, *, packs: bool) -> Expr:
+    """Returns the number of the list that a tile of queries has, which is known to have one. packs: as in
+    `along_lists`, whose lists these are.
+    """
+    at: dict[Expr, Expr] = {_Q_IDX: START["q"]}
+    at |= {GROUP: KV_HEAD, Index("h"): KV_HEAD} if packs else {}
+    number: Expr = ZERO
+    for index, size in zip(listing.condition.indices, listing.sizes, strict=True):
+        number = add(mul(number, size), substitute(index, at))
+    return number
+
+
 # --- what is made first
 
 
@@ -340,6 +352,11 @@ def list_sizes(attention: Attention, listing: Listing | None) -> tuple[Let, ...]
         blocks = _round_up(longest(attention, Role.QUERY), listing.rows)
         sizes.append(Let(name=LIST_ROWS.name, value=minimum(extent, blocks)))
     return tuple(sizes)
+
+
+def words_of(blocks: Expr) -> Expr:
+    """Returns the words of a list that has a bit for each block."""
+    return _round_up(blocks, 32)
 
 
 def _round_up(size: Expr, block: int) -> Expr:

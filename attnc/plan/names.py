@@ -60,6 +60,8 @@ DECLARED = frozenset((
     "dv_config", "EARLY_DP", "KEY_ROWS", "KV_SECTION", "M_padded", "PDL", "ROW_TILE", "rows", "rows_config",
     "SECTION", "shared", "SPLIT", "SPLIT_ROWS", "SPLIT_SIZE", "SPLITS", "STAGES", "tiles", "TMA", "WARPS",
     "EDGES", "HEAD_PARTS", "PLACES", "WALK_PARTS", "WALKS",
+    "FIRST_HEAD", "HEAD_BYTES", "HEADS_AT_ONCE", "KEPT_HEADS", "LIST_TILES",
+    "ROUND", "ROUND_HEADS", "ROUND_WALKS", "ROUNDS",
     "chunk", "copies", "key_tiles", "padded", "programs", "rounds", "sorting", "weights",
 ))  # fmt: skip
 #: Keywords of C++20, and names with a meaning in CUDA without any header.
@@ -90,7 +92,7 @@ CUDA_MADE = frozenset((
     "A_BY_ROWS", "all_see_hi", "ask_for_k_scales", "ask_for_v_scales", "at_first",
     "at_first_2", "at_first_3", "at_first_4", "B_BY_ROWS",
     "convert_k", "convert_v", "copy_k", "copy_v",
-    "dk_map", "do_map", "dq_map", "ds_place", "dv_map", "h_first", "k_map",
+    "dk_map", "do_map", "dq_map", "ds_place", "dv_map", "h_first", "in_call", "k_map",
     "K_SCALES", "K_SCALES_AT", "K_SCALES_OF_LANE", "k_x", "Keeps", "kv_start", "list_length",
     "load_k_scales", "load_v_scales", "look_up_k_rows", "look_up_v_rows", "lse_splits", "number", "o_map",
     "of_key", "of_key_2", "of_key_3", "of_key_4", "of_pair", "others", "part", "q_end", "q_from", "q_map",

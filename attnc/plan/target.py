@@ -19,7 +19,7 @@ from attnc.plan.access import Section
 from attnc.plan.device import DEVICES, Device
 from attnc.plan.fitting import TileShape, unsupported
 from attnc.plan.ir import Forward, Module, OutputKernel
-from attnc.plan.ir.backward import BackwardKernel
+from attnc.plan.ir.backward import Backward, BackwardKernel
 from attnc.plan.ir.kernel import IDLE_GAIN, PAGED_IDLE_GAIN, PARTIAL_TRIPS
 from attnc.plan.layout import (
     BackwardLayout,
@@ -282,6 +282,14 @@ class Target(ABC):
     def follows_lists(self, kernel: KernelName, layout: BackwardLayout | None) -> bool:
         """Returns whether a kernel of a backward walks over listed blocks, where others do."""
         return True
+
+    def keeps_ds(self, layout: BackwardLayout | None) -> bool:
+        """Returns whether a kernel over keys leaves ds in memory, for one that makes dq of it."""
+        return False
+
+    def in_rounds(self, backward: Backward, variant: Variant) -> Backward:
+        """Returns a backward with the kernel that makes dq of ds, if one keeps it, and with its rounds."""
+        return backward
 
     def reads_words(self, layout: Layout | None) -> bool:
         """Returns whether kernels that decode load words of bits once for the keys of a tile."""

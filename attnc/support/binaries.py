@@ -189,4 +189,6 @@ def list_defines(config: KernelConfig, aligned: bool) -> dict[str, int]:
         sizes["MAXNREG"] = int(limit)
     if getattr(config, "parts", 0) > 1:
         sizes["IN_PARTS"] = 1  # however many there are
+    if getattr(config, "kept", 0) > 0:
+        sizes["KEEPS_DS"] = 1
     return {**sizes, "ALIGNED": int(aligned)}

@@ -118,17 +118,21 @@ def as_leaf(tensor: Tensor, value: Any, device: torch.device) -> torch.Tensor:
     return leaf.requires_grad_()
 
 
-#: Blocks that share a walk over queries, of kernels where several can: as many as suit, one, and several.
-_PARTS = (0, 1, 3)
+#: Blocks that share a walk over queries, of kernels where several can: as many as suit, one, and several; K/V
+#: heads whose ds is kept at once, of kernels that keep it: as many as suit, none, one, and several.
+_BY_SEED: Mapping[str, tuple[int, ...]] = {"parts": (0, 1, 3), "kept": (0, -1, 1, 2)}
 
 
 def backward_config(configs: Sequence[Any], case: Case) -> Any:
     """Returns the config of a kernel of the backward that the case has. How many blocks share a walk follows
-    from its seed too: by the size of a call few cases would have one on a small device, or several on a large
-    one.
+    from its seed too, and of how many heads ds is kept: by the size of a call few cases would have one on a
+    small device, or several on a large one.
     """
     config = configs[case.backward_config(len(configs))]
-    return config._replace(parts=_PARTS[case.seed % len(_PARTS)]) if hasattr(config, "parts") else config
+    drawn = {
+        field: known[case.seed % len(known)] for field, known in _BY_SEED.items() if hasattr(config, field)
+    }
+    return config._replace(**drawn) if drawn else config
 
 
 def _handed_over(

@@ -55,7 +55,8 @@ class Kernels:
 
     addresses: tensors in the order of the struct; `splits+SIZE` is so many bytes behind the start of one.
     strides, numbers: what stands behind them, in 64 and 32 bits: `q:bmh` for stride_qb, stride_qm and
-    stride_qh, `bias:0` for stride_bias_0; sizes. sizes: by name those that they take besides.
+    stride_qh, `bias:0` for stride_bias_0; sizes. sizes: by name those that they take besides. rounds: how
+    often they are launched, by their sizes, which may say `ROUND`; "": once.
     """
 
     kernels: tuple[Kernel, ...]
@@ -63,6 +64,12 @@ class Kernels:
     strides: str
     numbers: str
     sizes: Mapping[str, str] = field(default_factory=dict)
+    rounds: str = ""
+
+    def list_places(self, place: Place) -> list[Place]:
+        """Lists what each round is prepared for."""
+        rounds = evaluate(self.rounds, place.names) if self.rounds else 1
+        return [place._replace(names={**place.names, "ROUND": number}) for number in range(rounds)]
 
     @property
     def stride_names(self) -> list[str]:
@@ -215,7 +222,7 @@ class CudaAttention(Attention):
         self.program = self.program_type(self.module, compiled, self.sources, self.element)
 
     def made_ready(self, launches: tuple[Any, ...], place: Place) -> tuple[Launch, ...]:
-        return tuple(self._launch(kernels, place) for kernels in launches)
+        return tuple(self._launch(kernels, at) for kernels in launches for at in kernels.list_places(place))
 
     def functions(self, gpu: Gpu) -> dict[str, Callable[..., int]]:
         return {**super().functions(gpu), "dq_floats()": dq_floats}
@@ -271,7 +278,8 @@ def given_of(positions: Sequence[int]) -> list[int]:
 def with_sizes(launch: Kernels, place: Place) -> dict[str, Any]:
     """Returns the names of a place and those that kernels take besides."""
     names = dict(place.names)
-    names |= {name: evaluate(text, names) for name, text in launch.sizes.items()}
+    for name, text in launch.sizes.items():  # each may mention those before it
+        names[name] = evaluate(text, names)
     return names
 
 

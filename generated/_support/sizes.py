@@ -126,8 +126,21 @@ def _count_shares(walks: int, tiles: int, few: int, processors: int, turns: int)
     return min(range(1, max(1, most) + 1), key=time)
 
 
+#: Bytes of ds that a call keeps in memory at once, at most.
+MOST_KEPT = 2 << 30
+
+
+def count_kept(head_bytes: int, heads: int, chosen: int = 0) -> int:
+    """Returns of how many K/V heads ds is kept at once, of so many bytes each: as many as there is room for,
+    in rounds of about as many; 0: not even of one. chosen: by a config; below 0: of none.
+    """
+    fitting = chosen or MOST_KEPT // max(1, head_bytes)
+    return cdiv(heads, cdiv(heads, fitting)) if fitting > 0 else 0
+
+
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "cdiv": cdiv,
+    "count_kept": count_kept,
     "count_parts": count_parts,
     "gcd": math.gcd,
     "max": max,

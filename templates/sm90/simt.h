@@ -64,6 +64,14 @@ static inline int warp_sum(int x, SIMT_LINE)
     return x;
 }
 
+// As movmatrix.trans of a matrix of 8 x 8.
+static inline u32 turned(u32 x, SIMT_LINE)
+{
+    const int lane = threadIdx.x % 32, row = lane / 4, column = lane % 4 * 2;
+    const u32 low = shuffle((int)x, 4 * column + row / 2, line), high = shuffle((int)x, 4 * (column + 1) + row / 2, line);
+    return (low >> 16 * (row % 2) & 0xffff) | (high >> 16 * (row % 2)) << 16;
+}
+
 static inline int count_bits(u32 x) { return __builtin_popcount(x); }
 static inline int __clz(int x) { return x == 0 ? 32 : __builtin_clz((u32)x); }
 static inline int __popc(unsigned x) { return __builtin_popcount(x); }

@@ -174,11 +174,11 @@ def _foreign_tokens(out: Path) -> Iterator[Finding]:
 _HEADERS = "|".join(re.escape(path.name) for path in sorted((ROOT / "attnc" / "support").glob("*.cuh")))
 #: Lines of the preprocessor that are of the templates, as `tokens_of` has them.
 DIRECTIVE = re.compile(
-    r"# (pragma unroll( \d+)?|ifn?def ATTNC_SHIM|ifndef (BLOCK_M|IN_PARTS)|if ALIGNED|ifdef MAXNREG|else"
-    r"|endif"
+    r"# (pragma unroll( \d+)?|ifn?def ATTNC_SHIM|ifndef (BLOCK_M|IN_PARTS|KEEPS_DS)|if ALIGNED|ifdef MAXNREG"
+    r"|else|endif"
     rf"|include \"(simt\.h|{_HEADERS})\""
     r"|define (BLOCK_M|BLOCK_N|WARPS|STAGES|ALIGNED|Q_TILES|O_TILES|OVERLAP|CLUSTER|PINGPONG"
-    r"|IN_PARTS|RAW_TILES|BLOCKS|(PRODUCER|CONSUMER)_REGISTERS|BLOCK_D) \d+"
+    r"|IN_PARTS|KEEPS_DS|RAW_TILES|BLOCKS|(PRODUCER|CONSUMER)_REGISTERS|BLOCK_D) \d+"
     r"|define (ELEMENT (bf16|f16|float)|ELEMENT_IS_F32|LANES_SEARCH (32|\( 32 / \( BLOCK_M / 64 \) \)))"
     r"|define BOUNDS (__maxnreg__|__launch_bounds__)\(\w+\))"
 )

@@ -79,7 +79,7 @@ BUGS: tuple[HopperBug, ...] = (
     HopperBug(
         name="dq past the first word",
         attention="hopper_lists",
-        file="backward_dq",
+        file="backward_dq_kept",
         story="bits of a word were counted from its other end",
         anchor="const int found = 32 * word + 31 - __clz(named & -named);",
         patch="const int found = 32 * word + 31 - __clz(named);",
@@ -87,7 +87,7 @@ BUGS: tuple[HopperBug, ...] = (
     HopperBug(
         name="dq of blocks that were seen",
         attention="hopper_lists",
-        file="backward_dq",
+        file="backward_dq_kept",
         story="the bits before the place at hand were kept",
         anchor="u32 named = (u32)row[word] & 0xffffffffu << block % 32;",
         patch="u32 named = (u32)row[word];",

@@ -50,6 +50,9 @@ def test_kernels_are_compiled_with_their_config() -> None:
     for parts in range(4):
         in_parts: Any = SimpleNamespace(**config._asdict(), parts=parts)
         assert ("IN_PARTS" in list_defines(in_parts, True)) == (parts > 1)
+    for kept in range(-1, 3):
+        keeping: Any = SimpleNamespace(**config._asdict(), kept=kept)
+        assert ("KEEPS_DS" in list_defines(keeping, True)) == (kept > 0)
 
 
 def test_a_source_says_how_it_is_compiled_besides() -> None:

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from attnc.runtime.loader import load_text
-from attnc.support.cuda_call import Arguments, CudaLaunch, Kernel, Kernels, dq_floats, ready
+from attnc.support.cuda_call import Arguments, CudaLaunch, Kernel, Kernels, dq_floats, ready, with_sizes
+from attnc.support.place import Place
 from tests.support.configs import CONFIGS, H200
 
 GENERATED = Path(__file__).parents[2] / "generated"
@@ -53,6 +54,20 @@ def test_what_joins_splits_is_launched_where_there_are_some(splits: int) -> None
     assert found == [each for each in expected if splits > 1 or not each[3]]
     del names["SPLITS"]
     assert [kernel.name for kernel in ready(launch, names)] == ["first", "last"]
+
+
+def test_kernels_run_in_as_many_rounds_as_their_sizes_say() -> None:
+    place = Place({"heads": 5}, {}, {}, (), (), H200, torch.device("cpu"))
+    once, often = (
+        Kernels(kernels=(), addresses="", strides="", numbers="", rounds=rounds)
+        for rounds in ("", "cdiv(heads, 2)")
+    )
+    assert [at.names["ROUND"] for at in once.list_places(place)] == [0]
+    assert [at.names["ROUND"] for at in often.list_places(place)] == [0, 1, 2]
+    sizes = {"first": "2 * ROUND", "many": "min(2, heads - first)"}
+    launch = Kernels(kernels=(), addresses="", strides="", numbers="", sizes=sizes, rounds="cdiv(heads, 2)")
+    found = [with_sizes(launch, at) for at in launch.list_places(place)]
+    assert [(names["first"], names["many"]) for names in found] == [(0, 2), (2, 2), (4, 1)]
 
 
 @pytest.mark.parametrize("rows_aligned", [False, True])

@@ -16,7 +16,9 @@ from hypothesis import strategies as st
 
 from attnc.support.arguments import Sizes, Tensor
 from attnc.support.sizes import (
+    MOST_KEPT,
     cdiv,
+    count_kept,
     count_parts,
     evaluate,
     list_names,
@@ -368,3 +370,16 @@ def test_walks_are_cut_as_before(golden: Callable[[Path, str], None]) -> None:
             found = [count_parts(n, heads, tiles, 396, 792, few, chosen, room, turns) for n in walks]
             lines.append(f"  {heads} heads, {tiles} tiles: {', '.join(map(str, found))}")
     golden(Path(__file__).parents[1] / "golden" / "choices" / "parts.txt", "\n".join(lines) + "\n")
+
+
+@drawn_by(st.integers(0, 3 * MOST_KEPT), st.integers(1, 300), st.sampled_from((0, 0, -1, 1, 7)))
+def test_ds_is_kept_of_as_many_heads_as_there_is_room_for(size: int, heads: int, chosen: int) -> None:
+    """In rounds that are as few, and of about as many."""
+    found = count_kept(size, heads, chosen)
+    if chosen < 0 or (chosen == 0 and size > MOST_KEPT):
+        assert found == 0
+        return
+    assert 1 <= found <= heads
+    most = chosen or max(MOST_KEPT // max(1, size), 1)
+    assert found <= most
+    assert cdiv(heads, found) == cdiv(heads, min(most, heads))

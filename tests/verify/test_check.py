@@ -127,6 +127,14 @@ class Sharing(NamedTuple):
     parts: int = 0
 
 
+class Keeping(NamedTuple):
+    """The same, which may keep ds."""
+
+    BLOCK_M: int
+    parts: int = 0
+    kept: int = 0
+
+
 def test_cases_say_how_many_blocks_share_a_walk() -> None:
     """By their seeds, on any device; those of other kernels have their configs alone."""
     configs = (Sharing(64), Sharing(128))
@@ -135,6 +143,8 @@ def test_cases_say_how_many_blocks_share_a_walk() -> None:
     assert [config.BLOCK_M for config in drawn] == [64, 128] * 3
     assert len(set(drawn)) == 6  # any with any
     assert backward_config((7,), Case(dims={}, seed=2)) == 7
+    found = {backward_config((Keeping(64),), Case(dims={}, seed=seed)) for seed in range(12)}
+    assert len(found) == 12  # three of parts with four of kept
 
 
 def test_what_is_reported() -> None:

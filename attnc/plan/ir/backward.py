@@ -16,12 +16,12 @@ P is recomputed from the saved lse (FlashAttention-2, arXiv 2307.08691, algorith
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from attnc.expr.finite import has_pole, is_finite, outgrows
-from attnc.expr.nodes import Compare, Dim, Dot, Expr, Index, Load, Ref, walk
+from attnc.expr.nodes import Compare, Dim, Dot, Expr, Index, Load, Ref, show, walk
 from attnc.expr.simplify import substitute
 from attnc.model.schedule import BackwardConfig, DkDvConfig
 from attnc.model.tensors import Tensor
@@ -212,6 +212,21 @@ class EpilogueGradient:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KeptDs:
+    """ds of the tiles of listed blocks, which a kernel over keys leaves in memory: rounded, and in the order
+    of the lists. line: the list of the tile of queries at hand, a row of bits of so many words; block: keys
+    of a listed block.
+    """
+
+    line: Expr
+    words: Expr
+    block: int
+
+    def __str__(self) -> str:
+        return f"blocks of {self.block} of list_bits[{show(self.line)}: {show(self.words)}]"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BackwardKernel(TileKernel):
     """A kernel of a backward: p from the saved lse, and what follows from it.
 
@@ -223,7 +238,8 @@ class BackwardKernel(TileKernel):
     sums in memory in the order of queries; adds: gradients of the keys that one query selects, which a
     program that makes dq adds to sums in memory, as it comes; keeps: whether one that makes dq leaves p and
     ds of each head and key in memory, of which these gradients are products; joined: parts of the columns in
-    which rows of do and q are one operand. roles: what each warp does, where warps do different things.
+    which rows of do and q are one operand. kept: ds that it leaves in memory, if there is room; takes_ds: it
+    makes dq of that. roles: what each warp does, where warps do different things.
     """
 
     configs: tuple[BackwardConfig, ...]
@@ -238,13 +254,21 @@ class BackwardKernel(TileKernel):
     adds: tuple[Made, ...] = ()
     keeps: bool = False
     joined: tuple[DotPart, ...] = ()
+    kept: KeptDs | None = None
+    takes_ds: bool = False
     roles: Roles | None = None
 
     @property
     def structure(
         self,
     ) -> Literal[
-        "backward_dq", "backward_dkdv", "selected_dq", "selected_dkdv", "selected_turns", "selected_tokens"
+        "backward_dq",
+        "backward_dq_kept",
+        "backward_dkdv",
+        "selected_dq",
+        "selected_dkdv",
+        "selected_turns",
+        "selected_tokens",
     ]:
         """A program per q tile, or per kv tile (where those have an order, per head) with a loop over q; or
         per tile of heads of one query, of the keys that queries select, or of those that one selects; or as
@@ -256,6 +280,8 @@ class BackwardKernel(TileKernel):
             return "selected_turns"
         if self.pack is not None:
             return "selected_dq" if self.over_q else "selected_dkdv"
+        if self.takes_ds:
+            return "backward_dq_kept"
         return "backward_dq" if self.over_q else "backward_dkdv"
 
     @property
@@ -264,7 +290,7 @@ class BackwardKernel(TileKernel):
 
     @property
     def kind(self) -> KernelName:
-        return name_of(self.makes)
+        return "dq_kept" if self.takes_ds else name_of(self.makes)
 
     @property
     def over_q(self) -> bool:
@@ -272,7 +298,7 @@ class BackwardKernel(TileKernel):
 
     @property
     def config(self) -> str:
-        return f"{self.kind}_config"
+        return f"{name_of(self.makes)}_config"
 
     @property
     def dp_order(self) -> Literal["early", "late", "both"]:
@@ -335,6 +361,8 @@ class BackwardKernel(TileKernel):
         yield from self.chain.expressions
         if self.selected is not None:
             yield from (self.selected.line, self.selected.stride)
+        if self.kept is not None:
+            yield from (self.kept.line, self.kept.words)
 
 
 #: Guards of what has as many rows as queries, or keys that queries are among.
@@ -381,10 +409,39 @@ class GradientBound:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Rounds:
+    """Rounds in which the kernels of a backward run, each for some heads, as sizes say it.
+
+    sizes: of a call; of_round: of a launch, which follow from the number `ROUND`; passed: those that kernels
+    take; heads: query heads and K/V heads of a round; workspaces: types by name; forms: by kernel, fields of
+    its config and when it runs so.
+    """
+
+    sizes: Mapping[str, str]
+    of_round: Mapping[str, str]
+    passed: tuple[str, ...]
+    heads: tuple[str, str]
+    workspaces: Mapping[str, str]
+    forms: Mapping[str, Sequence[tuple[Mapping[str, str], str]]]
+
+    @property
+    def lines(self) -> Iterator[str]:
+        """All that it says, as the text of a plan has it."""
+        of_round = {f"{name} of a round": text for name, text in self.of_round.items()}
+        for name, text in {**self.sizes, **of_round, **self.workspaces}.items():
+            yield f"{name} = {text}"
+        yield f"heads = {', '.join(self.heads)}, kernels take {', '.join(self.passed)}"
+        for kernel, forms in self.forms.items():
+            for changes, when in forms:
+                yield ", ".join((f"{kernel} if {when}", *map(" = ".join, changes.items())))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Backward:
     """All that follows from `grad ...` in a spec, in the order of execution; gradients in that of the
     inputs. layout: how the kernels lie on the machine (None where a compiler decides it); epilogue: what
-    comes before all of them.
+    comes before all of them; last: what makes dq in place of the first, of ds that another has kept, where
+    there is room for that; rounds: in which all of them run, where they do not run once.
     """
 
     preprocess: Preprocess | None
@@ -393,6 +450,13 @@ class Backward:
     bound: GradientBound
     layout: BackwardLayout | None = None
     epilogue: EpilogueGradient | None = None
+    last: BackwardKernel | None = None
+    rounds: Rounds | None = None
+
+    @property
+    def all_kernels(self) -> tuple[BackwardKernel, ...]:
+        """The kernels of which some run, in the order of execution."""
+        return self.kernels if self.last is None else (*self.kernels, self.last)
 
 
 def name_of(makes: tuple[Made, ...]) -> KernelName:

@@ -265,6 +265,7 @@ Structure: TypeAlias = Literal[
     "forward_kv_q",
     "decode",
     "backward_dq",
+    "backward_dq_kept",
     "backward_dkdv",
     "selected_dq",
     "selected_dkdv",

@@ -228,6 +228,7 @@ def _selection(kernel: BackwardKernel) -> Iterator[str]:
         yield f"programs take query after query, and add to sums in memory: {', '.join(kernel.adds)}"
     if kernel.keeps:
         yield "keeps p and ds of each head and key"
+    yield from (f"keeps ds of each tile, if there is room: {kept}" for kept in (kernel.kept,) if kept)
     if kernel.joined:
         parts = (f"{part.first} .. {part.first + part.width}" for part in kernel.joined)
         yield f"columns of rows of do and q, joined: {', '.join(parts)}"
@@ -449,12 +450,11 @@ def _format_bound(bound: ErrorBound) -> list[str]:
 
 
 def _backward(backward: Backward) -> Iterator[str]:
-    if backward.epilogue is not None:
-        yield from _epilogue_gradient(backward.epilogue)
-    if backward.preprocess is not None:
-        yield from _preprocess(backward.preprocess)
-    for planned in backward.kernels:
+    yield from _epilogue_gradient(backward.epilogue) if backward.epilogue else ()
+    yield from _preprocess(backward.preprocess) if backward.preprocess else ()
+    for planned in backward.all_kernels:
         yield from _kernel(planned, _takes(planned, backward.layout))
+    yield from _block("in rounds", backward.rounds.lines) if backward.rounds else ()
     yield from map(_gradient, backward.gradients)
     if backward.layout is not None:
         yield from _wrap(f"layout {type(backward.layout).__name__}:", _fields(backward.layout))

@@ -307,7 +307,7 @@ class CudaBackwardLayout:
 
 def over_rows(kernel: KernelName) -> bool:
     """Returns whether the kernel has a block of threads per q tile."""
-    return kernel in ("dq", "rows")
+    return kernel in ("dq", "dq_kept", "rows")
 
 
 _F32 = 4

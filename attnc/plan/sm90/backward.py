@@ -14,7 +14,8 @@ it would have to compute again: then they have a kernel each, `dv` and `dk`, of 
 S. dq is not summed in memory for any of these.
 
 `dq`, of `accumulate.dq = two_pass`, is the same turned around: a block keeps 128 queries, keys come by, and
-dS = P (dP - delta) is the left operand of dQ += dS K without leaving registers.
+dS = P (dP - delta) is the left operand of dQ += dS K without leaving registers. Beside listed blocks `dkdv`
+may keep dS, and `dq_kept` multiplies it (`kept`).
 
 A kernel over keys walks over the queries of all heads that share them. Where there are few such walks, they
 are cut into parts (`Sm90Backward.cuts_walks`), each the work of a block.
@@ -48,6 +49,7 @@ from attnc.plan.lists import listing_of, shares_ds, without_list
 from attnc.plan.signature import feature, kv_heads, normalise
 from attnc.plan.sm80.backward import plan_cuda_backward
 from attnc.plan.sm80.layout import GRANULE, CudaBackwardLayout, CudaLayout, over_rows
+from attnc.plan.sm90.kept import KEPT_BYTES, KEPT_TILE, can_keep_ds
 from attnc.plan.sm90.layout import (
     PIECE,
     SYSTEM_BYTES,
@@ -121,6 +123,11 @@ class Sm90Backward(CudaBackwardLayout):
     turns: Turns | None
     alike: bool = False
     listed: tuple[int, int] = (0, 0)
+
+    @property
+    def keeps_ds(self) -> bool:
+        """Whether the kernel for dk and dv keeps ds, of which another makes dq (`kept`)."""
+        return "dq_kept" in self.by_wgmma
 
     @property
     def shares_heads(self) -> bool:
@@ -237,6 +244,8 @@ class Sm90Backward(CudaBackwardLayout):
     def tile(self, kernel: KernelName) -> tuple[int, int]:
         """tile.q and tile.kv: what registers leave for S and dP beside the sums."""
         widest = max(self.qk_panels, self.v_panels)
+        if kernel == "dq_kept":
+            return KEPT_TILE, KEPT_TILE
         if kernel == "dq":
             keys = _KEYS_OF_DQ[widest]
             keys = keys if self.listed[1] % keys == 0 else _LISTED_KEYS_OF_DQ
@@ -259,6 +268,9 @@ class Sm90Backward(CudaBackwardLayout):
         if kernel not in self.by_wgmma:
             return CudaBackwardLayout.shared_memory(self, config, kernel)
         stages, row = config.stages, 2 * PIECE
+        if kernel == "dq_kept":
+            k = stages * KEPT_TILE * self.qk_panels * row
+            return {"k": k, "ds": stages * KEPT_BYTES, "barriers": _ALIGNMENT + _BARRIERS}
         if over_rows(kernel):
             return self._over_q(stages, *self.dq_tiles)
         queries, keys = self.tile(kernel)
@@ -305,6 +317,8 @@ class Sm90Backward(CudaBackwardLayout):
         if kernel not in self.by_wgmma:
             return CudaBackwardLayout.registers(self, config, kernel)
         rows, keys = self.tile(kernel)
+        if kernel == "dq_kept":
+            return {"dq": self.layout.d_multiplied // 2, "ds": keys // 4}
         if over_rows(kernel):
             return {"dq": self.layout.d_multiplied // 2, "s": keys // 2, "dp": keys // 2}
         if self.gives_p:  # of the warpgroup with the wider sums
@@ -326,9 +340,11 @@ _ROOM = DEVICES["sm_90"].shared_per_block
 def plan_sm90_backward(variant: Variant, schedule: Schedule, layout: CudaLayout) -> CudaBackwardLayout:
     """Returns how the kernels of a schedule lie; a `Sm90Backward` where wgmma makes some of them."""
     plan = plan_cuda_backward(variant, schedule, layout)
-    by_wgmma = frozenset(_by_wgmma(variant, accumulate_of_dq(variant, schedule)))
+    by_wgmma: frozenset[KernelName] = frozenset(_by_wgmma(variant, accumulate_of_dq(variant, schedule)))
     if not by_wgmma:
         return plan
+    if can_keep_ds(variant, by_wgmma):
+        by_wgmma |= {"dq_kept"}
     return Sm90Backward(
         **{field.name: getattr(plan, field.name) for field in fields(plan)},
         by_wgmma=by_wgmma,

@@ -18,9 +18,9 @@ from attnc.plan.access import Section
 from attnc.plan.device import DEVICES, Device
 from attnc.plan.fitting import TileShape
 from attnc.plan.ir import Forward, Module, OutputKernel
-from attnc.plan.ir.backward import BackwardKernel
+from attnc.plan.ir.backward import Backward, BackwardKernel
 from attnc.plan.layout import BackwardLayout, Estimate, KernelName, Layout, Which
-from attnc.plan.lists import lists_blocks
+from attnc.plan.lists import listing_of, lists_blocks
 from attnc.plan.signature import feature, normalise
 from attnc.plan.sm80 import Sm80
 from attnc.plan.sm80.forward import cuda_layout
@@ -58,6 +58,7 @@ from attnc.plan.sm90.decode import (
     walks_segments,
 )
 from attnc.plan.sm90.decode_layout import Sm90DecodeLayout
+from attnc.plan.sm90.kept import plan_rounds, take_ds
 from attnc.plan.sm90.latent import (
     plan_latent_backward,
     plan_wide_backward,
@@ -241,6 +242,19 @@ class Sm90a(Target):
 
     def follows_lists(self, kernel: KernelName, layout: BackwardLayout | None) -> bool:
         return isinstance(layout, Sm90Backward) and kernel in layout.by_wgmma
+
+    def keeps_ds(self, layout: BackwardLayout | None) -> bool:
+        return isinstance(layout, Sm90Backward) and layout.keeps_ds
+
+    def in_rounds(self, backward: Backward, variant: Variant) -> Backward:
+        layout, listing = backward.layout, listing_of(variant.attention)
+        if not isinstance(layout, Sm90Backward) or not layout.keeps_ds or listing is None:
+            return backward
+        made = take_ds(backward.kernels[0])
+        shared = sum(layout.shared_memory(made.configs[0], made.kind).values())
+        last = replace(made, shared=(shared,), roles=plan_backward_roles(made, layout, variant))
+        rounds = plan_rounds(backward, last, normalise(variant.attention), listing)
+        return replace(backward, last=last, rounds=rounds)
 
     def splits_keys(self, layout: BackwardLayout | None, *, wide: bool) -> bool:
         return isinstance(layout, Sm90Backward) and "dk" in layout.by_wgmma

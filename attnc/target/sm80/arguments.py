@@ -26,7 +26,7 @@ class ArgumentText:
 
     def __init__(self, module: Module) -> None:
         assert module.backward is not None
-        self.module, self._backward = module, module.backward
+        self.module, self._backward, self._rounds = module, module.backward, module.backward.rounds
         self.tensors = Tensors(module)
         self.has_dlse = module.variant.attention.lse is not None
         self.has_epilogue = self._backward.epilogue is not None
@@ -98,6 +98,7 @@ class ArgumentText:
         of_rows = ["lse2", "delta"] if self._reads_rows else []
         found += [("float", name) for name in (*of_rows, *self.edges, *sums, *self.parts)]
         found += [(name_type(self.adjoint_dtype(adjoint)), adjoint.name) for adjoint in self.adjoints]
+        found += [("unsigned char", name) for name in (self._rounds.workspaces if self._rounds else ())]
         return found
 
     @property
@@ -127,7 +128,8 @@ class ArgumentText:
         padded = ["M_padded", *(["ROW_TILE"] if self.tensors.packs(Role.QUERY) else [])]
         edges = ["EDGES"] if self.edges else []
         parts = ["WALK_PARTS", "KEY_ROWS"] if self.parts else []
-        return [*dict.fromkeys(dims), *padded, *edges, *parts, "SECTION", "KV_SECTION"]
+        rounds = self._rounds.passed if self._rounds else ()
+        return [*dict.fromkeys(dims), *padded, *edges, *parts, *rounds, "SECTION", "KV_SECTION"]
 
     @property
     def fields(self) -> Iterator[str]:

@@ -184,7 +184,9 @@ class CudaBackwardText(CudaFileText):
     @cached_property
     def walk(self) -> CudaWalk:
         section = "SECTION" if self.kernel.over_q else "KV_SECTION"
-        return CudaWalk(walk=self.kernel.walk, of_call="args.", section=section)
+        of_key = " / G" if self.kernel.sums_heads else ""
+        in_rounds = of_key if self.kernel.kept is not None or self.kernel.takes_ds else None
+        return CudaWalk(walk=self.kernel.walk, of_call="args.", section=section, in_rounds=in_rounds)
 
     @property
     def what(self) -> str:

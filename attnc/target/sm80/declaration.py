@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from attnc.expr.nodes import show
 from attnc.model.tensors import Role
 from attnc.plan.access import Section
 from attnc.plan.ir import Decode, Forward, Module
-from attnc.plan.ir.backward import BackwardKernel
+from attnc.plan.ir.backward import BackwardKernel, Rounds
 from attnc.plan.signature import longest
 from attnc.plan.sm80 import backward_layout_of
 from attnc.target.declaration import (
@@ -137,10 +138,12 @@ def cuda_kernels(
     *,
     decodes: bool = False,
     waits: bool = False,
+    rounds: str = "",
 ) -> CallText:
     """Returns kernels that take the same arguments. strides: of each tensor; maps: of TMA, as `TmaKernels`
     has them; waits: whether kernels wait for those before them, as `TmaKernels` do; decodes: the same, with
-    maps or without, and no tile is claimed, but places are, if kernels know how many there are.
+    maps or without, and no tile is claimed, but places are, if kernels know how many there are; rounds: as
+    `Kernels` has them.
     """
     places = {"PLACES": PLACES} if "PLACES" in numbers else {}
     sizes = {**sizes, **places}
@@ -152,6 +155,7 @@ def cuda_kernels(
     fields |= {"addresses": Words(addresses), "strides": Words(_by_axes(strides)), "numbers": Words(numbers)}
     if sizes:
         fields["sizes"] = Table({name: in_words(text) for name, text in sizes.items()})
+    fields |= {"rounds": quote_word(rounds)} if rounds else {}
     return CallText("TmaKernels" if maps or decodes else "Kernels", fields=fields)
 
 
@@ -185,6 +189,23 @@ def cuda_kernel(
     if joins:
         fields["joins"] = "True"
     return CallText("Kernel", [quote_word(name), quote_word(blocks)], fields)
+
+
+def _list_forms(kernel: CallText, in_rounds: Rounds | None) -> Iterator[CallText]:
+    """Lists the forms of a kernel that runs in rounds; one has no blocks where it is not launched."""
+    if in_rounds is None:
+        yield kernel
+        return
+    name, blocks = (value.strip('"') for value in map(str, kernel.values))
+    fields = kernel.fields or {}
+    known = fields.get("changes", Table({}))
+    assert isinstance(known, Table)
+    for changes, when in in_rounds.forms[name]:
+        changed = {**known.items, **{field: quote_word(text) for field, text in changes.items()}}
+        more = {"changes": Table(changed)} if changed else {}
+        yield replace(
+            kernel, values=[quote_word(name), in_words(f"{blocks} * ({when})")], fields={**fields, **more}
+        )
 
 
 def _blocks(kernel: Forward | Decode) -> str:
@@ -234,6 +255,9 @@ class CudaBackward(BackwardDeclaration):
         plan = backward_layout_of(module.backward)
         self._layout = plan.layout
         preprocess = module.backward.preprocess
+        self.in_rounds = module.backward.rounds
+        #: Walks over queries of a launch.
+        self.walks = "ROUND_WALKS" if self.in_rounds else "WALKS"
         self._sums = plan.sums or (preprocess is not None and bool(preprocess.prologue.adjoints))
         self.limits_registers = any(planned.limits_registers for planned in self._backward.kernels)
         self.kv_heads = "Hkv" if "Hkv" in arguments.sizes else "H"
@@ -242,13 +266,15 @@ class CudaBackward(BackwardDeclaration):
     def declared(self) -> CallText:
         copies = copies_of(self.module)
         copied = [(f"stride_{name}", f"stride_{copy}") for name, copy in copies.items()]
+        in_rounds = self.in_rounds
         launch = cuda_kernels(
-            list(self.kernels()),
+            [form for kernel in self.kernels() for form in _list_forms(kernel, in_rounds)],
             [copies.get(name, name) for _, name in self._arguments.pointers if name != COUNTER],
             [[_rename_stride(name, copied) for name in names] for names in self._arguments.strides],
             self._arguments.sizes,
-            self.sections,
+            {**(in_rounds.of_round if in_rounds else {}), **self.sections},
             {copies.get(name, name): rows for name, rows in self.maps.items()},
+            rounds="ROUNDS" if in_rounds else "",
         )
         return self.fields(self.sizes, Items([*self.first_launches, launch]))
 
@@ -294,7 +320,7 @@ class CudaBackward(BackwardDeclaration):
     @property
     def sizes(self) -> dict[str, str]:
         edges = {"EDGES": count_edges(self.module, self.configs[0])} if self._arguments.edges else {}
-        return {**self._padded, **edges, **self._parts}
+        return {**self._padded, **edges, **self._parts, **(self.in_rounds.sizes if self.in_rounds else {})}
 
     @property
     def _parts(self) -> dict[str, str]:
@@ -319,6 +345,8 @@ class CudaBackward(BackwardDeclaration):
             columns = self._layout.dv if name == "dv_sum" else self._layout.d
             shape = f"f32[KEY_ROWS, WALK_PARTS * (WALK_PARTS > 1), {columns}]"
             yield declare_allocation(name, shape, zero=self.leaves_rows)
+        for name, type_ in (self.in_rounds.workspaces if self.in_rounds else {}).items():
+            yield declare_allocation(name, type_)
 
     @property
     def _padded(self) -> dict[str, str]:
@@ -334,12 +362,15 @@ class CudaBackward(BackwardDeclaration):
         packs_keys, keys = self._arguments.tensors.packs(Role.KEY), self.keys
         queries = f"{self.queries} // B" if self.packs_queries else "M"
         shared = f"{queries} * G" if self.kv_heads == "Hkv" else queries
+        heads = "H" if self.packs_queries else "B * H"
         kv_heads = self.kv_heads if packs_keys else f"B * {self.kv_heads}"
+        if self.in_rounds:
+            heads, kv_heads = self.in_rounds.heads
         if self.head_parts:
             shared, kv_heads = f"{shared} // {self.head_parts}", f"{kv_heads} * {self.head_parts}"
         planned = self.section
         return {
-            "SECTION": section(planned, "H" if self.packs_queries else "B * H", keys, row_bytes),
+            "SECTION": section(planned, heads, keys, row_bytes),
             "KV_SECTION": section(planned, kv_heads, shared, row_bytes + self.sum_bytes),
         }
 
@@ -385,7 +416,7 @@ class CudaBackward(BackwardDeclaration):
             own = {"WARPS": str(ADD_WARPS), "STAGES": "1", "shared": "0"}
             most = f"min({pieces}, {ADD_BLOCKS} * multiprocessors()) * (WALK_PARTS > 1)"
             return cuda_kernel(name, most, config=self.configs[-1], changes=own)
-        planned = next(planned for planned in self._backward.kernels if planned.name == name)
+        planned = next(planned for planned in self._backward.all_kernels if planned.name == name)
         return cuda_kernel(name, self.blocks(planned), config=planned.config)
 
     def blocks(self, planned: BackwardKernel) -> str:
@@ -400,6 +431,8 @@ class CudaBackward(BackwardDeclaration):
     def _tiles(self, planned: BackwardKernel) -> str:
         grid = planned.grid
         block, heads = ("BLOCK_M", "H") if grid.over == "q" else ("BLOCK_N", self.kv_heads)
+        if planned.takes_ds:
+            return "M_padded // BLOCK_M * ROUND_HEADS"
         if grid.sequences is not None:
             return f"({show(grid.sequences.rows)} // {block} + B + 1) * {heads}"
         match grid.over:

@@ -245,7 +245,7 @@ class CudaWalk:
     where it is not that of one block; parts: the local that says how many tiles share a place, and count as
     heads, "" for one; heads_of_part: that says how many query heads each has, "" for one; farthest_first: how
     far tiles of packed sequences walk, "shrink" or "whole", where the last section begins with those that
-    walk farthest.
+    walk farthest; in_rounds: of a launch for some heads, what makes heads of the walk of query heads.
     """
 
     walk: TileWalk
@@ -257,6 +257,7 @@ class CudaWalk:
     parts: str = ""
     heads_of_part: str = ""
     farthest_first: str = ""
+    in_rounds: str | None = None
 
     @property
     def tiles(self) -> str:
@@ -268,6 +269,7 @@ class CudaWalk:
     @property
     def all_heads(self) -> str:
         heads = self.walk.heads if self.walk.sequences is not None else f"B * {self.walk.heads}"
+        heads = heads if self.in_rounds is None else f"args.ROUND_HEADS{self.in_rounds}"
         return f"{heads} * {self.parts}" if self.parts else heads
 
     @property
@@ -296,6 +298,10 @@ class CudaWalk:
         if self.parts:
             yield f"const int in_turn = {number};  // a head, and a part of it"
             number = f"in_turn / {self.parts}"
+        if self.in_rounds is not None:
+            first = f"args.FIRST_HEAD{self.in_rounds}"
+            yield f"const int in_call = {first} + {number};  // the head, of all rounds"
+            number = "in_call"
         if self.walk.sequences is not None:
             if not self.farthest_first:
                 yield f"const int {head} = {number}, number = rank / heads;"
@@ -310,7 +316,8 @@ class CudaWalk:
             return
         tile = f"({tiles} - 1 - rank / heads)" if self.walk.last_first else "rank / heads"
         yield f"const int {lo} = {tile} * {size};"
-        yield f"const int b = ({number}) / {self.walk.heads}, {head} = ({number}) % {self.walk.heads};"
+        number = f"({number})" if self.in_rounds is None else number
+        yield f"const int b = {number} / {self.walk.heads}, {head} = {number} % {self.walk.heads};"
 
     @property
     def _heads_in_turn(self) -> Iterator[str]:

@@ -120,7 +120,11 @@ def list_fields(module: Module, back: CudaBackward | None) -> list[str]:
         names.append("split_size")
     if back is None:
         return [f"{name}: int" for name in names]
-    of_backward = {"maxnreg": back.limits_registers, "parts": back.cuts_walks}
+    of_backward = {
+        "maxnreg": back.limits_registers,
+        "parts": back.cuts_walks,
+        "kept": back.in_rounds is not None,
+    }
     return [f"{name}: int = 0" for name in (*names, *(x for x, exists in of_backward.items() if exists))]
 
 
@@ -202,6 +206,7 @@ _TASKS = {
     "backward_epilogue": "through the epilogue",
     "backward_preprocess": "what the other kernels need of each row",
     "backward_dq": "a block of threads per q tile",
+    "backward_dq_kept": "dq of ds that is kept, a block of threads per q tile",
     "backward_dkdv": "a block of threads per kv tile",
     "backward_dkdv_wide": "a block of threads per kv tile",
     "backward_latent_dk": "a block of threads per kv tile",

@@ -77,7 +77,7 @@ class Sm90BackwardText(CudaBackwardText):
             self.chain = replace(self.chain, slope=None)
         columns = list_sum_columns(planned, roles, self.layout)
         more = sorted(set(self.plan.dq_columns)) if self.chain.adds_dq else []
-        tiles = [roles.key_tile]
+        tiles = [] if planned.takes_ds else [roles.key_tile]
         self.wgmma = WgmmaTiles(self.layout, key_tiles=tiles, sum_columns=columns, SS_ROWS=more)
         self.boxes = Boxes(self.rows.zero)
         self.sums_kept = {"dk", "dv"}.difference(arguments.as_elements)
@@ -106,5 +106,5 @@ class Sm90BackwardText(CudaBackwardText):
 def template_of(text: Sm90BackwardText) -> tuple[str, str]:
     if text.latent is not None:
         return f"sm90/backward_latent_{'dq' if text.kernel.over_q else 'dk'}", "sm90/latent_module"
-    keys = "dkdv_wide" if text.roles.gives_p else "dkdv"
-    return f"sm90/backward_{'dq' if text.kernel.over_q else keys}", "sm90/backward_module"
+    wide = "_wide" if text.roles.gives_p else ""
+    return f"sm90/{text.kernel.structure}{wide}", "sm90/backward_module"

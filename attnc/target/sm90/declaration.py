@@ -196,7 +196,7 @@ class HopperBackward(CudaBackward):
             if planned is None:
                 yield self.kernel(name)
                 continue
-            for parts, work, when in (("1", "WALKS", _WHOLE), ("2", "WALKS * WALK_PARTS", _CUT)):
+            for parts, work, when in (("1", self.walks, _WHOLE), ("2", f"{self.walks} * WALK_PARTS", _CUT)):
                 blocks = f"min({work}, {self._resident(planned)}) * ({when})"
                 yield cuda_kernel(name, blocks, config=planned.config, changes={"parts": parts})
 

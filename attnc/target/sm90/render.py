@@ -67,7 +67,7 @@ def _backward(module: Module, page: Mapping[str, object]) -> tuple[CudaBackward 
         return render_backward(module, page)
     arguments = Sm90Arguments(module)
     sources = list_row_sources(module, arguments, Sm90PreprocessText)
-    for planned in backward.kernels:
+    for planned in backward.all_kernels:
         if planned.kind not in backward.layout.by_wgmma:
             text = CudaBackwardText(module, arguments, planned)
             sources.append((f"cuda/{planned.structure}", FRAME, text))

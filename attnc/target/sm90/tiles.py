@@ -42,7 +42,7 @@ class WgmmaTiles:
         self.parts = [(first // 8, columns // 8, first // PIECE) for first, columns in parts]
         v = "K" if layout.v_in_k else "V"
         self.v_at, self.v_bytes = f"{v}_AT", f"{v}_BYTES"
-        last, *others = key_tiles
+        last, *others = key_tiles or [0]
         boxes = [f"BLOCK_N == {tile} ? {gcd(page, tile // warps)} : " for tile in others]
         self.box = f"{''.join(boxes)}{gcd(page, last // warps)}"
         keys = "BLOCK_N" if warps == 1 else f"BLOCK_N // {warps}"

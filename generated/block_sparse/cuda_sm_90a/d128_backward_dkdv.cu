@@ -23,7 +23,8 @@
 //
 // Persistent blocks, specialised by warp, take tiles of keys from a counter. One warp finds tiles; one thread, the
 // producer, copies by TMA; each of two consumer warpgroups has 64 keys: s^T = k q^T and dp^T = v do^T by wgmma, keys as
-// rows, so that p^T and ds^T in registers are left operands of dv and dk.
+// rows, so that p^T and ds^T in registers are left operands of dv and dk. With KEEPS_DS ds^T goes to memory as well, as
+// it lies in registers: the kernel that makes dq of it computes no score.
 
 // One compilation for each configuration: d128.py passes these with -D.
 #ifndef BLOCK_M
@@ -34,9 +35,13 @@
 #ifndef IN_PARTS
 #define IN_PARTS 0  // 1: blocks share the queries that a tile of keys walks over
 #endif
+#ifndef KEEPS_DS
+#define KEEPS_DS 0  // 1: ds stays in memory, for the kernel that makes dq of it
+#endif
 
 #define ELEMENT bf16
 #include "sm90.cuh"
+#include "sm90_kept.cuh"
 
 // Rows of the resident tile, 64 for each consumer, and rows of the tiles that stream through.
 constexpr int TILE_ROWS = BLOCK_N, COLUMNS = BLOCK_M;
@@ -89,6 +94,7 @@ struct Args {
     bf16* dv_ptr;
     float* lse2_ptr;
     float* delta_ptr;
+    unsigned char* _ds_ptr;
     float* dk_sum_ptr;
     float* dv_sum_ptr;
     int* _list_bits_ptr;
@@ -106,7 +112,8 @@ struct Args {
     long long stride_dvb, stride_dvn, stride_dvh;
     long long stride_blocks_0, stride_blocks_1, stride_blocks_2, stride_blocks_3;
     long long stride_counts_0, stride_counts_1, stride_counts_2;
-    int B, H, G, M, N, Hkv, R, list_blocks, list_rows, M_padded, SECTION, KV_SECTION, WALK_PARTS, KEY_ROWS;
+    int B, H, G, M, N, Hkv, R, list_blocks, list_rows, M_padded, LIST_TILES, FIRST_HEAD, ROUND_HEADS, SECTION,
+        KV_SECTION, WALK_PARTS, KEY_ROWS;
 };
 
 // What the scheduler publishes: a tile of keys, and the range that it walks over.
@@ -181,12 +188,13 @@ __device__ __forceinline__ int previous_listed(const int* bits, int line, int wo
 // All lanes compute the same values, and search for bounds together.
 __device__ __forceinline__ void run_scheduler(const Args& args, u32 base, WorkTile* work_tiles)
 {
-    const int B = args.B, G = args.G, M = args.M, N = args.N, Hkv = args.Hkv, list_blocks = args.list_blocks;
+    const int G = args.G, M = args.M, N = args.N, Hkv = args.Hkv, list_blocks = args.list_blocks;
     // Tiles are walked in sections of heads whose q and do share the L2 cache.
     // A walk is cut into parts of some query heads each, which count as heads, or of some q tiles of a head.
     const int head_parts = IN_PARTS ? min(args.WALK_PARTS, G) : 1, part_heads = (G + head_parts - 1) / head_parts;
     const int tile_parts = IN_PARTS ? args.WALK_PARTS / head_parts : 1;
-    const int kv_tiles = (args.N + BLOCK_N - 1) / BLOCK_N, tiles = kv_tiles * (B * Hkv * head_parts) * tile_parts;
+    const int kv_tiles = (args.N + BLOCK_N - 1) / BLOCK_N,
+        tiles = kv_tiles * (args.ROUND_HEADS / G * head_parts) * tile_parts;
     const bool is_leader = threadIdx.x % 32 == 0;
     PipelineState<WORK_TILES> slot = {0, 1};
     for (int taken = -1;; slot.advance()) {
@@ -203,13 +211,14 @@ __device__ __forceinline__ void run_scheduler(const Args& args, u32 base, WorkTi
         const int tile = taken / tile_parts;
         // The last section has more heads: the tiles that start last are short, and so is the tail of the grid.
         const int last = (3 * (int)gridDim.x + kv_tiles * part_heads - 1) / (kv_tiles * part_heads);
-        const int others = max((B * Hkv * head_parts - last) / args.KV_SECTION, 1) * args.KV_SECTION;
+        const int others = max((args.ROUND_HEADS / G * head_parts - last) / args.KV_SECTION, 1) * args.KV_SECTION;
         const int first_head = min(tile / (kv_tiles * args.KV_SECTION) * args.KV_SECTION, others);
-        const int heads = first_head < others ? args.KV_SECTION : B * Hkv * head_parts - others;
+        const int heads = first_head < others ? args.KV_SECTION : args.ROUND_HEADS / G * head_parts - others;
         const int rank = tile - first_head * kv_tiles;
         const int in_turn = first_head + rank % heads;  // a head, and a part of it
+        const int in_call = args.FIRST_HEAD / G + in_turn / head_parts;  // the head, of all rounds
         const int kv_lo = rank / heads * BLOCK_N;
-        const int b = (in_turn / head_parts) / Hkv, h_kv = (in_turn / head_parts) % Hkv;
+        const int b = in_call / Hkv, h_kv = in_call % Hkv;
         const int kv_hi = min(kv_lo + BLOCK_N, N) - 1;
         // listed(blocks, rows = 128, keys = 128, count = counts) and causal: which q tiles are partial, and which are
         // full
@@ -327,7 +336,8 @@ __device__ __forceinline__ void run_consumer(
     const Args& args, u32 base, const WorkTile* work_tiles, unsigned char* tiles, int consumer, int warp)
 {
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, first_key = 64 * consumer + 16 * warp;
-    const int G = args.G, M = args.M, N = args.N, list_rows = args.list_rows;
+    const int H = args.H, G = args.G, M = args.M, N = args.N, Hkv = args.Hkv, R = args.R,
+        list_blocks = args.list_blocks, list_rows = args.list_rows;
     const int staged = STAGED_AT + (4 * consumer + warp) * STAGED;
     float dk[D / 8][4];
     float dv[DV / 8][4];
@@ -373,6 +383,16 @@ __device__ __forceinline__ void run_consumer(
 
         const u64 k_rows = wgmma_descriptor(base + K_AT + k.index * K_BYTES + consumer * 64 * 128, 16, 1024);
         const u64 v_rows = wgmma_descriptor(base + V_AT + consumer * 64 * 128, 16, 1024);
+        // Where ds of 64 keys and a tile of queries is kept: tiles of ds lie in the order of a list, whose bits say how
+        // many come before.
+        auto find_kept = [&](int h, int q_lo) {
+            const int* const list = args._list_bits_ptr
+                + (long long)(((long long)b * Hkv + h_kv) * R + q_lo / 128) * ((list_blocks + 31) / 32);
+            const long long row = (long long)(b * H + h - args.FIRST_HEAD) * ((M + KEPT_TILE - 1) / KEPT_TILE)
+                + q_lo / KEPT_TILE;
+            const int rank = count_before(list, kv_lo / 128);
+            return args._ds_ptr + (row * args.LIST_TILES + rank) * KEPT_BYTES + kept_at(first_key, q_lo % KEPT_TILE);
+        };
         // One tile of queries. last: v is not needed again.
         auto step = [&](bool last) {
             const u32 q_tile = base + Q_AT + q.index * Q_BYTES, do_tile = base + DO_AT + q.index * DO_BYTES;
@@ -393,6 +413,8 @@ __device__ __forceinline__ void run_consumer(
             mbarrier_wait(barrier_of(base, DO_FULL, q.index), q.phase);
             wgmma_fence();
             mma_rows<DV>(gradients, v_rows, wgmma_descriptor(do_tile, 16, 1024), true);
+            // takes a load, and the products their time
+            unsigned char* const kept = KEEPS_DS ? find_kept(h, q_lo) : nullptr;
             wgmma_wait<1>();
             warpgroup_fence_operand(scores);
             #pragma unroll
@@ -449,6 +471,12 @@ __device__ __forceinline__ void run_consumer(
             round_fragments(left_p, scores);
             u32 left_ds[BLOCK_M / 16][4];
             round_fragments(left_ds, gradients);
+            if constexpr (KEEPS_DS) {
+                // As its fragments lie: the kernel that makes dq turns them around.
+                #pragma unroll
+                for (int m = 0; m < BLOCK_M / 16; ++m)
+                    store_chunk(kept + m * KEPT_FRAGMENT, left_ds[m][0], left_ds[m][1], left_ds[m][2], left_ds[m][3]);
+            }
             warpgroup_fence_operand(left_p);
             warpgroup_fence_operand(left_ds);
             wgmma_fence();

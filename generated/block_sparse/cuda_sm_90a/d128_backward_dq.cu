@@ -85,6 +85,7 @@ struct Args {
     bf16* dv_ptr;
     float* lse2_ptr;
     float* delta_ptr;
+    unsigned char* _ds_ptr;
     float* dk_sum_ptr;
     float* dv_sum_ptr;
     int* _list_bits_ptr;
@@ -102,7 +103,8 @@ struct Args {
     long long stride_dvb, stride_dvn, stride_dvh;
     long long stride_blocks_0, stride_blocks_1, stride_blocks_2, stride_blocks_3;
     long long stride_counts_0, stride_counts_1, stride_counts_2;
-    int B, H, G, M, N, Hkv, R, list_blocks, list_rows, M_padded, SECTION, KV_SECTION, WALK_PARTS, KEY_ROWS;
+    int B, H, G, M, N, Hkv, R, list_blocks, list_rows, M_padded, LIST_TILES, FIRST_HEAD, ROUND_HEADS, SECTION,
+        KV_SECTION, WALK_PARTS, KEY_ROWS;
 };
 
 // What the scheduler publishes: a tile of queries, and the range that it walks over.
