@@ -127,7 +127,7 @@ def _count_shares(walks: int, tiles: int, few: int, processors: int, turns: int)
 
 
 #: Bytes of ds that a call keeps in memory at once, at most.
-MOST_KEPT = 2 << 30
+MOST_KEPT = 4 << 30
 
 
 def count_kept(head_bytes: int, heads: int, chosen: int = 0) -> int:

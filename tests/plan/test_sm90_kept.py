@@ -80,11 +80,11 @@ def test_rounds_have_all_heads_once(block: int) -> None:
     """With ds of each entry of a list, as many K/V heads at once as there is room for."""
     rounds = backward(f"listed(idx, rows = 128, keys = {block})").rounds
     assert rounds is not None
-    call = {"B": 2, "M": 4096, "N": 40768, "Hkv": 5, "G": 3, "H": 15, "S": 100}
+    call = {"B": 2, "M": 8192, "N": 40768, "Hkv": 5, "G": 3, "H": 15, "S": 100}
     names: dict[str, Any] = {**call, "list_blocks": -(-call["N"] // block), "dkdv_config": Config()}
     for name, text in rounds.sizes.items():
         names[name] = evaluate(text, names)
-    assert names["HEAD_BYTES"] == 3 * 32 * 100 * (block // 128) * KEPT_BYTES
+    assert names["HEAD_BYTES"] == 3 * 64 * 100 * (block // 128) * KEPT_BYTES
     assert names["KEPT_HEADS"] == count_kept(names["HEAD_BYTES"], 10) < 10
     heads: list[int] = []
     for number in range(names["ROUNDS"]):
