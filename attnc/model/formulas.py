@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-#: The operands of max and min stand in an order with which derivatives are right where branches meet too
-#: (`expr.derive`).
+#: The operands of max and min stand in an order with which derivatives are torch's where branches meet too:
+#: of two equal ones the first counts (`expr.derive`).
 _SOFTPLUS = "max(0, x) + log(1 + exp(min(x, -x)))"
 #: Names (torch's, NumPy's, CUDA's or a paper's), parameters, and the body of a def.
 _ROWS = (
     ("relu", "x", "max(0, x)"),
     ("relu2 relu_squared squared_relu", "x", "max(0, x) * max(0, x)"),
-    ("relu6", "x", "clamp(x, 0, 6)"),
+    ("relu6", "x", "min(6, max(0, x))"),
     ("leaky_relu", "x", "max(0.01 * x, x)"),
     ("elu celu", "x", "max(0, x) + exp(min(x, 0)) - 1"),
     ("selu", "x", "1.0507009874 * (max(0, x) + 1.6732632423 * (exp(min(x, 0)) - 1))"),
@@ -28,9 +28,9 @@ _ROWS = (
     ("logsigmoid log_sigmoid", "x", "-max(0, -x) - log(1 + exp(min(-x, x)))"),
     ("softsign", "x", "x / (1 + abs(x))"),
     ("tanhshrink", "x", "x - tanh(x)"),
-    ("hardtanh", "x", "clamp(x, -1, 1)"),
-    ("hardsigmoid hard_sigmoid", "x", "clamp(x / 6 + 0.5, 0, 1)"),
-    ("hardswish hard_swish", "x", "x * clamp(x / 6 + 0.5, 0, 1)"),
+    ("hardtanh", "x", "min(1, max(-1, x))"),
+    ("hardsigmoid hard_sigmoid", "x", "min(3, max(-3, x)) / 6 + 0.5"),
+    ("hardswish hard_swish", "x", "x * (min(3, max(-3, x)) / 6 + 0.5)"),
     ("expit logistic", "x", "sigmoid(x)"),
     ("logit", "x", "log(x / (1 - x))"),
     ("sign sgn", "x", "where(x > 0, 1, 0) - where(x < 0, 1, 0)"),
