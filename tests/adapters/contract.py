@@ -293,13 +293,15 @@ def mismatches(ours: type, theirs: Mapping[str, Any], name: str, extra: tuple[st
     """Where a class of ours does not fit one of a snapshot, by name.
 
     Methods must take every call that theirs take; attributes and methods that they do not have are only those
-    that begin with an underscore, and `extra`.
+    that begin with an underscore, and `extra`. What ours has includes what it has from bases of attnc's.
     """
     members, found = theirs["members"], []
+    bases = [base for base in ours.__mro__[1:] if base.__module__.startswith("attnc.")]
+    own_members = {key: value for one in (*reversed(bases), ours) for key, value in vars(one).items()}
     for member, what in members.items():
-        if what.get("abstractmethod") and member not in vars(ours):
+        if what.get("abstractmethod") and member not in own_members:
             found.append(f"{ours.__name__}.{member}: {name} wants it")
-    for member, value in vars(ours).items():
+    for member, value in own_members.items():
         own = member.startswith("__") and member != "__init__"
         if own or member in extra or (member.startswith("_") and member not in members):
             continue

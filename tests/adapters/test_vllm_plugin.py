@@ -342,12 +342,12 @@ def test_batch_invariance_is_offered_and_asked_of_kernels(
     backend: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert backend.AttncBackend.supports_batch_invariance()
-    assert backend.AttncImpl(4, SIZE, 1.0, 2).order == 0
+    assert backend.AttncImpl(4, SIZE, 1.0, 2)._order == 0
     monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
     runner = Runner(backend)
-    assert runner.impl.order == 2048
+    assert runner.impl._order == 2048
     runner.step([(Request(), 1), (Request(), 1)])
-    assert backend.AttncImpl(4, SIZE, 1.0, 2, kv_cache_dtype="fp8").order == 2048
+    assert backend.AttncImpl(4, SIZE, 1.0, 2, kv_cache_dtype="fp8")._order == 2048
 
 
 def test_what_the_backend_says_of_itself(backend: ModuleType) -> None:

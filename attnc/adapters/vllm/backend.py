@@ -22,7 +22,7 @@ from vllm.v1.attention.backend import (
 
 from attnc.adapters.specs import refuse
 from attnc.adapters.vllm import unified_attention
-from attnc.adapters.vllm.caches import UNQUANTISED, find_misfit, order_of_sums
+from attnc.adapters.vllm.caches import UNQUANTISED, Described, Ordered
 from attnc.runtime.slots import store
 
 #: By vLLM's names of a cache of 8 bits the type of its elements.
@@ -33,12 +33,14 @@ _QUANTISED = {
 }
 
 
-class AttncBackend(AttentionBackend):  # type: ignore[misc]  # vLLM need not be there
+class AttncBackend(Described, AttentionBackend):  # type: ignore[misc]  # vLLM need not be there
     """attnc to vLLM, as the backend CUSTOM."""
 
     supported_dtypes: ClassVar[list[torch.dtype]] = [torch.float16, torch.bfloat16, torch.float32]
     supported_kv_cache_dtypes: ClassVar[list[Any]] = [*UNQUANTISED, *_QUANTISED]
     forward_includes_kv_cache_update: bool = False
+    _widest = 256
+    _quantised = _QUANTISED
 
     @staticmethod
     def get_name() -> str:
@@ -57,10 +59,6 @@ class AttncBackend(AttentionBackend):  # type: ignore[misc]  # vLLM need not be 
         return [MultipleOf(16)]
 
     @classmethod
-    def supports_head_size(cls, head_size: int) -> bool:
-        return head_size % 8 == 0 and 16 <= head_size <= 256
-
-    @classmethod
     def supports_sink(cls) -> bool:
         return True
 
@@ -75,25 +73,6 @@ class AttncBackend(AttentionBackend):  # type: ignore[misc]  # vLLM need not be 
     @classmethod
     def supports_batch_invariance(cls) -> bool:
         return True
-
-    @classmethod
-    def supports_compute_capability(cls, capability: Any) -> bool:
-        return bool(capability.major >= 8)
-
-    @classmethod
-    def supports_combination(
-        cls,
-        head_size: int,
-        dtype: torch.dtype,
-        kv_cache_dtype: Any,
-        block_size: int | None,
-        use_mla: bool,
-        has_sink: bool,
-        use_sparse: bool,
-        use_mm_prefix: bool,
-        device_capability: Any,
-    ) -> str | None:
-        return find_misfit(kv_cache_dtype, dtype, _QUANTISED, device_capability)
 
 
 @dataclass(slots=True)
@@ -167,7 +146,7 @@ class AttncMetadataBuilder(AttentionMetadataBuilder[AttncMetadata]):  # type: ig
         return replace(metadata, block_table=blk_table, slot_mapping=slot_mapping)
 
 
-class AttncImpl(AttentionImpl[AttncMetadata]):  # type: ignore[misc]  # as above
+class AttncImpl(Ordered, AttentionImpl[AttncMetadata]):  # type: ignore[misc]  # as above
     """The attention of a layer."""
 
     def __init__(
@@ -201,7 +180,6 @@ class AttncImpl(AttentionImpl[AttncMetadata]):  # type: ignore[misc]  # as above
             raise ValueError(
                 f"chunk_lookback: expected -1, as chunks are not supported, got {chunk_lookback}"
             )
-        self.order = order_of_sums()
         refuse("attnc's attention backend", use_alibi_sqrt=use_alibi_sqrt, **unsupported)
         for name in ("dcp_world_size", "pcp_world_size"):
             if getattr(self, name, 1) > 1:
@@ -261,7 +239,7 @@ class AttncImpl(AttentionImpl[AttncMetadata]):  # type: ignore[misc]  # as above
             sinks=self.sinks,
             output_scale=output_scale,
             output_block_scale=output_block_scale,
-            order=self.order,
+            order=self._order,
             are_uniform=True,
         )
         return output

@@ -1,10 +1,11 @@
-"""Which element types a cache of vLLM's may have, and whether sums of its rows have an order."""
+"""What vLLM's backends have in common: which caches they read, on which devices, and whether sums have an order."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any
+from functools import cached_property
+from typing import Any, ClassVar
 
 import torch
 
@@ -14,9 +15,52 @@ from attnc.adapters.specs import SEGMENT, readable
 UNQUANTISED = ("auto", "float16", "bfloat16")
 
 
-def order_of_sums() -> int:
-    """Returns the keys of a segment where vLLM is asked for rows that do not depend on the batch, else 0."""
-    return SEGMENT if os.environ.get("VLLM_BATCH_INVARIANT", "0") not in ("", "0") else 0
+class Ordered:
+    """The attention of a layer, whose sums may have an order."""
+
+    @cached_property
+    def _order(self) -> int:
+        """Keys of a segment where vLLM is asked for rows that do not depend on the batch, else 0."""
+        return SEGMENT if os.environ.get("VLLM_BATCH_INVARIANT", "0") not in ("", "0") else 0
+
+
+class Described:
+    """What vLLM asks of a backend, in front of vLLM's class among its bases.
+
+    _widest: columns of a head, at most; _quantised: types of elements of 8 bits by vLLM's names of caches
+    """
+
+    _widest: ClassVar[int] = 576
+    _quantised: ClassVar[Mapping[str, torch.dtype]] = {}
+
+    @classmethod
+    def supports_head_size(cls, head_size: int) -> bool:
+        return head_size % 8 == 0 and 16 <= head_size <= cls._widest
+
+    @classmethod
+    def supports_compute_capability(cls, capability: Any) -> bool:
+        return bool(capability.major >= 8)
+
+    @classmethod
+    def supports_combination(
+        cls,
+        head_size: int,
+        dtype: torch.dtype,
+        kv_cache_dtype: Any,
+        block_size: int | None,
+        use_mla: bool,
+        has_sink: bool,
+        use_sparse: bool,
+        use_mm_prefix: bool,
+        device_capability: Any,
+    ) -> str | None:
+        return cls._find_misfit(head_size, dtype, kv_cache_dtype, device_capability)
+
+    @classmethod
+    def _find_misfit(
+        cls, head_size: int, dtype: torch.dtype, kv_cache_dtype: Any, capability: Any
+    ) -> str | None:
+        return find_misfit(kv_cache_dtype, dtype, cls._quantised, capability)
 
 
 def find_misfit(

@@ -7,7 +7,6 @@ prompts and for chunks of their contexts, which it joins. So there are two backe
 
 from __future__ import annotations
 
-import functools
 from typing import Any, ClassVar
 
 import torch
@@ -23,7 +22,7 @@ from vllm.v1.attention.backends.mla.prefill.base import MLAPrefillBackend
 
 from attnc.adapters.pages import attend, attend_packed
 from attnc.adapters.specs import refuse
-from attnc.adapters.vllm.caches import UNQUANTISED, find_misfit, order_of_sums
+from attnc.adapters.vllm.caches import UNQUANTISED, Described, Ordered
 from attnc.adapters.vllm.latent import LatentImpl
 from attnc.runtime.slots import store
 
@@ -31,11 +30,12 @@ from attnc.runtime.slots import store
 _QUANTISED = {"fp8": torch.float8_e4m3fn, "fp8_e4m3": torch.float8_e4m3fn}
 
 
-class AttncMLABackend(MLACommonBackend):  # type: ignore[misc]  # vLLM need not be there
+class AttncMLABackend(Described, MLACommonBackend):  # type: ignore[misc]  # vLLM need not be there
     """attnc to vLLM, as the backend ATTNC_MLA."""
 
     supported_dtypes: ClassVar[list[torch.dtype]] = [torch.float16, torch.bfloat16]
     supported_kv_cache_dtypes: ClassVar[list[Any]] = [*UNQUANTISED, *_QUANTISED]
+    _quantised = _QUANTISED
 
     @staticmethod
     def get_name() -> str:
@@ -54,35 +54,12 @@ class AttncMLABackend(MLACommonBackend):  # type: ignore[misc]  # vLLM need not 
         return [MultipleOf(16)]
 
     @classmethod
-    def supports_head_size(cls, head_size: int) -> bool:
-        return head_size % 8 == 0 and 16 <= head_size <= 576
-
-    @classmethod
     def supports_non_causal(cls) -> bool:
         return True
 
     @classmethod
     def supports_batch_invariance(cls) -> bool:
         return True
-
-    @classmethod
-    def supports_compute_capability(cls, capability: Any) -> bool:
-        return bool(capability.major >= 8)
-
-    @classmethod
-    def supports_combination(
-        cls,
-        head_size: int,
-        dtype: torch.dtype,
-        kv_cache_dtype: Any,
-        block_size: int | None,
-        use_mla: bool,
-        has_sink: bool,
-        use_sparse: bool,
-        use_mm_prefix: bool,
-        device_capability: Any,
-    ) -> str | None:
-        return find_misfit(kv_cache_dtype, dtype, _QUANTISED, device_capability)
 
 
 class AttncMLAMetadataBuilder(MLACommonMetadataBuilder):  # type: ignore[misc]  # as above
@@ -93,16 +70,12 @@ class AttncMLAMetadataBuilder(MLACommonMetadataBuilder):  # type: ignore[misc]  
     supports_non_causal_multi_token_decode: ClassVar[bool] = True
 
 
-class AttncMLAImpl(LatentImpl, MLACommonImpl[MLACommonMetadata]):  # type: ignore[misc]  # as above
+class AttncMLAImpl(Ordered, LatentImpl, MLACommonImpl[MLACommonMetadata]):  # type: ignore[misc]  # as above
     """The attention of a layer to latents in pages."""
 
     _title: ClassVar[str] = "attnc's latent attention"
     _caches: ClassVar[tuple[str, ...]] = (*UNQUANTISED, *_QUANTISED)
     _unsupported: ClassVar[tuple[str, ...]] = ("indexer",)
-
-    @functools.cached_property
-    def _order(self) -> int:
-        return order_of_sums()
 
     def forward_mqa(
         self,
@@ -164,12 +137,8 @@ class AttncMLAImpl(LatentImpl, MLACommonImpl[MLACommonMetadata]):  # type: ignor
         store(c, pe, pages[..., :rank], pages[..., rank:], slot_mapping.flatten(), scales)
 
 
-class AttncMLAPrefill(MLAPrefillBackend):  # type: ignore[misc]  # as above
+class AttncMLAPrefill(Ordered, MLAPrefillBackend):  # type: ignore[misc]  # as above
     """The attention of prompts, and of prompts to chunks of their contexts, as the prefill backend CUSTOM."""
-
-    @functools.cached_property
-    def _order(self) -> int:
-        return order_of_sums()
 
     @staticmethod
     def get_name() -> str:

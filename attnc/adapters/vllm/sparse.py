@@ -19,14 +19,14 @@ from vllm.v1.attention.backend import AttentionBackend, AttentionCGSupport, Mult
 from vllm.v1.attention.backends.mla.sparse_utils import align_blocks_to_rows, flat_kv_row_view
 
 from attnc.adapters.flash_mla import flash_mla_sparse_fwd, flash_mla_with_kvcache
-from attnc.adapters.vllm.caches import UNQUANTISED, find_misfit
+from attnc.adapters.vllm.caches import UNQUANTISED, Described
 from attnc.adapters.vllm.latent import LatentImpl
 
 #: vLLM's name of rows of 656 bytes: numbers of e4m3, their scales, and rotary columns of 16 bits.
 _PACKED = "fp8_ds_mla"
 
 
-class AttncSparseMLABackend(AttentionBackend):  # type: ignore[misc]  # vLLM need not be there
+class AttncSparseMLABackend(Described, AttentionBackend):  # type: ignore[misc]  # vLLM need not be there
     """attnc to vLLM, as the backend ATTNC_MLA_SPARSE."""
 
     supported_dtypes: ClassVar[list[torch.dtype]] = [torch.float16, torch.bfloat16]
@@ -62,28 +62,11 @@ class AttncSparseMLABackend(AttentionBackend):  # type: ignore[misc]  # vLLM nee
         return True
 
     @classmethod
-    def supports_head_size(cls, head_size: int) -> bool:
-        return head_size % 8 == 0 and 16 <= head_size <= 576
-
-    @classmethod
-    def supports_compute_capability(cls, capability: Any) -> bool:
-        return bool(capability.major >= 8)
-
-    @classmethod
-    def supports_combination(
-        cls,
-        head_size: int,
-        dtype: torch.dtype,
-        kv_cache_dtype: Any,
-        block_size: int | None,
-        use_mla: bool,
-        has_sink: bool,
-        use_sparse: bool,
-        use_mm_prefix: bool,
-        device_capability: Any,
+    def _find_misfit(
+        cls, head_size: int, dtype: torch.dtype, kv_cache_dtype: Any, capability: Any
     ) -> str | None:
         if kv_cache_dtype != _PACKED:
-            return find_misfit(kv_cache_dtype, dtype, {}, device_capability)
+            return super()._find_misfit(head_size, dtype, kv_cache_dtype, capability)
         if dtype == torch.bfloat16 and head_size == 576:
             return None
         return f"kv_cache_dtype {_PACKED} with a model of {dtype}, whose keys have {head_size} columns"
