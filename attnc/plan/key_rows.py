@@ -28,12 +28,9 @@ def lay_in_rows(attention: Attention) -> Attention:
     inputs = tuple(
         replace(tensor, storage=Dense()) if tensor.storage.is_paged else tensor for tensor in attention.inputs
     )
-    return replace(attention, inputs=inputs, f32_grads=(*attention.f32_grads, *_find_rounded(attention)))
-
-
-def _find_rounded(attention: Attention) -> tuple[str, ...]:
     paged = {tensor.name for tensor in attention.inputs if tensor.storage.is_paged}
-    return tuple(name for name in attention.grads if name in paged and name not in attention.f32_grads)
+    rounded = (name for name in attention.grads if name in paged and name not in attention.f32_grads)
+    return replace(attention, inputs=inputs, f32_grads=(*attention.f32_grads, *rounded))
 
 
 def plan_key_rows(variant: Variant) -> KeyRows:
@@ -51,7 +48,7 @@ def plan_key_rows(variant: Variant) -> KeyRows:
         table=storage.table,
         page=storage.rows_of_page,
         length=_count_keys(attention),
-        rounded=_find_rounded(attention),
+        rounded=tuple(name for name in made.f32_grads if name not in attention.f32_grads),
     )
 
 

@@ -10,7 +10,7 @@ import torch
 from attnc.adapters.flashinfer.arguments import DType, check_integer, to_dtype
 from attnc.adapters.flashinfer.paged import Cache, split_cache
 from attnc.adapters.flashinfer.prefill import BatchPrefillWithPagedKVCacheWrapper
-from attnc.adapters.flashinfer.wrapper import Result, check_call, launch
+from attnc.adapters.flashinfer.wrapper import Plan, Result, check_call, launch
 from attnc.adapters.specs import kernel_name, number_of, refuse
 from attnc.api.tensors import GivenTensors
 
@@ -57,6 +57,8 @@ class BatchPrefillWithCausalBidirectionalRangesWrapper(BatchPrefillWithPagedKVCa
         types["o_data_type"] = q_data_type if o_data_type is None else o_data_type
         self._made_for: dict[str, Any] = {key: to_dtype(f"{name}: {key}", x) for key, x in types.items()}
         self._made_for |= {"head_dim_qk": head_dim_qk, "head_dim_vo": head_dim_vo}
+        #: Of one plan, by the windows of calls, what these follow.
+        self._ranged: tuple[Plan | None, dict[tuple[int, int], Plan]] = None, {}
 
     def plan(  # type: ignore[override]  # FlashInfer's has other arguments, too
         self,
@@ -154,10 +156,6 @@ class BatchPrefillWithCausalBidirectionalRangesWrapper(BatchPrefillWithPagedKVCa
             number_of(f"run: {name}", scale, 1.0)
         left = check_integer("run: causal_window_left", causal_window_left, -1 << 31)
         reach = check_integer("run: range_window_left", range_window_left, -1 << 31)
-        wanted = replace(
-            plan.wanted, inputs=(*plan.wanted.inputs, "ranges: i32[T, 2]"), mask=_write(left, reach)
-        )
-        ranged = replace(plan, wanted=wanted, made=kernel_name(wanted))
         k, v = map(self._with_a_page, split_cache(paged_kv_cache))
         heads_at = 2 if self._layout == "NHD" else 1
 
@@ -171,7 +169,7 @@ class BatchPrefillWithCausalBidirectionalRangesWrapper(BatchPrefillWithPagedKVCa
                 raise ValueError(f"run: bidirectional_ranges: expected a contiguous tensor, {came}")
 
         return launch(
-            ranged,
+            self._plan_with_ranges(plan, left, reach),
             {"q": q, "k": k, "v": v, "ranges": bidirectional_ranges},
             **scales,
             out=out,
@@ -179,6 +177,17 @@ class BatchPrefillWithCausalBidirectionalRangesWrapper(BatchPrefillWithPagedKVCa
             return_lse=return_lse,
             check=check,
         )
+
+    def _plan_with_ranges(self, plan: Plan, left: int, reach: int) -> Plan:
+        """Returns what a call follows that has these windows; made once for each plan."""
+        if self._ranged[0] is not plan:
+            self._ranged = plan, {}
+        made = self._ranged[1]
+        if (left, reach) not in made:
+            inputs = *plan.wanted.inputs, "ranges: i32[T, 2]"
+            wanted = replace(plan.wanted, inputs=inputs, mask=_write(left, reach))
+            made[left, reach] = replace(plan, wanted=wanted, made=kernel_name(wanted))
+        return made[left, reach]
 
 
 def _write(left: int, reach: int) -> str:

@@ -22,7 +22,7 @@ PLANNED: dict[str, Any] = {
 
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize(("left", "reach"), [(-1, -1), (3, 0), (2, 4)])
-def test_ranges(left: int, reach: int) -> None:
+def test_ranges(left: int, reach: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a prompt, of none and of a chunk, and a plan after another as a graph sees it."""
     lengths, counts = [9, 6, 17], [9, 0, 3]
     k, v, table, keys, values = pages(lengths, PAGE, HEADS, SIZE)
@@ -51,6 +51,10 @@ def test_ranges(left: int, reach: int) -> None:
             (own[:, :1] <= at) & (at <= own[:, 1:]) & ((back < reach) if reach > 0 else torch.tensor(True))
         )
         compare(o, of_rows, attend(rows, *known, scale=0.3, seen=causal | ranged))
+    first = out.clone()
+    monkeypatch.delattr("attnc.adapters.flashinfer.ranges.kernel_name")  # nothing is made again
+    wrapper.run(q.mul_(2), stored(k, v, "HND-together"), ranges, left, reach, out=out)
+    assert not torch.equal(out, first)
 
 
 @pytest.mark.parametrize(
