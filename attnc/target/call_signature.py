@@ -213,7 +213,8 @@ def key_rows_notes(module: Module) -> list[str]:
         return []
     names = " and ".join(arg.tensor.name for arg in rows.rows)
     each = " each" if len(rows.rows) > 1 else ""
-    taken = " * ".join(map(_size, rows.rows[0].axes))
+    computed = {size.name: show(size.value) for size in module.sizes}
+    taken = " * ".join(computed.get(size, size) for size in map(_size, rows.rows[0].axes))
     notes = [f"For gradients, a call copies the pages of {names} to rows of memory, {taken} elements{each}."]
     if {arg.tensor.name for arg in rows.rows} & set(rows.variant.attention.grads):
         notes.append("A page that several sequences name gets the sum of theirs, in the order of the table.")

@@ -19,6 +19,7 @@ from attnc.model.tensors import Role, Tensor
 from attnc.plan import ir
 from attnc.plan.ir import Module
 from attnc.plan.projection import ProjectionModule
+from attnc.plan.signature import memory
 from attnc.plan.targets import target_of
 from attnc.target.call_signature import RAISES, Parameter, Signature, signature
 from attnc.target.declaration import quote_word
@@ -64,7 +65,8 @@ class FamilySignature(Signature):
     @property
     def shapes(self) -> Iterator[str]:
         for tensor in (*self.inputs, *self.results):
-            yield f"{tensor.name}: {signature(self._attention.tensor(tensor.name))}"
+            declared = self._attention.tensor(tensor.name)
+            yield f"{tensor.name}: {signature(memory(declared) or declared)}"
 
     @property
     def option_help(self) -> Iterator[str]:

@@ -45,8 +45,8 @@ def decode_sink(
 
     Shapes and dtypes, for D in {64}:
         q: bf16[B, M, Hkv * G, D]
-        k: bf16[B, N, Hkv, D]
-        v: bf16[B, N, Hkv, D]
+        k: bf16[pages, 16, Hkv, D]
+        v: bf16[pages, 16, Hkv, D]
         sink: f32[Hkv * G]
         block_table: i32[B, P]
         kv_len: i32[B]

@@ -37,7 +37,7 @@ def kv8_latent(
 
     Shapes and dtypes:
         q: bf16[B, M, G, 576]
-        k: e4m3[B, N, 1, 576]
+        k: e4m3[pages, 64, 1, 576]
         block_table: i32[B, P]
         kv_len: i32[B]
         scale: f32[1]

@@ -36,7 +36,7 @@ def latent_blocks(
 
     Shapes and dtypes:
         q: bf16[B, M, G, 512]
-        k: e4m3[B, N, 1, 512]
+        k: e4m3[pages, 64, 1, 512]
         scale: u8[R, 64, 16]
         block_table: i32[B, P]
         kv_len: i32[B]

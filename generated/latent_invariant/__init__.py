@@ -35,7 +35,7 @@ def latent_invariant(
 
     Shapes and dtypes:
         q: bf16[B, M, G, 576]
-        k: bf16[B, N, 1, 576]
+        k: bf16[pages, 64, 1, 576]
         block_table: i32[B, P]
         kv_len: i32[B]
         o: bf16[B, M, G, 512]

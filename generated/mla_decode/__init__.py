@@ -42,7 +42,7 @@ def mla_decode(
 
     Shapes and dtypes, for D in {576}, Dv in {512}:
         q: bf16[B, M, G, D]
-        k: bf16[B, N, 1, D]
+        k: bf16[pages, 64, 1, D]
         block_table: i32[B, P]
         kv_len: i32[B]
         o: bf16[B, M, G, Dv]

@@ -38,8 +38,8 @@ def selected_block_pages(
 
     Shapes and dtypes:
         q: bf16[T, Hkv * G, 128]
-        k: bf16[B, N, Hkv, 128]
-        v: bf16[B, N, Hkv, 128]
+        k: bf16[pages, 64, Hkv, 128]
+        v: bf16[pages, 64, Hkv, 128]
         cu_q: i32[B + 1]
         block_table: i32[B, P]
         kv_len: i32[B]

@@ -37,7 +37,7 @@ def selected_rank(
 
     Shapes and dtypes:
         q: bf16[T, 16, 576]
-        k: bf16[B, N, 1, 576]
+        k: bf16[pages, 64, 1, 576]
         cu_q: i32[B + 1]
         block_table: i32[B, P]
         kv_len: i32[B]

@@ -38,8 +38,8 @@ def speculative(
 
     Shapes and dtypes, for D in {128}:
         q: bf16[B, M, Hkv * G, D]
-        k: bf16[B, Hkv, N, D]
-        v: bf16[B, Hkv, N, D]
+        k: bf16[pages, Hkv, 64, D]
+        v: bf16[pages, Hkv, 64, D]
         block_table: i32[B, P]
         kv_len: i32[B]
         o: bf16[B, M, Hkv * G, D]

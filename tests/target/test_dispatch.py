@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from importlib import import_module
 from pathlib import Path
 
@@ -57,3 +58,13 @@ def test_the_function_is_called_as_the_spec_says(
     assert torch.allclose(
         function(q, k, v, torch.ones(1))[0, :, 0].float(), weights @ v[0, :, 0].float(), atol=0.05
     )
+
+
+@pytest.mark.parametrize("name", ["paged_decode", "paged_training", "dsa_paged_training", "latent_blocks"])
+def test_help_gives_the_shapes_that_a_call_takes(name: str) -> None:
+    """Keys in pages are a pool; what is said of their rows names sizes of the arguments."""
+    package = import_module(f"generated.{name}")
+    shapes = dict(re.findall(r"^ {8}(\w+): \w+\[(.*)\]$", getattr(package, name).__doc__, re.M))
+    assert shapes["k"].startswith("pages, ") == ("block_table" in shapes)
+    for size in re.findall(r"rows of memory, (.*) elements", getattr(package, name).__doc__):
+        assert set(re.findall("[A-Z]\\w*", size)) <= set(re.findall("[A-Z]\\w*", " ".join(shapes.values())))

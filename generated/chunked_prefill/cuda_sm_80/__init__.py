@@ -30,8 +30,8 @@ def chunked_prefill(
 
     Shapes and dtypes, for D in {128}:
         q: bf16[T, Hkv * G, D]
-        k: bf16[B, N, Hkv, D]
-        v: bf16[B, N, Hkv, D]
+        k: bf16[pages, 16, Hkv, D]
+        v: bf16[pages, 16, Hkv, D]
         cu_q: i32[B + 1]
         block_table: i32[B, P]
         kv_len: i32[B]

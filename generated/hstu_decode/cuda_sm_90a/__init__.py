@@ -29,8 +29,8 @@ def hstu_decode(
 
     Shapes and dtypes, for D in {128}:
         q: bf16[B, M, H, D]
-        k: bf16[B, N, H, D]
-        v: bf16[B, N, H, D]
+        k: bf16[pages, 16, H, D]
+        v: bf16[pages, 16, H, D]
         block_table: i32[B, P]
         kv_len: i32[B]
         o: bf16[B, M, H, D]

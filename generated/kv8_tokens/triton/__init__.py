@@ -33,8 +33,8 @@ def kv8_tokens(
 
     Shapes and dtypes, for KV in {e4m3, bf16}:
         q: bf16[B, M, Hkv * G, 128]
-        k: KV[B, N, Hkv, 128]
-        v: KV[B, N, Hkv, 128]
+        k: KV[pages, 16, Hkv, 128]
+        v: KV[pages, 16, Hkv, 128]
         block_table: i32[B, P]
         kv_len: i32[B]
         k_scale: f32[R, 16, Hkv]

@@ -31,8 +31,8 @@ def paged_training(
 
     Shapes and dtypes, for D in {128}:
         q: bf16[T, Hkv * G, D]
-        k: bf16[B, N, Hkv, D]
-        v: bf16[B, N, Hkv, D]
+        k: bf16[pages, 16, Hkv, D]
+        v: bf16[pages, 16, Hkv, D]
         cu_q: i32[B + 1]
         block_table: i32[B, P]
         kv_len: i32[B]
@@ -42,7 +42,7 @@ def paged_training(
     Sequence b has the rows cu_q[b] .. cu_q[b + 1] of q and of the results; cu_q[0] is 0.
     Key j of sequence b is row j % 16 of page block_table[b, j // 16].
     Entries of the table past the end of a sequence may hold anything.
-    For gradients, a call copies the pages of k and v to rows of memory, B * N * Hkv * 128 elements each.
+    For gradients, a call copies the pages of k and v to rows of memory, B * P * 16 * Hkv * 128 elements each.
     A page that several sequences name gets the sum of theirs, in the order of the table.
     out: (o, lse) to write to.
     config: one of the module's CONFIGS (default: the measured choice for the device, or the first).

@@ -529,7 +529,7 @@ def paged_training(
     Sequence b has the rows cu_q[b] .. cu_q[b + 1] of q and of the results; cu_q[0] is 0.
     Key j of sequence b is row j % 16 of page block_table[b, j // 16].
     Entries of the table past the end of a sequence may hold anything.
-    For gradients, a call copies the pages of k and v to rows of memory, B * N * Hkv * 128 elements each.
+    For gradients, a call copies the pages of k and v to rows of memory, B * P * 16 * Hkv * 128 elements each.
     A page that several sequences name gets the sum of theirs, in the order of the table.
     out: (o, lse) to write to.
     config: one of CONFIGS (default: the measured choice for the device, or the first).

@@ -40,8 +40,8 @@ def serving_invariant(
 
     Shapes and dtypes:
         q: bf16[B, M, Hkv * G, 128]
-        k: bf16[B, N, Hkv, 128]
-        v: bf16[B, N, Hkv, 128]
+        k: bf16[pages, 16, Hkv, 128]
+        v: bf16[pages, 16, Hkv, 128]
         block_table: i32[B, P]
         kv_len: i32[B]
         o: bf16[B, M, Hkv * G, 128]

@@ -31,8 +31,8 @@ def tree(
 
     Shapes and dtypes, for D in {128}:
         q: bf16[B, M, Hkv * G, D]
-        k: bf16[B, N, Hkv, D]
-        v: bf16[B, N, Hkv, D]
+        k: bf16[pages, 16, Hkv, D]
+        v: bf16[pages, 16, Hkv, D]
         tree: i32[B, T, W]
         block_table: i32[B, P]
         kv_len: i32[B]
