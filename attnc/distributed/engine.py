@@ -37,8 +37,8 @@ from attnc.expr.nodes import Dim, walk
 from attnc.model.attention import Attention
 from attnc.model.tensors import Role, Tensor
 
-#: Plans whose tables are kept on the device, the latest.
-_KEPT = 16
+#: Plans whose tables are kept on the device, the latest; and kinds of calls that ranks know of each other.
+_KEPT, _AGREED = 16, 1024
 
 
 class ContextParallel:
@@ -99,8 +99,9 @@ class ContextParallel:
         self._kernels: dict[tuple[torch.dtype, int], tuple[RankKernels, Planner]] = {}
         self._stages: dict[tuple[Plan, RankKernels, torch.device], Stages] = {}
         self._plan: Plan | None = None
-        self._agreed: set[object] = set()
-        #: By the kind of a call that was checked, the names of its inputs, and what it follows.
+        #: Kinds of calls that all ranks have made, in an order that is the same on all.
+        self._agreed: dict[object, None] = {}
+        #: By the kind of a call that was checked and agreed, the names of its inputs, and what it follows.
         self._known_calls: dict[object, tuple[tuple[str, ...], Stages]] = {}
 
     # --- where rows are -----------------------------------------------------------------------------------
@@ -271,7 +272,10 @@ class ContextParallel:
             problem = failure
         if key not in self._agreed:
             self._agree(plan, q, problem)
-            self._agreed.add(key)
+            if len(self._agreed) >= _AGREED:
+                del self._agreed[next(iter(self._agreed))]
+                self._known_calls.clear()
+            self._agreed[key] = None
         elif problem is not None:
             raise problem
         assert stages is not None

@@ -284,6 +284,25 @@ def test_a_rank_that_fails_in_a_later_call_does_not_wait_for_the_others() -> Non
     assert "as the plan says" in on_ranks(2, work)[1]
 
 
+def test_ranks_ask_again_of_a_plan_that_was_long_ago(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every batch of packed sequences may have its own: what ranks know of each other does not grow."""
+    monkeypatch.setattr("attnc.distributed.engine._AGREED", 2)
+
+    def work(group: Thread) -> list[int]:
+        cp = ContextParallel(SPECS["causal"], group)
+        asked = cp._agree = Mock(side_effect=cp._agree)  # type: ignore[method-assign]  # counted
+        counts = []
+        shards = {rows: cp.shard(*(x[:, :rows] for x in whole())) for rows in (2, 4, 6)}
+        for rows in (2, 4, 2, 6, 2):
+            cp.plan(*(x[:, :rows] for x in whole()[:2]))
+            cp(*shards[rows])
+            counts.append(asked.call_count)
+        assert len(cp._agreed) == 2
+        return counts
+
+    assert on_ranks(2, work) == [[1, 2, 2, 3, 4]] * 2
+
+
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("inputs", "score", "mask"),
