@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import json
+import math
 import os
 import re
 import secrets
@@ -14,6 +16,22 @@ from pathlib import Path
 
 class SavedMeanwhile(Exception):
     """A file holds another text than the one that its new text was made from."""
+
+
+def strict_json(data: object) -> str:
+    """Returns JSON for any program. It has no number for infinity, and none for what is no number: null."""
+    return json.dumps(_without_infinities(data), indent=2, allow_nan=False)
+
+
+def _without_infinities(data: object) -> object:
+    match data:
+        case float() if not math.isfinite(data):
+            return None
+        case dict():
+            return {name: _without_infinities(value) for name, value in data.items()}
+        case list() | tuple():
+            return [*map(_without_infinities, data)]
+    return data
 
 
 def write_text(path: Path, text: str, *, instead_of: bytes | None = None) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import platform
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from typing import Any, TypeAlias
 import torch
 
 import attnc
+from attnc.files import strict_json
 from attnc.output import write_beside
 from attnc.runtime.timing import Timing
 
@@ -35,7 +35,7 @@ class Page:
         NotOurs where one is there that no report was written to, unless `force`.
         """
         table, data, plot = names(stem)
-        files = {table: self.markdown.encode(), data: (json.dumps(self.data, indent=2) + "\n").encode()}
+        files = {table: self.markdown.encode(), data: (strict_json(self.data) + "\n").encode()}
         if self.draw is not None and (drawn := draw_plot(self.draw)) is not None:
             files[plot] = drawn
         write_beside(files, folder, force=force)

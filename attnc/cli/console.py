@@ -7,8 +7,6 @@ what could steer a terminal is shown as its number (`visible`), and there are no
 
 from __future__ import annotations
 
-import json
-import math
 import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,6 +17,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from attnc.diagnostics import Diagnostic, render, suggest
 from attnc.effort import watch_pieces
+from attnc.files import strict_json
 from attnc.resources import resource
 from attnc.source import STDIN, visible
 
@@ -68,19 +67,8 @@ def say_lines(text: str) -> None:
 
 
 def say_json(data: object) -> None:
-    """Prints data for programs. JSON has no number for infinity, and none for what is no number: null."""
-    say_lines(json.dumps(_as_json(data), indent=2, allow_nan=False))
-
-
-def _as_json(data: object) -> object:
-    match data:
-        case float() if not math.isfinite(data):
-            return None
-        case dict():
-            return {name: _as_json(value) for name, value in data.items()}
-        case list() | tuple():
-            return [*map(_as_json, data)]
-    return data
+    """Prints data for programs."""
+    say_lines(strict_json(data))
 
 
 def say_exactly(text: str) -> None:

@@ -85,6 +85,13 @@ def test_json_holds_all_figures(tmp_path: Path) -> None:
     assert cell["matmul_tflops"] == 750.0
 
 
+def test_json_is_for_any_program(tmp_path: Path) -> None:
+    """Python would write `Infinity`."""
+    page = Page(markdown="", data={"error": float("inf"), "rows": [(0.5, float("nan"))]})
+    _, data = page.write(tmp_path, "bench")
+    assert json.loads(data.read_text(encoding="utf-8")) == {"error": None, "rows": [[0.5, None]]}
+
+
 def test_the_best_peer_is_not_ourselves() -> None:
     assert fastest(RESULT.timings, ["flex", "fa2", "cudnn"]) == "cudnn"
     assert set(PEERS) == {"cudnn", "fa2", "fa3", "fa4", "efficient", "flex", "eager"}
