@@ -11,8 +11,9 @@ import atexit
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 
 #: Commands that run kernels, in the simulator too, which may end a process.
 _WITNESSED = ("demo", "fuzz", "verify")
@@ -30,7 +31,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(argv: Sequence[str] | None = None) -> int:
-    before, sys.unraisablehook = sys.unraisablehook, _interrupt_later
+    before = sys.unraisablehook
+    sys.unraisablehook = partial(_interrupt_later, before)
     try:
         from attnc.cli.app import run_guarded
 
@@ -47,15 +49,17 @@ def _run(argv: Sequence[str] | None = None) -> int:
 _MOMENT = 0.05
 
 
-def _interrupt_later(raised: sys.UnraisableHookArgs) -> None:
+def _interrupt_later(
+    before: Callable[[sys.UnraisableHookArgs], object], raised: sys.UnraisableHookArgs
+) -> None:
     """Raises an interrupt again a moment later that came in a finaliser, or in the callback of a weak
-    reference: Python would print it and go on.
+    reference: Python would print it and go on. before: what hears of everything else.
     """
     if raised.exc_type is KeyboardInterrupt and hasattr(signal, "setitimer"):
         signal.signal(signal.SIGALRM, signal.default_int_handler)
         signal.setitimer(signal.ITIMER_REAL, _MOMENT)
     else:
-        sys.__unraisablehook__(raised)
+        before(raised)
 
 
 def _run_and_leave() -> int:

@@ -443,6 +443,24 @@ def test_an_interrupt_before_the_command_is_known_is_said_in_a_line(
     assert capsys.readouterr().err == "error: interrupted\n"
 
 
+def test_other_failures_of_finalisers_go_where_they_went(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program that calls `main` may have a hook of its own."""
+    heard: list[str] = []
+
+    class Finalised:
+        def __del__(self) -> None:
+            raise ValueError("said elsewhere")
+
+    def work(argv: object) -> int:
+        Finalised()
+        return 0
+
+    monkeypatch.setattr(sys, "unraisablehook", lambda raised: heard.append(str(raised.exc_value)))
+    monkeypatch.setitem(sys.modules, "attnc.cli.app", SimpleNamespace(run_guarded=work))
+    assert main(("check",)) == 0
+    assert heard == ["said elsewhere"]
+
+
 def test_an_interrupt_in_a_finaliser_is_not_lost(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
