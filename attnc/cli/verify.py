@@ -27,6 +27,7 @@ from attnc.cli.judge import (
 )
 
 if TYPE_CHECKING:
+    from attnc.verify.case import Kept
     from attnc.verify.record import Record, Records
     from attnc.verify.search import Report
 
@@ -150,6 +151,8 @@ def verify(
 
         verify_invariant(find_specs(specs or []), attention, variant, target, as_json=as_json)
         return
+    kept = None if case is None else parse_kept(case)
+    target = target or (kept and kept.target) or None
     judges = choose_judges(find_specs(specs or []), attention, variant, target, every_target=is_lapsed)
     if is_lapsed:
         judges = _list_lapsed(judges, is_sanitized=is_sanitized)
@@ -159,8 +162,8 @@ def verify(
     if is_sanitized:
         attentions = [judge for judge in judges if not judge.is_projection]
         _sanitize_modules(attentions, is_recorded=record, as_json=as_json)
-    elif case is not None:
-        _run(judges, case, large=is_large)
+    elif kept is not None:
+        _run(judges, kept, large=is_large)
     else:
         texts = {judge.path: read_committed(judge.path) for judge in judges} if record else {}
         hashes = {path: committed_hash(path) for path in texts}
@@ -205,8 +208,8 @@ def _list_lapsed(judges: Sequence[Judge], *, is_sanitized: bool) -> tuple[Judge,
     return tuple(judge for judge in judges if judge.path in wanted)
 
 
-def _run(judges: Iterable[Judge], text: str, *, large: bool) -> None:
-    kept, failed = parse_kept(text), False
+def _run(judges: Iterable[Judge], kept: Kept, *, large: bool) -> None:
+    failed = False
     for judge in judges:
         verdict = judge.verdict(kept, large=large)
         failed |= not verdict.ok
@@ -388,7 +391,10 @@ def fuzz(
     targets_agree: Annotated[
         bool, typer.Option("--across", help="Compare every eighth case with the spec's other targets.")
     ] = False,
-    repro: Annotated[Path | None, typer.Option(help="Run the case in this file again.")] = None,
+    repro: Annotated[
+        Path | None,
+        typer.Option(help="Run the case in this file again, for the target that failed by default."),
+    ] = None,
     as_json: JSON = False,
 ) -> None:
     """Draw shapes, strides and values until a kernel leaves its error bound, and shrink what is found.
@@ -397,10 +403,12 @@ def fuzz(
 
     Example: attnc fuzz specs/causal_gqa.attn --seconds 30 --seed 7
     """
-    judges = choose_judges([one_spec(spec)], attention, variant, target)
     if repro is not None:
-        _run_failed_case(repro, judges)
+        kept = _read_failed_case(repro)
+        judges = choose_judges([one_spec(spec)], attention, variant, target or kept.target or None)
+        _run_failed_case(kept, judges)
         return
+    judges = choose_judges([one_spec(spec)], attention, variant, target)
     results = []
     for judge in judges:
         results.append(judge.fuzz(examples, seconds, seed, across=targets_agree))
@@ -409,16 +417,21 @@ def fuzz(
     conclude(results, as_json=as_json)
 
 
-def _run_failed_case(path: Path, judges: Iterable[Judge]) -> None:
+def _read_failed_case(path: Path) -> Kept:
     if not path.is_file():
         raise Mistake(f"there is no file '{path}'", f"failures are kept in {FAILURES.as_posix()}/")
     text = path.read_text(encoding="utf-8", errors="replace")
-    kept = parse_kept(text, f"files in {FAILURES.as_posix()}/ are")
+    return parse_kept(text, f"files in {FAILURES.as_posix()}/ are")
+
+
+def _run_failed_case(kept: Kept, judges: Iterable[Judge]) -> None:
     failed = False
     for judge in judges:
         verdict = judge.verdict(kept)
         failed |= not verdict.ok
-        say(f"{judge.variant}: {verdict.message}; {100 * verdict.worst:.0f} % of the bound")
+        elsewhere = f"; it failed for {kept.target}" if kept.target not in ("", judge.target) else ""
+        told = f"{judge.variant} for {judge.target}: {verdict.message}"
+        say(f"{told}; {100 * verdict.worst:.0f} % of the bound{elsewhere}")
     if failed:
         note("the case still fails")
         raise typer.Exit(1)

@@ -113,14 +113,18 @@ class Case:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kept:
     """A case that failed once, as a file keeps it. rule: what it broke besides the error bound, by the name
-    of a property, or of the target that disagreed; "" where it was the bound.
+    of a property, or of the target that disagreed; "" where it was the bound. target: of the kernel that
+    failed; "" where it is not known.
     """
 
     case: Case
     rule: str = ""
+    target: str = ""
 
     def to_json(self) -> str:
-        return json.dumps({"case": asdict(self.case), "rule": self.rule}, separators=(",", ":"))
+        told: dict[str, object] = {"case": asdict(self.case), "rule": self.rule}
+        told |= {"target": self.target} if self.target else {}
+        return json.dumps(told, separators=(",", ":"))
 
     @staticmethod
     def from_json(text: str) -> Kept:
@@ -130,10 +134,11 @@ class Kept:
         made: object = json.loads(text)
         if not isinstance(made, dict) or "case" not in made:
             return Kept(case=Case.from_json(text))
-        rule = made.get("rule", "")
-        if not isinstance(rule, str):
-            raise ValueError(f"its 'rule' is {rule!r}")
-        return Kept(case=Case.from_json(json.dumps(made["case"])), rule=rule)
+        words = {name: made.get(name, "") for name in ("rule", "target")}
+        for name, word in words.items():
+            if not isinstance(word, str):
+                raise ValueError(f"its '{name}' is {word!r}")
+        return Kept(case=Case.from_json(json.dumps(made["case"])), **words)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -185,7 +185,7 @@ class ProjectionTrial(Trial):
 
     def __init__(self, subject: ProjectionSubject) -> None:
         self.subject, self._variant = subject, subject.planned.variant
-        self.name = f"{subject.planned.name}-{self._variant.name}"
+        self.name, self.target = f"{subject.planned.name}-{self._variant.name}", subject.planned.target
         self.fit = fit_of(self._variant, len(subject.module.CONFIGS))
         self.device = subject.device
         self.place = "Triton's interpreter" if self.device == "cpu" else torch.cuda.get_device_name()

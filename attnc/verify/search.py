@@ -79,12 +79,13 @@ class Report:
 class Trial(ABC):
     """A module under test, and its cases.
 
-    name: of the file that keeps failing cases; fit: the limits of a case; device: cuda or cpu; place: the
-    device as messages name it; kept: failures to run again; simulated: for a module on a GPU, cases that run
-    on the CPU as well.
+    name: of the file that keeps failing cases; target: of the module; fit: the limits of a case; device: cuda
+    or cpu; place: the device as messages name it; kept: failures to run again; simulated: for a module on a
+    GPU, cases that run on the CPU as well.
     """
 
     name: str
+    target: str
     fit: Fit
     device: str
     place: str
@@ -171,6 +172,7 @@ class AttentionTrial(Trial):
         self.subject, self.rules, self.rule_of = subject, rules, rule_of
         self._spares = spares_gradients
         self.name = f"{subject.variant.attention.name}-{subject.variant.name}"
+        self.target = subject.target
         self.fit = fit_of(subject.variant.attention, len(subject.configs))
         self.device, self.place = subject.device, place(subject)
         self._limits, self._coverage = subject.limits(), Coverage(subject.space)
@@ -412,11 +414,11 @@ def search(
     except _Caught as caught:
         tally.fail(caught.case, caught.verdict)
         if failures is not None:
-            save(failures, trial.name, tally.failures[0])
+            save(failures, trial, tally.failures[0])
     if lost is not None:
         if failures is not None:
             verdict = Verdict(ok=False, message=lost.what)
-            save(failures, trial.name, Failure(case=lost.case, verdict=verdict, repro=lost.repro))
+            save(failures, trial, Failure(case=lost.case, verdict=verdict, repro=lost.repro))
         raise lost
     return tally.report()
 
@@ -434,10 +436,10 @@ class _Caught(Exception):
         self.verdict = verdict
 
 
-def save(directory: Path, name: str, failure: Failure) -> Path:
+def save(directory: Path, trial: Trial, failure: Failure) -> Path:
     """Writes a failing case as JSON (`Kept.from_json` reads it), named after its variant and content."""
-    text = Kept(case=failure.case, rule=failure.verdict.rule).to_json()
+    text = Kept(case=failure.case, rule=failure.verdict.rule, target=trial.target).to_json()
     digest = hashlib.sha256(text.encode()).hexdigest()[:12]
-    path = directory / f"{name}-{digest}.json"
+    path = directory / f"{trial.name}-{digest}.json"
     write_text(path, text + "\n")
     return path

@@ -130,11 +130,11 @@ def difference(left: Subject, one: Problem, right: Subject, other: Problem) -> s
 
 def corpus(trial: Trial, spec: Source, name: str, failures: Path) -> tuple[Kept, ...]:
     """Returns the cases that are kept of a trial, each once: those in the file of its spec, under this name,
-    and those in the folder; those of a spec that has changed since are left out. Raises ValueError for a file
-    that is none.
+    and those in the folder, whatever target failed; those of a spec that has changed since are left out.
+    Raises ValueError for a file that is none.
     """
     found = {
-        kept.to_json(): kept
+        (kept.case.to_json(), kept.rule): kept
         for kept in (*_cases_of_spec(file_of(spec), name), *_failures_in(failures, trial.name))
     }
     return tuple(kept for kept in found.values() if trial.fit.misfit(kept.case) is None)

@@ -20,6 +20,7 @@ from attnc.verify.case import Case, Kept
 from attnc.verify.record import Record, Records, Supported, dump, hash_of, read, support_hash
 from attnc.verify.search import Report
 from attnc.verify.simt import available
+from attnc.verify.verdict import Verdict
 from tests.cli.conftest import TINY, Run
 from tests.processes import compiling
 
@@ -194,6 +195,24 @@ def test_a_case_is_held_to_the_rule_that_it_broke(
         done = run(given[0], "specs/tiny.attn", *VARIANT, *given[1:])
         assert (done.code, "cuda.sm_80: differs" in done.out) == (1, True), done.err
     assert run("verify", "specs/tiny.attn", *VARIANT, "--case", kept.case.to_json()).code == 0
+
+
+def test_a_failure_runs_again_for_the_target_that_failed(
+    run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And where another is asked for, the answer says which it was."""
+    text = (folder / "specs/tiny.attn").read_text()
+    schedule = "schedule tiny for cuda.sm_80 { loops = [q, kv], tile.q = 16, tile.kv = 16, warps = 1 }"
+    (folder / "specs/tiny.attn").write_text(f"{text}\n{schedule}\n")
+    right = Verdict(ok=True, message="within the bound", worst=0.25)
+    monkeypatch.setattr(Judge, "verdict", lambda judge, kept, **how: right)
+    kept = Kept(case=Case(dims={"B": 1, "H": 1, "M": 3, "N": 4}), target="cuda.sm_80")
+    (folder / "kept.json").write_text(kept.to_json())
+    given = ("fuzz", "specs/tiny.attn", "--variant", "bf16_w16", "--repro", "kept.json")
+    assert run(*given).out == "bf16_w16 for cuda.sm_80: within the bound; 25 % of the bound\n"
+    elsewhere = run(*given, "--target", "triton").out
+    said = "within the bound; 25 % of the bound; it failed for cuda.sm_80\n"
+    assert elsewhere == f"bf16_w16 for triton: {said}"
 
 
 def test_a_case_of_another_module(run: Run) -> None:

@@ -123,7 +123,7 @@ _CONDITIONS = {
 
 #: Operands besides the first, and those that torch takes as numbers.
 _OTHERS = (0.5, 0.25)
-_TAKEN_AS_NUMBERS = {"clamp_min": torch.clamp_min, "clamp_max": torch.clamp_max}
+_TAKEN_AS_NUMBERS: dict[str, Any] = {"clamp_min": torch.clamp_min, "clamp_max": torch.clamp_max}
 #: Those without a slope: of integers, conditions, what torch does not differentiate, and NumPy's.
 _WITHOUT_SLOPE = {*_OF_INTEGERS, *_OF_CONDITIONS, *_CONDITIONS, "heaviside", "sgn", "cbrt"}
 

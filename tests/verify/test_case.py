@@ -34,6 +34,8 @@ def test_the_command_that_runs_it_again_has_the_rule_that_it_broke() -> None:
     for rule in ("", "cuda.sm_80"):
         text = shlex.split(CASE.repro(variant, rule=rule))[-1]
         assert Kept.from_json(text) == Kept(case=CASE, rule=rule)
+    kept = Kept(case=CASE, rule="nan", target="cuda.sm_80")
+    assert Kept.from_json(kept.to_json()) == kept
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,8 @@ def test_a_search_keeps_the_case_and_makes_it_no_smaller(failing: list[Case], tm
         fuzz(replace(committed("full"), gradients=None), examples=50, failures=tmp_path)
     assert [raised.value.case] == failing
     (kept,) = tmp_path.glob("*.json")
-    assert Kept.from_json(kept.read_text(encoding="utf-8")).case == failing[0]
+    told = Kept.from_json(kept.read_text(encoding="utf-8"))
+    assert (told.case, told.target) == (failing[0], "triton")
 
 
 def test_a_failure_that_leaves_the_gpu_well_is_a_verdict(monkeypatch: pytest.MonkeyPatch) -> None:

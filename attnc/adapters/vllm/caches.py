@@ -1,4 +1,4 @@
-"""What vLLM's backends have in common: which caches they read, on which devices, and whether sums have an order."""
+"""What vLLM's backends have in common: the caches that they read, where, and whether sums have an order."""
 
 from __future__ import annotations
 
