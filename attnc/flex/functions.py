@@ -7,11 +7,15 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import torch
+
 from attnc.expr.functions import REAL
 from attnc.flex.errors import refuse
 from attnc.flex.operations import (
     Operation,
+    absolute,
     add,
+    clamp,
     compare,
     div,
     integer,
@@ -139,6 +143,116 @@ def gelu(tape: Tape, x: Any, *, approximate: str = "none") -> Scalar:
     cubic = mul(tape, 0.044715, _power(tape, x, 3))
     inner = mul(tape, math.sqrt(2 / math.pi), add(tape, x, cubic))
     return mul(tape, mul(tape, 0.5, x), add(tape, 1.0, function(tape, "tanh", inner)))
+
+
+# --- functions that clip: at their ends derivatives are those of the first of two equal operands ------------
+
+
+@operation("hardtanh")
+def hardtanh(tape: Tape, x: Any, min_val: Any = -1.0, max_val: Any = 1.0, inplace: bool = False) -> Scalar:
+    return minimum(tape, max_val, maximum(tape, min_val, real(tape, x)))
+
+
+@operation("relu6")
+def relu6(tape: Tape, x: Any, inplace: bool = False) -> Scalar:
+    return hardtanh(tape, x, 0.0, 6.0)
+
+
+@operation("hardsigmoid")
+def hardsigmoid(tape: Tape, x: Any, inplace: bool = False) -> Scalar:
+    return add(tape, div(tape, hardtanh(tape, x, -3.0, 3.0), 6), 0.5)
+
+
+@operation("hardswish")
+def hardswish(tape: Tape, x: Any, inplace: bool = False) -> Scalar:
+    return mul(tape, x, hardsigmoid(tape, x))
+
+
+@operation("hardshrink")
+def hardshrink(tape: Tape, x: Any, lambd: Any = 0.5) -> Scalar:
+    return where(tape, compare(tape, "<=", absolute(tape, x), lambd), 0.0, x)
+
+
+@operation("softshrink")
+def softshrink(tape: Tape, x: Any, lambd: Any = 0.5) -> Scalar:
+    return sub(tape, x, clamp(tape, x, neg(tape, lambd), lambd))
+
+
+@operation("threshold", "_threshold")
+def threshold(tape: Tape, x: Any, threshold: Any, value: Any, inplace: bool = False) -> Scalar:
+    return where(tape, compare(tape, "<=", x, threshold), value, x)
+
+
+@operation("celu")
+def celu(tape: Tape, x: Any, alpha: Any = 1.0, inplace: bool = False) -> Scalar:
+    below = mul(tape, alpha, expm1(tape, div(tape, minimum(tape, x, 0.0), alpha)))
+    return where(tape, compare(tape, ">", x, 0), x, below)
+
+
+@operation("selu")
+def selu(tape: Tape, x: Any, inplace: bool = False) -> Scalar:
+    return mul(tape, 1.0507009873554805, elu(tape, x, 1.6732632423543772))
+
+
+@operation("mish")
+def mish(tape: Tape, x: Any, inplace: bool = False) -> Scalar:
+    return mul(tape, x, function(tape, "tanh", softplus(tape, x)))
+
+
+@operation("softsign")
+def softsign(tape: Tape, x: Any) -> Scalar:
+    return div(tape, x, add(tape, 1.0, absolute(tape, x)))
+
+
+@operation("tanhshrink")
+def tanhshrink(tape: Tape, x: Any) -> Scalar:
+    return sub(tape, x, function(tape, "tanh", x))
+
+
+@operation("hypot")
+def hypot(tape: Tape, x: Any, y: Any) -> Scalar:
+    return function(tape, "sqrt", add(tape, mul(tape, x, x), mul(tape, y, y)))
+
+
+# --- infinities, and what is no number ----------------------------------------------------------------------
+
+
+@operation("isnan")
+def is_nan(tape: Tape, x: Any) -> Scalar:
+    found = real(tape, x)
+    return compare(tape, "!=", found, found)
+
+
+@operation("isinf")
+def is_infinite(tape: Tape, x: Any) -> Scalar:
+    return compare(tape, "==", absolute(tape, real(tape, x)), math.inf)
+
+
+@operation("isfinite")
+def is_finite(tape: Tape, x: Any) -> Scalar:
+    return compare(tape, "<", absolute(tape, real(tape, x)), math.inf)
+
+
+@operation("isposinf")
+def is_plus_infinity(tape: Tape, x: Any) -> Scalar:
+    return compare(tape, "==", real(tape, x), math.inf)
+
+
+@operation("isneginf")
+def is_minus_infinity(tape: Tape, x: Any) -> Scalar:
+    return compare(tape, "==", real(tape, x), -math.inf)
+
+
+@operation("nan_to_num")
+def nan_to_num(tape: Tape, x: Any, nan: Any = None, posinf: Any = None, neginf: Any = None) -> Scalar:
+    """Replaces infinities by these or the largest numbers of float32, as which scores are computed."""
+    found, most = real(tape, x), torch.finfo(torch.float32).max
+    found = where(tape, is_plus_infinity(tape, found), most if posinf is None else posinf, found)
+    found = where(tape, is_minus_infinity(tape, found), -most if neginf is None else neginf, found)
+    return where(tape, is_nan(tape, x), 0.0 if nan is None else nan, found)
+
+
+# --- hyperbolic ones, signs and powers ----------------------------------------------------------------------
 
 
 @operation("cosh")

@@ -466,10 +466,3 @@ def where(tape: Tape, wanted: Any, x: Any, y: Any) -> Scalar:
 @operation("masked_fill")
 def masked_fill(tape: Tape, x: Any, mask: Any, value: Any) -> Scalar:
     return where(tape, mask, value, x)
-
-
-@operation("isneginf", "isposinf", "isinf", "isnan", "isfinite")
-def is_special(tape: Tape, x: Any) -> Scalar:
-    raise refuse(
-        "E0901", "tests for infinities and NaN cannot be written in a spec", "no spec has this operation"
-    )

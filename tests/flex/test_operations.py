@@ -57,7 +57,13 @@ OF_ANY = _split(
     torch.ones_like(x); x.new_zeros(()); x.new_ones(()); torch.full_like(x, 3); x.new_full((), 2.5);
     x.new_tensor(1.5); torch.full_like(x, 2, dtype=torch.int32) // 3 * x;
     x.new_ones((), dtype=torch.bool) & (x > 0); x[...] + x[()]; F.softplus(x, beta=0.5);
-    torch.relu(x) ** 1.5; torch.relu(x) ** 2.5; torch.relu(x) ** 0.5; torch.relu(x) ** 2.0
+    torch.relu(x) ** 1.5; torch.relu(x) ** 2.5; torch.relu(x) ** 0.5; torch.relu(x) ** 2.0;
+    F.relu6(x); F.hardtanh(x); F.hardtanh(x, -2, 0.5); F.hardsigmoid(x); F.hardswish(x); F.hardshrink(x);
+    F.softshrink(x, 0.75); F.threshold(x, 0.5, -1.0); F.celu(x / 4, 0.5); F.selu(x / 4); F.mish(x);
+    F.softsign(x); F.tanhshrink(x); torch.isnan(torch.sqrt(x)); torch.isinf(1 / x.clamp(0));
+    torch.isfinite(torch.sqrt(x)); torch.nan_to_num(torch.sqrt(x)); torch.nan_to_num(x, 3.0);
+    torch.isposinf(1 / x.clamp(0)); torch.isneginf(torch.log(x.clamp(0)));
+    torch.nan_to_num(torch.log(x.clamp(0)), neginf=-1.0)
     """
 )
 OF_POSITIVE = _split(
@@ -80,7 +86,7 @@ OF_TWO = _split(
     torch.true_divide(x, y * y + 1); 1 - x; 3 / (x * x + 1); torch.minimum(x, y); torch.maximum(x, y);
     torch.fmin(x, y); torch.fmax(x, y); torch.min(x, y); torch.max(x, y); torch.lerp(x, y, 0.25);
     torch.addcmul(x, y, y); torch.addcmul(x, y, x, value=0.5); torch.where(x > y, x, y);
-    x.masked_fill(y > 0, 2); torch.where(x > 0, x, 1); torch.where(x > y, True, y > 0);
+    torch.hypot(x, y); x.masked_fill(y > 0, 2); torch.where(x > 0, x, 1); torch.where(x > y, True, y > 0);
     torch.where(x > y, x > 0, y); x == y; x != y; x < y; x <= y; x > y; x >= y; torch.eq(x, y);
     torch.ne(x, y); torch.lt(x, y); torch.le(x, y); torch.gt(x, y); torch.ge(x, y); torch.not_equal(x, y);
     torch.less(x, y); torch.less_equal(x, y); torch.greater(x, y); torch.greater_equal(x, y)
@@ -278,7 +284,6 @@ REFUSED = {
     "torch.ceil(x)": "E0901.*'ceil' cannot be written",
     "torch.trunc(x)": "E0901.*'trunc' cannot be written",
     "x.detach()": "E0901.*'detach' cannot be written",
-    "x.isinf()": "E0901.*infinities and NaN",
     "x ** 8.5": "E0901.*'pow' with this exponent",
     "x ** 0.25": "E0901.*'pow' with this exponent",
     "(-2.0) ** x": "E0901.*'pow' with this exponent",

@@ -22,7 +22,7 @@ from vllm.v1.attention.backend import (
 
 from attnc.adapters.specs import refuse
 from attnc.adapters.vllm import unified_attention
-from attnc.adapters.vllm.caches import UNQUANTISED, Described, Ordered
+from attnc.adapters.vllm.caches import UNQUANTISED, Described, OrderedSums
 from attnc.runtime.slots import store
 
 #: By vLLM's names of a cache of 8 bits the type of its elements.
@@ -146,7 +146,7 @@ class AttncMetadataBuilder(AttentionMetadataBuilder[AttncMetadata]):  # type: ig
         return replace(metadata, block_table=blk_table, slot_mapping=slot_mapping)
 
 
-class AttncImpl(Ordered, AttentionImpl[AttncMetadata]):  # type: ignore[misc]  # as above
+class AttncImpl(OrderedSums, AttentionImpl[AttncMetadata]):  # type: ignore[misc]  # as above
     """The attention of a layer."""
 
     def __init__(

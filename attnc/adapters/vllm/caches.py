@@ -15,7 +15,7 @@ from attnc.adapters.specs import SEGMENT, readable
 UNQUANTISED = ("auto", "float16", "bfloat16")
 
 
-class Ordered:
+class OrderedSums:
     """The attention of a layer, whose sums may have an order."""
 
     @cached_property

@@ -22,7 +22,7 @@ from vllm.v1.attention.backends.mla.prefill.base import MLAPrefillBackend
 
 from attnc.adapters.pages import attend, attend_packed
 from attnc.adapters.specs import refuse
-from attnc.adapters.vllm.caches import UNQUANTISED, Described, Ordered
+from attnc.adapters.vllm.caches import UNQUANTISED, Described, OrderedSums
 from attnc.adapters.vllm.latent import LatentImpl
 from attnc.runtime.slots import store
 
@@ -70,7 +70,7 @@ class AttncMLAMetadataBuilder(MLACommonMetadataBuilder):  # type: ignore[misc]  
     supports_non_causal_multi_token_decode: ClassVar[bool] = True
 
 
-class AttncMLAImpl(Ordered, LatentImpl, MLACommonImpl[MLACommonMetadata]):  # type: ignore[misc]  # as above
+class AttncMLAImpl(OrderedSums, LatentImpl, MLACommonImpl[MLACommonMetadata]):  # type: ignore[misc]  # as above
     """The attention of a layer to latents in pages."""
 
     _title: ClassVar[str] = "attnc's latent attention"
@@ -137,7 +137,7 @@ class AttncMLAImpl(Ordered, LatentImpl, MLACommonImpl[MLACommonMetadata]):  # ty
         store(c, pe, pages[..., :rank], pages[..., rank:], slot_mapping.flatten(), scales)
 
 
-class AttncMLAPrefill(Ordered, MLAPrefillBackend):  # type: ignore[misc]  # as above
+class AttncMLAPrefill(OrderedSums, MLAPrefillBackend):  # type: ignore[misc]  # as above
     """The attention of prompts, and of prompts to chunks of their contexts, as the prefill backend CUSTOM."""
 
     @staticmethod
