@@ -154,7 +154,9 @@ class Vector(Operand):
         return torch.Size((len(self.elements),))
 
     def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, int):
+        if isinstance(index, tuple) and len(index) == 1:  # as steps have it, and torch takes it
+            (index,) = index
+        if isinstance(index, int) and not isinstance(index, bool):
             return self.elements[index]
         raise refuse("E0901", "a row of values takes a number as its index", "not a number")
 

@@ -146,7 +146,7 @@ OF_ROWS = _split(
     ints[kv].prod(); flags[kv].any(); flags[kv].all(); flags[kv].sum(); flags[kv].float().mean();
     torch.sum(rows[kv] * rows[q]); torch.dot(rows[kv], rows[q]); torch.inner(rows[kv], rows[q]);
     torch.vdot(rows[kv], rows[q]); (rows[kv] - rows[q]).abs().amax(); rows[kv][2]; rows[kv, -1];
-    rows[kv][-2]; (rows[kv] * 2 + 1)[3]; torch.where(rows[kv] > 0, rows[q], 0.0).sum();
+    rows[kv][-2]; (rows[kv] * 2 + 1)[3]; (rows[kv] - 1)[3,]; torch.where(rows[kv] > 0, rows[q], 0.0).sum();
     (ints[q] == ints[kv]).all(); torch.amax(rows[kv]); torch.mean(rows[q] ** 2); (1 - rows[kv]).sum();
     rows[-1 - kv][0]; rows[q - kv][1]; (rows[kv] * 2).ndim + rows[kv].ndim; (rows[kv] * 2).shape[0];
     rows[kv].shape[0] * x; x.ndim + x.dim() + x.numel() + len(x.size()) + len(x.shape)
