@@ -33,6 +33,8 @@ _TOKENS = 16384
 _DOCUMENT = 1000
 #: Integer inputs that are lengths of sequences, by the names that specs give them.
 _LENGTHS = frozenset({"kv_len", "q_len"})
+#: The byte of 1.0 in a scale of eight bits of exponent.
+_ONE = 127
 #: Those of the callable, in order.
 Arguments: TypeAlias = tuple[torch.Tensor, ...]
 
@@ -48,8 +50,8 @@ def problem_for(
     """Returns N(0, 1) inputs with M = N = `length` and as many sequences as make `tokens` tokens.
 
     Sorted integers number documents of 1000 tokens; other integers of the size of a length are one eighth of
-    it. Packed sequences are all as long, pages lie in random order; a decode kernel gets M = 1 and, on a GPU,
-    sixteen times as many sequences. sizes: dims that are to be something else.
+    it, and bytes at most 127. Packed sequences are all as long, pages lie in random order; a decode kernel
+    gets M = 1 and, on a GPU, sixteen times as many sequences. sizes: dims that are to be something else.
     """
     decodes = module.kernel.structure == "decode"
     tokens *= 16 if decodes and device != "cpu" else 1
@@ -161,6 +163,8 @@ def _draw(arg: ir.Arg, dims: Mapping[str, int], generator: torch.Generator) -> t
     if dtype is torch.bool:
         return torch.ones(shape, device=device, dtype=dtype)
     length = dims["N"] if arg.tensor.name in _LENGTHS else dims["N"] // 8
+    if dtype is torch.uint8:
+        length = min(length, _ONE)
     return torch.full(shape, length, device=device, dtype=dtype)
 
 

@@ -34,3 +34,12 @@ def test_sequences_of_listed_rows_have_lengths_and_pages() -> None:
     shapes = {arg.tensor.name: tuple(x.shape) for arg, x in zip(module.args, problem, strict=True)}
     assert (shapes["cu_q"], shapes["block_table"], shapes["kv_len"]) == ((3,), (2, 4), (2,))
     assert shapes["q"][0] == shapes["selected"][0] == 2
+
+
+def test_bytes_hold_what_is_drawn_for_long_sequences() -> None:
+    """An eighth of a length is no byte. Of e8m0 scales 127 is 1, and 255 is no number."""
+    module = module_of(SPECS / "kv8_blocks.attn", "cuda.sm_90a")
+    sizes = {"B": 1, "Hkv": 1}
+    problem = problem_for(module, 8192, device="cpu", tokens=8192, sizes=sizes)
+    scales = [x for arg, x in zip(module.args, problem, strict=True) if "scale" in arg.tensor.name]
+    assert [int(x.max()) for x in scales] == [127, 127]
