@@ -64,6 +64,10 @@ def test_heads_of_128_columns_have_three_warpgroups_under_a_causal_mask() -> Non
     assert tiles() == tiles("stages = 2", mask="causal") == tiles("cluster = 2", mask="causal") == (128, 128)
     assert all(tiles(**FEATURES[name]) == (128, 128) for name in ("dropout", "pairs", "cap", "keys"))
     assert tiles(mask="causal", score="30.0 * tanh(dot(q, k) * 0.01)") == (128, 128)
+    assert tiles(mask="causal", inputs=("lens: i32[B]\n  length N = lens[b]",)) == (128, 128)
+    by_distance = "dot(q, k) + x[b, q_idx, h, q_pos - kv_idx]"
+    assert tiles(mask="causal", score=by_distance, inputs=("x: bf16[B, M, H, R]",)) == (192, 64)
+    assert tiles(mask="causal", score="dot(q, k) + x[h, kv_idx]", inputs=("x: f32[H, N]",)) == (128, 128)
 
 
 #: What may take shared memory or registers besides rows of q, k and v.

@@ -28,6 +28,7 @@ def planned(
     dv: int = 0,
     page: int = 0,
     dtype: str = "bf16",
+    mask: str = "causal",
 ) -> Module:
     """The module of a decode spec: GQA with K and V, or with dv one head of keys whose first dv columns are
     the values.
@@ -46,7 +47,7 @@ def planned(
         "input lens: i32[B]",
         "length N = lens[b]",
         f"score = dot(q, k) / sqrt({d})",
-        "mask = causal",
+        f"mask = {mask}",
         "normalize = softmax",
         f"output o: {dtype}[B, M, {queries}, {dv or d}]",
     )
@@ -80,6 +81,14 @@ def test_blocks_can_share_the_columns_of_o() -> None:
     assert len(planned(d=192, dv=128).kernel.configs) == 1  # 64 columns for each warpgroup already
     for config in kernel.configs:
         assert sum(sm90_decode_registers(layout, config).values()) <= REGISTERS[2][1]
+
+
+@pytest.mark.parametrize(
+    ("d", "mask", "keys"),
+    [(64, "causal", 128), (64, "window(256, 0)", 128), (64, "window(255, 0)", 64), (128, "causal", 64)],
+)
+def test_narrow_rows_come_in_wide_tiles_where_two_do_not_hold_all_keys(d: int, mask: str, keys: int) -> None:
+    assert planned(d=d, mask=mask).kernel.configs[0].tile_kv == keys
 
 
 def test_two_blocks_of_one_warpgroup_live_on_a_multiprocessor() -> None:

@@ -29,6 +29,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from attnc.diagnostics import Diagnostic
+from attnc.expr.affine import at_least, shift
+from attnc.expr.nodes import Index
+from attnc.expr.simplify import substitute
+from attnc.expr.solve import solve
 from attnc.model.attention import Attention, Variant
 from attnc.model.configs import configs
 from attnc.model.dtypes import DType
@@ -37,7 +41,7 @@ from attnc.plan.device import DEVICES
 from attnc.plan.fitting import Tiles, nothing_fits, remedy, several_values, unsupported
 from attnc.plan.layout import Buffer, Estimate
 from attnc.plan.lists import lists_blocks
-from attnc.plan.signature import feature
+from attnc.plan.signature import feature, normalise
 from attnc.plan.sm80.layout import GRANULE, MMA, UNALIGNED_ROWS
 from attnc.plan.sm90.decode_layout import REGISTERS, Sm90DecodeLayout
 from attnc.plan.sm90.layout import (
@@ -74,8 +78,10 @@ _SPLIT_TILES = (Tiles(tile_kv=64, stages=2), Tiles(tile_kv=48, stages=2))
 #: in place of a second stage, and beside scales for no second stage: one token of 32 sequences of 8192 keys
 #: takes 107 us in place of 134 (16 heads on 4 of d128).
 _CONVERTED_TILES = (Tiles(tile_kv=64, stages=1),)
-#: The same before these where rows have up to 64 columns of 16 bits: as many bytes are asked for at once.
-_NARROW_TILES = (Tiles(tile_kv=128, stages=2),)
+#: The same before these where rows have up to 64 columns of 16 bits: as many bytes are asked for at once. Not
+#: where two of these tiles hold all keys that a query sees: a window of 128 takes 24 us, not 29 (one H200).
+_NARROW_KEYS = 128
+_NARROW_TILES = (Tiles(tile_kv=_NARROW_KEYS, stages=2),)
 _REMEDIES: Mapping[str, Sequence[Value]] = {
     "tile.q": (WGMMA_ROWS,),
     "stages": (2,),
@@ -266,16 +272,27 @@ def sm90_decode_configs(variant: Variant, schedule: Schedule) -> tuple[HopperCon
 def _list_tiles(attention: Attention, layout: Sm90DecodeLayout) -> tuple[Tiles, ...]:
     if attention.segment is not None:
         return ordered_tiles(attention, decodes=True)
-    return (*_first_tiles(layout), *_TILES)
+    return (*_first_tiles(attention, layout), *_TILES)
 
 
-def _first_tiles(layout: Sm90DecodeLayout) -> tuple[Tiles, ...]:
+def _first_tiles(attention: Attention, layout: Sm90DecodeLayout) -> tuple[Tiles, ...]:
     if layout.consumers != 1:
         return _SPLIT_TILES if layout.splits_keys else ()
     widest = max(layout.d, layout.dv)
     if layout.narrow.scales or (layout.narrow and PIECE < widest <= 2 * PIECE):
         return _CONVERTED_TILES
-    return _NARROW_TILES if widest <= PIECE and not layout.narrow else ()
+    if widest > PIECE or layout.narrow or _sees_few(attention, 2 * _NARROW_KEYS):
+        return ()
+    return _NARROW_TILES
+
+
+def _sees_few(attention: Attention, keys: int) -> bool:
+    """Returns whether the mask leaves a run of at most so many keys to each query."""
+    ranges = solve(normalise(attention).mask)
+    if ranges.may_lo is None or ranges.may_hi is None:
+        return False
+    end = substitute(ranges.may_hi, {Index("q_hi"): Index("q_lo")})
+    return at_least(shift(ranges.may_lo, keys), end)
 
 
 def _complete(

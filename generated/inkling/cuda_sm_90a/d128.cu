@@ -28,13 +28,13 @@
 
 // One compilation for each configuration: d128.py passes these with -D.
 #ifndef BLOCK_M
-#define BLOCK_M 128  // query rows of a tile, 64 for each consumer
-#define BLOCK_N 128  // keys of a tile
-#define STAGES 2  // tiles of K and of V in shared memory
+#define BLOCK_M 192  // query rows of a tile, 64 for each consumer
+#define BLOCK_N 64  // keys of a tile
+#define STAGES 4  // tiles of K and of V in shared memory
 #define Q_TILES 2  // tiles of Q
-#define O_TILES 1  // 1: o is stored through a tile of its own, by TMA; 0: from registers
-#define PRODUCER_REGISTERS 40  // of a thread of the other warpgroups
-#define CONSUMER_REGISTERS 232  // of a thread of a consumer
+#define O_TILES 0  // 1: o is stored through a tile of its own, by TMA; 0: from registers
+#define PRODUCER_REGISTERS 32  // of a thread of the other warpgroups
+#define CONSUMER_REGISTERS 160  // of a thread of a consumer
 #endif
 
 #define ELEMENT bf16
@@ -51,9 +51,11 @@ constexpr int QK_PANELS = 2, V_PANELS = 2;
 constexpr int Q_BYTES = QK_PANELS * BLOCK_M * 128, K_BYTES = QK_PANELS * BLOCK_N * 128,
     V_BYTES = V_PANELS * BLOCK_N * 128;
 constexpr int O_BYTES = O_TILES * V_PANELS * BLOCK_M * 128;
+constexpr bool O_THROUGH_Q = !O_TILES && Q_TILES > 1;  // o is stored through its rows of Q
 constexpr int Q_AT = 0, K_AT = Q_AT + Q_TILES * Q_BYTES, V_AT = K_AT + STAGES * K_BYTES, O_AT = V_AT + STAGES * V_BYTES;
 // Then the barriers, and the work tiles. FULL: a buffer may be read; EMPTY: it may be overwritten.
 constexpr int BARRIERS_AT = O_AT + O_BYTES;
+constexpr int PART = 32 / CONSUMERS;  // lanes that search for the keys of one consumer
 constexpr int WORK_TILES = 2;  // the current one, and the next
 constexpr int WORK_FULL = 0, WORK_EMPTY = WORK_FULL + WORK_TILES, NEXT_REQUESTED = WORK_EMPTY + WORK_TILES;
 constexpr int Q_FULL = NEXT_REQUESTED + 1, Q_EMPTY = Q_FULL + Q_TILES;
@@ -83,11 +85,14 @@ struct Args {
 // What the scheduler publishes: a tile of queries, and the keys that it sees.
 struct WorkTile {
     int q_lo;  // its first row; negative: no more tiles
-    int kv_lo;  // its last tile of keys, which comes first; less than `lo`: no keys
-    int h, b, full_hi;
+    int kv_lo, first_tile;  // its last tile of keys, which comes first, and its first one; less than that: no keys
+    int last_tile[CONSUMERS];  // of the rows of each consumer
+    int h, b;
+    int full_hi[CONSUMERS];
 };
 static_assert(WORK_TILES * sizeof(WorkTile) <= 384, "work tiles");
 
+WGMMA_SS(64)
 WGMMA_SS(128)
 WGMMA_RS(128)
 
@@ -147,6 +152,14 @@ __device__ __forceinline__ void run_consumer(const Args& args, u32 base, WorkTil
     PipelineState<WORK_TILES> slot = {0, 0};
     PipelineState<Q_TILES> q = {0, 0};
     PipelineState<STAGES> k = {0, 0}, v = {0, 0};
+    int skipped_v = 0;  // tiles of V that only other consumers see, and that are not released yet
+    int stored_q = -1;  // the tile of Q through whose rows o is stored
+    auto release_q = [&] {
+        const bool gives = O_THROUGH_Q && stored_q >= 0 && lane == 0;
+        if (gives)
+            tma_wait_read();
+        mbarrier_arrive_if(barrier_of(base, Q_EMPTY, stored_q), gives);
+    };
     for (;; slot.advance()) {
         mbarrier_wait(barrier_of(base, WORK_FULL, slot.index), slot.phase);
         WorkTile& work = work_tiles[slot.index];
@@ -155,8 +168,8 @@ __device__ __forceinline__ void run_consumer(const Args& args, u32 base, WorkTil
             break;
         const int h = uniform(work.h);
         const int b = uniform(work.b);
-        const int full_hi = uniform(work.full_hi);
-        int kv_lo = uniform(work.kv_lo);
+        const int full_hi = uniform(work.full_hi[consumer]);
+        int kv_lo = uniform(work.last_tile[consumer]);
         const auto* const rel_row = &args.rel_ptr[b * args.stride_rel_0];
 
         // Row r of a thread is row 64 * consumer + 16 * warp + 8 * r + g of the tile.
@@ -173,12 +186,29 @@ __device__ __forceinline__ void run_consumer(const Args& args, u32 base, WorkTil
         // The producer may overwrite k, and q after its last use.
         auto release_k = [&](bool last) {
             mbarrier_arrive_if(barrier_of(base, K_EMPTY, k.index), lane == 0);
-            mbarrier_arrive_if(barrier_of(base, Q_EMPTY, q.index), last && lane == 0);
+            mbarrier_arrive_if(barrier_of(base, Q_EMPTY, q.index), !O_THROUGH_Q && last && lane == 0);
             k.advance();
         };
         auto release_v = [&] {
             mbarrier_arrive_if(barrier_of(base, V_EMPTY, v.index), lane == 0);
             v.advance();
+        };
+        // Releases tiles that only other consumers see, each in its own phase: a barrier knows two phases apart, not
+        // more. Tiles of V may be released later, as long as the producer has another one.
+        auto skip_v = [&] {
+            mbarrier_wait(barrier_of(base, V_FULL, v.index), v.phase);
+            __syncwarp();
+            release_v();
+            --skipped_v;
+        };
+        auto skip_tiles = [&](int tiles) {
+            for (; tiles > 0; --tiles) {
+                mbarrier_wait(barrier_of(base, K_FULL, k.index), k.phase);
+                __syncwarp();
+                release_k(false);
+                if (++skipped_v == STAGES)
+                    skip_v();
+            }
         };
         auto issue_qk = [&] { mma_qk(scores, q_tiles + q.index * (Q_BYTES / 16), k_tiles + k.index * (K_BYTES / 16)); };
         auto issue_pv = [&](bool accumulate) { mma_pv(acc, p, v_tiles + v.index * (V_BYTES / 16), accumulate); };
@@ -280,15 +310,19 @@ __device__ __forceinline__ void run_consumer(const Args& args, u32 base, WorkTil
             accumulate = true;
         };
 
+        skip_tiles((uniform(work.kv_lo) - kv_lo) / BLOCK_N);
         mbarrier_wait(barrier_of(base, Q_FULL, q.index), q.phase);
         if (kv_lo >= 0) {
             mbarrier_wait(barrier_of(base, K_FULL, k.index), k.phase);
             wgmma_fence();
             issue_qk();
+            release_q();
             wgmma_wait<0>();
             warpgroup_fence_operand(scores);
             release_k(previous(kv_lo) < 0);
             first_p(kv_lo);
+            while (skipped_v > 0)
+                skip_v();
             mbarrier_wait(barrier_of(base, V_FULL, v.index), v.phase);
             kv_lo = previous(kv_lo);
             #pragma unroll 1
@@ -303,7 +337,8 @@ __device__ __forceinline__ void run_consumer(const Args& args, u32 base, WorkTil
         } else {
             // A late lane would wait for a phase that has passed.
             __syncwarp();
-            mbarrier_arrive_if(barrier_of(base, Q_EMPTY, q.index), lane == 0);
+            release_q();
+            mbarrier_arrive_if(barrier_of(base, Q_EMPTY, q.index), !O_THROUGH_Q && lane == 0);
         }
 
         {  // epilogue; fields of the work tile are read again, not kept in registers through the loops
@@ -330,8 +365,9 @@ __device__ __forceinline__ void run_consumer(const Args& args, u32 base, WorkTil
             wgmma_wait<0>();  // the last p v, in flight until here
             warpgroup_fence_operand(acc);
             warpgroup_fence_operand(p);
-            if (uniform(work.kv_lo) >= 0)
+            if (uniform(work.last_tile[consumer]) >= 0)
                 release_v();
+            stored_q = q.index;
             q.advance();
             u32 rounded[DV / 8][ROWS];
             #pragma unroll
@@ -339,10 +375,12 @@ __device__ __forceinline__ void run_consumer(const Args& args, u32 base, WorkTil
                 #pragma unroll
                 for (int r = 0; r < ROWS; ++r)
                     rounded[j][r] = sees[r] ? pack(acc[j][2 * r] * scale[r], acc[j][2 * r + 1] * scale[r]) : 0;
+            if constexpr (O_THROUGH_Q)
+                named_barrier_sync(2 + consumer, 128);  // the warpgroup has read its rows of Q
             // Each warp stores its own 16 rows and waits for no other.
             const int first = 64 * consumer + 16 * warp, row = first + lane % 16;
-            const u32 o_at = base + O_AT;
-            if (lane == 0)
+            const u32 o_at = base + (O_THROUGH_Q ? Q_AT + stored_q * Q_BYTES : O_AT);
+            if (!O_THROUGH_Q && lane == 0)
                 tma_wait_read();
             __syncwarp();
             #pragma unroll
@@ -357,10 +395,11 @@ __device__ __forceinline__ void run_consumer(const Args& args, u32 base, WorkTil
                     tma_store(args.o_map, o_at + (panel * BLOCK_M + first) * 128, 64 * panel, q_lo + first, h, b);
                 tma_commit();
             }
+            skip_tiles((0 - uniform(work.first_tile)) / BLOCK_N);
         }
         mbarrier_arrive_if(barrier_of(base, WORK_EMPTY, slot.index), lane == 0);
     }
-    if (O_TILES && lane == 0)
+    if ((O_TILES || O_THROUGH_Q) && lane == 0)
         tma_wait();
 }
 
@@ -397,20 +436,33 @@ __device__ __forceinline__ void run_scheduler(const Args& args, u32 base, WorkTi
         const int rank = tile - first_head * q_tiles;
         const int q_lo = (q_tiles - 1 - rank / heads) * BLOCK_M;
         const int b = (first_head + rank % heads) / H, h = (first_head + rank % heads) % H;
-        const int q_hi = min(q_lo + BLOCK_M, M) - 1;
-
-        // causal: which kv tiles are partial, and which are full
-        const int first_pos = q_lo + N - M;
-        const int last_pos = q_hi + N - M;
-        const int hi = last_pos + 1;
-        const int full_hi = max(first_pos + 1, 0) / BLOCK_N * BLOCK_N;
-        const int last_tile = hi > 0 ? (hi - 1) / BLOCK_N * BLOCK_N : 0 - BLOCK_N;
+        // Each consumer has its own range of keys; a share of the lanes searches for its bounds.
+        const int first_row = q_lo, lane = threadIdx.x % 32, part = min(lane / PART, CONSUMERS - 1);
+        int last_tile, first_tile;  // over all consumers
+        {
+            const int q_lo = first_row + 64 * part;
+            const int q_hi = min(q_lo + 64, M) - 1;
+            // causal: which kv tiles are partial, and which are full
+            const int first_pos = q_lo + N - M;
+            const int last_pos = q_hi + N - M;
+            const int hi = last_pos + 1;
+            const int full_hi = max(first_pos + 1, 0) / BLOCK_N * BLOCK_N;
+            const int own = hi > 0 ? (hi - 1) / BLOCK_N * BLOCK_N : 0 - BLOCK_N;
+            const bool sees = q_lo < M && own >= 0;
+            last_tile = warp_max(sees ? own : -BLOCK_N);
+            first_tile = min(warp_min(sees ? 0 : last_tile + BLOCK_N), last_tile + BLOCK_N);
+            if (lane == part * PART) {
+                work.last_tile[part] = sees ? own : first_tile - BLOCK_N;
+                work.full_hi[part] = full_hi;
+            }
+            __syncwarp();
+        }
         if (is_leader) {
             work.q_lo = q_lo;
             work.kv_lo = last_tile;
             work.h = h;
             work.b = b;
-            work.full_hi = full_hi;
+            work.first_tile = first_tile;
         }
         mbarrier_arrive_if(barrier_of(base, WORK_FULL, slot.index), is_leader);
         slot.advance();

@@ -44,13 +44,13 @@
 
 // One compilation for each configuration: prompt.py passes these with -D.
 #ifndef BLOCK_M
-#define BLOCK_M 192  // query rows of a tile, 64 for each consumer
-#define BLOCK_N 64  // keys of a tile
-#define STAGES 4  // tiles of K and of V in shared memory
+#define BLOCK_M 128  // query rows of a tile, 64 for each consumer
+#define BLOCK_N 128  // keys of a tile
+#define STAGES 2  // tiles of K and of V in shared memory
 #define Q_TILES 2  // tiles of Q
-#define O_TILES 0  // 1: o is stored through a tile of its own, by TMA; 0: from registers
-#define PRODUCER_REGISTERS 32  // of a thread of the other warpgroups
-#define CONSUMER_REGISTERS 160  // of a thread of a consumer
+#define O_TILES 1  // 1: o is stored through a tile of its own, by TMA; 0: from registers
+#define PRODUCER_REGISTERS 40  // of a thread of the other warpgroups
+#define CONSUMER_REGISTERS 232  // of a thread of a consumer
 #endif
 
 #define ELEMENT bf16
@@ -73,7 +73,6 @@ constexpr int QK_PANELS = 2, V_PANELS = 2;
 constexpr int Q_BYTES = QK_PANELS * BLOCK_M * 128, K_BYTES = QK_PANELS * BLOCK_N * 128,
     V_BYTES = V_PANELS * BLOCK_N * 128;
 constexpr int O_BYTES = O_TILES * V_PANELS * BLOCK_M * 128;
-constexpr bool O_THROUGH_Q = !O_TILES && Q_TILES > 1;  // o is stored through its rows of Q
 constexpr int Q_AT = 0, K_AT = Q_AT + Q_TILES * Q_BYTES, V_AT = K_AT + STAGES * K_BYTES, O_AT = V_AT + STAGES * V_BYTES;
 // Then the barriers, and the work tiles. FULL: a buffer may be read; EMPTY: it may be overwritten.
 constexpr int BARRIERS_AT = O_AT + O_BYTES;
@@ -123,7 +122,6 @@ struct WorkTile {
 };
 static_assert(WORK_TILES * sizeof(WorkTile) <= 384, "work tiles");
 
-WGMMA_SS(64)
 WGMMA_SS(128)
 WGMMA_RS(128)
 
@@ -245,13 +243,6 @@ __device__ __forceinline__ void run_consumer(const Args& args, u32 base, WorkTil
     PipelineState<WORK_TILES> slot = {0, 0};
     PipelineState<Q_TILES> q = {0, 0};
     PipelineState<STAGES> k = {0, 0}, v = {0, 0};
-    int stored_q = -1;  // the tile of Q through whose rows o is stored
-    auto release_q = [&] {
-        const bool gives = O_THROUGH_Q && stored_q >= 0 && lane == 0;
-        if (gives)
-            tma_wait_read();
-        mbarrier_arrive_if(barrier_of(base, Q_EMPTY, stored_q), gives);
-    };
     for (;; slot.advance()) {
         mbarrier_wait(barrier_of(base, WORK_FULL, slot.index), slot.phase);
         WorkTile& work = work_tiles[slot.index];
@@ -282,7 +273,7 @@ __device__ __forceinline__ void run_consumer(const Args& args, u32 base, WorkTil
         // The producer may overwrite k, and q after its last use.
         auto release_k = [&](bool last) {
             mbarrier_arrive_if(barrier_of(base, K_EMPTY, k.index), lane == 0);
-            mbarrier_arrive_if(barrier_of(base, Q_EMPTY, q.index), !O_THROUGH_Q && last && lane == 0);
+            mbarrier_arrive_if(barrier_of(base, Q_EMPTY, q.index), last && lane == 0);
             k.advance();
         };
         auto release_v = [&] {
@@ -428,7 +419,6 @@ __device__ __forceinline__ void run_consumer(const Args& args, u32 base, WorkTil
             mbarrier_wait(barrier_of(base, K_FULL, k.index), k.phase);
             wgmma_fence();
             issue_qk();
-            release_q();
             wgmma_wait<0>();
             warpgroup_fence_operand(scores);
             release_k(previous(kv_lo) < 0);
@@ -452,8 +442,7 @@ __device__ __forceinline__ void run_consumer(const Args& args, u32 base, WorkTil
         } else {
             // A late lane would wait for a phase that has passed.
             __syncwarp();
-            release_q();
-            mbarrier_arrive_if(barrier_of(base, Q_EMPTY, q.index), !O_THROUGH_Q && lane == 0);
+            mbarrier_arrive_if(barrier_of(base, Q_EMPTY, q.index), lane == 0);
         }
 
         {  // epilogue; fields of the work tile are read again, not kept in registers through the loops
@@ -490,7 +479,6 @@ __device__ __forceinline__ void run_consumer(const Args& args, u32 base, WorkTil
             warpgroup_fence_operand(p);
             if (uniform(work.kv_lo) >= 0)
                 release_v();
-            stored_q = q.index;
             q.advance();
             u32 rounded[DV / 8][ROWS];
             #pragma unroll
@@ -498,14 +486,12 @@ __device__ __forceinline__ void run_consumer(const Args& args, u32 base, WorkTil
                 #pragma unroll
                 for (int r = 0; r < ROWS; ++r)
                     rounded[j][r] = sees[r] ? pack(acc[j][2 * r] * scale[r], acc[j][2 * r + 1] * scale[r]) : 0;
-            if constexpr (O_THROUGH_Q)
-                named_barrier_sync(2 + consumer, 128);  // the warpgroup has read its rows of Q
             // A box that has rows that are not written is stored row by row.
             if (written == ~0u) {
                 // Each warp stores its own 16 rows and waits for no other.
                 const int first = 64 * consumer + 16 * warp, row = first + lane % 16;
-                const u32 o_at = base + (O_THROUGH_Q ? Q_AT + stored_q * Q_BYTES : O_AT);
-                if (!O_THROUGH_Q && lane == 0)
+                const u32 o_at = base + O_AT;
+                if (lane == 0)
                     tma_wait_read();
                 __syncwarp();
                 #pragma unroll
@@ -544,7 +530,7 @@ __device__ __forceinline__ void run_consumer(const Args& args, u32 base, WorkTil
         }
         mbarrier_arrive_if(barrier_of(base, WORK_EMPTY, slot.index), lane == 0);
     }
-    if ((O_TILES || O_THROUGH_Q) && lane == 0)
+    if (O_TILES && lane == 0)
         tma_wait();
 }
 
