@@ -133,17 +133,23 @@ def check_sm90_decode(variant: Variant, schedule: Schedule) -> Iterator[Diagnost
         )
     shares = layout.consumers == 2 and layout.v_in_k
     lazy = attention.segment is not None and layout.consumers == 1
-    yield from check_decode_knobs(knobs, schedule, shares=shares, lazy=lazy)
+    overlaps = layout.consumers == 1 and not layout.v_in_k and not layout.in_order and not layout.narrow
+    yield from check_decode_knobs(knobs, schedule, shares=shares, lazy=lazy, overlaps=overlaps)
 
 
 def check_decode_knobs(
-    knobs: Mapping[str, Knob], schedule: Schedule, *, shares: bool = False, lazy: bool = False
+    knobs: Mapping[str, Knob],
+    schedule: Schedule,
+    *,
+    shares: bool = False,
+    lazy: bool = False,
+    overlaps: bool = False,
 ) -> Iterator[Diagnostic]:
     """Yields keys with values that no decode kernel of the target has. shares: blocks may share columns of
-    o.
+    o; overlaps: p v may run beside a softmax.
     """
     for knob in knobs.values():
-        yield from _knob(knob, schedule.target, shares=shares, lazy=lazy)
+        yield from _knob(knob, schedule.target, shares=shares, lazy=lazy, overlaps=overlaps)
 
 
 def draws_decoded(variant: Variant, schedule: Schedule) -> bool:
@@ -167,11 +173,13 @@ def copies_of(attention: Attention) -> Copies:
     return "rows" if page_of(attention) % _FEWEST_KEYS else "boxes"
 
 
-def _knob(knob: Knob, target: str, *, shares: bool, lazy: bool) -> Iterator[Diagnostic]:
-    if knob.key in ("consumers", "softmax", "pack") and len(knob.choices) > 1:
+def _knob(knob: Knob, target: str, *, shares: bool, lazy: bool, overlaps: bool) -> Iterator[Diagnostic]:
+    if knob.key in ("consumers", "softmax", "pack", "overlap") and len(knob.choices) > 1:
         yield several_values(knob)
         return
     match knob.key, knob.choices[0]:
+        case "overlap", True if overlaps:
+            return
         case "overlap", _:
             label = "two warpgroups, or two blocks, take turns"
             yield unsupported("a decode kernel has no overlap to choose", knob.span, label, "remove it")
@@ -244,6 +252,7 @@ def sm90_decode_layout(variant: Variant, schedule: Schedule) -> Sm90DecodeLayout
         room=DEVICES["sm_90"].shared_per_block,
         narrow=narrow,
         joined=d - feature(attention.k),
+        overlaps="overlap" in knobs,
     )
 
 

@@ -36,7 +36,8 @@ class Sm90DecodeLayout(CudaLayout):
     consumers: warpgroups that multiply; shares: blocks of some config share the columns of o; page: keys that
     lie one behind the other in memory, 0: all; copies: how keys come; room: bytes of shared memory of a
     block; narrow: what is converted; in_order: sums are those of an absolute order (`sm90.order`); joined:
-    columns of keys that are of another input, behind those of k.
+    columns of keys that are of another input, behind those of k; overlaps: p v of a tile runs beside the
+    softmax of the next one.
     """
 
     consumers: int
@@ -47,6 +48,7 @@ class Sm90DecodeLayout(CudaLayout):
     narrow: Narrow
     in_order: bool
     joined: int
+    overlaps: bool
 
     @property
     def by_warps(self) -> bool:
