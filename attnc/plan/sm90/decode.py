@@ -82,6 +82,8 @@ _CONVERTED_TILES = (Tiles(tile_kv=64, stages=1),)
 #: where two of these tiles hold all keys that a query sees: a window of 128 takes 24 us, not 29 (one H200).
 _NARROW_KEYS = 128
 _NARROW_TILES = (Tiles(tile_kv=_NARROW_KEYS, stages=2),)
+#: The same where each warpgroup has rows of its own, as many as one has keys.
+_TILES_OF_ROWS = (Tiles(tile_kv=128, stages=2),)
 _REMEDIES: Mapping[str, Sequence[Value]] = {
     "tile.q": (WGMMA_ROWS,),
     "stages": (2,),
@@ -131,9 +133,11 @@ def check_sm90_decode(variant: Variant, schedule: Schedule) -> Iterator[Diagnost
             "rows come by way of registers, where values are in the keys and two warpgroups multiply",
             "write 'consumers = 2'" if in_k else "write a schedule for the target 'triton'",
         )
-    shares = layout.consumers == 2 and layout.v_in_k
+    shares = layout.sharing == 2 and layout.v_in_k
     lazy = attention.segment is not None and layout.consumers == 1
-    overlaps = layout.consumers == 1 and not layout.v_in_k and not layout.in_order and not layout.narrow
+    overlaps = layout.sharing == 1 and not (
+        layout.v_in_k or layout.in_order or layout.narrow or lists_blocks(attention)
+    )
     yield from check_decode_knobs(knobs, schedule, shares=shares, lazy=lazy, overlaps=overlaps)
 
 
@@ -156,7 +160,7 @@ def draws_decoded(variant: Variant, schedule: Schedule) -> bool:
     """Returns whether two warpgroups draw what dropout keeps, each of its own tiles."""
     attention = variant.attention
     return (
-        sm90_decode_layout(variant, schedule).consumers == 2
+        sm90_decode_layout(variant, schedule).shares_columns
         and not narrow_of(attention)
         and not lists_blocks(attention)
     )
@@ -219,7 +223,7 @@ def walks_segments(variant: Variant, schedule: Schedule) -> bool:
     is_whole = split is None or split.choices == (1,)
     if variant.attention.segment is None or not schedule.is_decode or not is_whole:
         return False
-    return sm90_decode_layout(variant, schedule).consumers == 2
+    return sm90_decode_layout(variant, schedule).shares_columns
 
 
 def sm90_decode_layout(variant: Variant, schedule: Schedule) -> Sm90DecodeLayout:
@@ -229,7 +233,9 @@ def sm90_decode_layout(variant: Variant, schedule: Schedule) -> Sm90DecodeLayout
     element = DType(attention.q.dtype)
     knobs = schedule.forward
     consumers, columns = knobs.get("consumers"), knobs.get("tile.d")
-    count = consumers.choices[0] if consumers else 2 if dv > WIDEST else 1
+    rows = knobs.get("tile.q")
+    by_rows = rows is not None and rows.choices == (2 * WGMMA_ROWS,) and dv <= WIDEST
+    count = consumers.choices[0] if consumers else 2 if dv > WIDEST or by_rows else 1
     whole = 2 * PIECE if dv > WIDEST and not attention.v.storage.is_part else PIECE  # of both warpgroups
     shares = dv % (4 * PIECE) == 0 if columns is None else columns.choices != (dv,)
     narrow, in_k = narrow_of(attention), attention.v.storage.is_part
@@ -245,6 +251,7 @@ def sm90_decode_layout(variant: Variant, schedule: Schedule) -> Sm90DecodeLayout
         streamed="kv",
         v_in_k=in_k,
         consumers=count if isinstance(count, int) else 1,
+        by_rows=by_rows,
         shares=count == 2 and shares and in_k and attention.segment is None,
         in_order=attention.segment is not None,
         page=1 if lists_blocks(attention) else page_of(attention),
@@ -285,9 +292,11 @@ def _list_tiles(attention: Attention, layout: Sm90DecodeLayout) -> tuple[Tiles, 
 
 
 def _first_tiles(attention: Attention, layout: Sm90DecodeLayout) -> tuple[Tiles, ...]:
+    widest = max(layout.d, layout.dv)
+    if layout.by_rows:
+        return _TILES_OF_ROWS
     if layout.consumers != 1:
         return _SPLIT_TILES if layout.splits_keys else ()
-    widest = max(layout.d, layout.dv)
     if layout.narrow.scales or (layout.narrow and PIECE < widest <= 2 * PIECE):
         return _CONVERTED_TILES
     if widest > PIECE or layout.narrow or _sees_few(attention, 2 * _NARROW_KEYS):
@@ -310,7 +319,7 @@ def _complete(
     """With what follows from the number of warpgroups, where the schedule does not say it; and once more for
     blocks that share the columns of o.
     """
-    config = Tiles(tile_q=WGMMA_ROWS, warps=4 * (layout.consumers + layout.copying)).without(knobs).of(config)
+    config = Tiles(tile_q=layout.rows, warps=4 * (layout.consumers + layout.copying)).without(knobs).of(config)
     held = layout.registers_of(layout.consumers)[1] if layout.consumers in REGISTERS else 0
     config = replace(
         config,
@@ -329,7 +338,7 @@ def _misfit(config: HopperConfig, layout: Sm90DecodeLayout) -> str | None:
     consumers, tile_kv = layout.consumers, config.tile_kv
     if consumers not in REGISTERS:
         return f"consumers = {consumers}: one, or two that share the columns of o"
-    if consumers == 2 and (layout.v.width % (2 * PIECE) or not (layout.v_in_k or layout.dv > WIDEST)):
+    if layout.shares_columns and (layout.v.width % (2 * PIECE) or not (layout.v_in_k or layout.dv > WIDEST)):
         share = f"consumers = 2 share a multiple of {2 * PIECE} columns of values that are in the keys"
         return f"{share}, or are more than {WIDEST}"
     if layout.shares and (layout.dv % config.tile_d or config.tile_d % (2 * PIECE)):
@@ -340,7 +349,7 @@ def _misfit(config: HopperConfig, layout: Sm90DecodeLayout) -> str | None:
         )
     copying = f"4 for each of consumers = {consumers}, and {4 * layout.copying} that copy"
     for key, size, needed, why in (
-        ("tile.q", config.tile_q, WGMMA_ROWS, "the rows of a wgmma"),
+        ("tile.q", config.tile_q, layout.rows, "the rows of a wgmma"),
         ("warps", config.warps, 4 * (consumers + layout.copying), copying),
         ("registers", config.registers, layout.consumer_registers, "what the launch holds"),
     ):
@@ -348,7 +357,7 @@ def _misfit(config: HopperConfig, layout: Sm90DecodeLayout) -> str | None:
             return f"{key} = {size} is not {needed}: {why}"
     if tile_kv % MMA or tile_kv > WIDEST:
         return f"tile.kv = {tile_kv} is not a multiple of {MMA} up to {WIDEST}"
-    if consumers == 2 and tile_kv > PIECE:
+    if layout.shares_columns and tile_kv > PIECE:
         return f"tile.kv = {tile_kv}: {PIECE} at most where two warpgroups share the columns of o"
     if layout.narrow and (reason := narrow_misfit(tile_kv)):
         return reason
@@ -372,7 +381,7 @@ def sm90_decode_estimate(layout: Sm90DecodeLayout, config: TileConfig) -> Estima
     """Returns what a block takes: shared memory exactly, registers as far as the plan knows."""
     tile_kv, stages = config.tile_kv, config.stages
     shapes = {
-        "q": f"{WGMMA_ROWS}x{layout.qk.width}",
+        "q": f"{layout.rows}x{layout.qk.width}",
         "k": f"{layout.key_stages(config)} x {tile_kv}x{layout.qk.width}",
         "v": f"{stages} x {tile_kv}x{layout.v.width}",
         "8 bits": f"{layout.ahead(config)} x {tile_kv}x{layout.narrow.panels * PIECE_OF_BYTES}",
@@ -403,7 +412,9 @@ def sm90_decode_roles(layout: Sm90DecodeLayout, config: TileConfig) -> Iterator[
     yield f"  {layout.copying} warpgroup{several}  {copying:3} registers a thread: copies {tiles}{converted}"
     what = (
         f"{layout.columns(config)} of {layout.dv} columns of o each, p of every other tile"
-        if layout.consumers == 2
+        if layout.shares_columns
+        else f"{WGMMA_ROWS} rows each"
+        if layout.by_rows
         else "all columns of o"
     )
     plural = "s" if layout.consumers > 1 else " "

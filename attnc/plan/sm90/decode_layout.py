@@ -33,7 +33,7 @@ _MOST_BARRIERS = 32
 class Sm90DecodeLayout(CudaLayout):
     """As for `CudaLayout`; tiles are as wide as their pieces.
 
-    consumers: warpgroups that multiply; shares: blocks of some config share the columns of o; page: keys that
+    consumers: warpgroups that multiply; by_rows: each has 64 rows of its own; shares: blocks of some config share the columns of o; page: keys that
     lie one behind the other in memory, 0: all; copies: how keys come; room: bytes of shared memory of a
     block; narrow: what is converted; in_order: sums are those of an absolute order (`sm90.order`); joined:
     columns of keys that are of another input, behind those of k; overlaps: p v of a tile runs beside the
@@ -41,6 +41,7 @@ class Sm90DecodeLayout(CudaLayout):
     """
 
     consumers: int
+    by_rows: bool
     shares: bool
     page: int
     copies: Copies
@@ -73,7 +74,17 @@ class Sm90DecodeLayout(CudaLayout):
 
     @property
     def shares_columns(self) -> bool:
-        return self.consumers == 2
+        return self.consumers == 2 and not self.by_rows
+
+    @property
+    def rows(self) -> int:
+        """Rows of a block."""
+        return WGMMA_ROWS * (self.consumers if self.by_rows else 1)
+
+    @property
+    def sharing(self) -> int:
+        """Warpgroups that share the columns of o."""
+        return 1 if self.by_rows else self.consumers
 
     @property
     def dv_multiplied(self) -> int:
@@ -143,7 +154,7 @@ class Sm90DecodeLayout(CudaLayout):
         return (CONVERTING_REGISTERS if self.narrow else REGISTERS)[consumers]
 
     def columns(self, config: TileConfig) -> int:
-        return self.dv_multiplied // self.consumers // self.sharers(config)
+        return self.dv_multiplied // self.sharing // self.sharers(config)
 
     @property
     def rows_at_once(self) -> int:
@@ -162,7 +173,7 @@ class Sm90DecodeLayout(CudaLayout):
         """Parts of a stage that are copied, waited for and given back each by itself: K, if V is not in it,
         and V; or the columns of V that either warpgroup multiplies, and K in two parts.
         """
-        return self.consumers + (0 if self.v_in_k else self.consumers)
+        return self.sharing + (0 if self.v_in_k else self.sharing)
 
     @property
     def splits_keys(self) -> bool:
@@ -210,7 +221,7 @@ class Sm90DecodeLayout(CudaLayout):
         return self._barriers(config, self.ahead(config))
 
     def _barriers(self, config: TileConfig, ahead: int) -> dict[str, int]:
-        found = {"keys": 2 * config.stages * self.groups, **({"p": 2} if self.consumers == 2 else {})}
+        found = {"keys": 2 * config.stages * self.groups, **({"p": 2} if self.shares_columns else {})}
         return found | ({"8 bits": ahead * self.narrow.barriers} if ahead else {})
 
     def shared_memory(self, config: TileConfig) -> dict[str, int]:
@@ -219,13 +230,13 @@ class Sm90DecodeLayout(CudaLayout):
     def _buffers(self, config: TileConfig, ahead: int) -> dict[str, int]:
         tile_kv, stages = config.tile_kv, config.stages
         buffers = {
-            "q": WGMMA_ROWS * self.qk.panels * _ROW,
+            "q": self.rows * self.qk.panels * _ROW,
             "k": self.key_stages(config) * tile_kv * self.qk.panels * _ROW,
             "v": 0 if self.v_in_k else stages * tile_kv * self.v.panels * _ROW,
             "8 bits": ahead * self.narrow.tile_bytes(tile_kv),
             "scales": self.narrow.scale_bytes(tile_kv, whole=not self.gathers),
-            "p": WGMMA_ROWS * _ROW if self.consumers == 2 else 0,
-            "statistics": self.statistic_bytes if self.consumers == 2 else 0,
+            "p": WGMMA_ROWS * _ROW if self.shares_columns else 0,
+            "statistics": self.statistic_bytes if self.shares_columns else 0,
             "barriers": _BARRIER * sum(self._barriers(config, ahead).values()),
         }
         return {name: size for name, size in buffers.items() if size}

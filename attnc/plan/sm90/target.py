@@ -292,7 +292,7 @@ class Sm90a(Target):
         return isinstance(layout, Sm90DecodeLayout) and not layout.by_warps
 
     def partial_trips(self, layout: Layout | None) -> int:
-        is_latent = isinstance(layout, Sm90DecodeLayout) and layout.consumers > 1
+        is_latent = isinstance(layout, Sm90DecodeLayout) and layout.sharing > 1
         return LATENT_TRIPS if is_latent else Target.partial_trips(self, layout)
 
     def block_share(self, attention: Attention, layout: Layout | None) -> float:
@@ -306,7 +306,7 @@ class Sm90a(Target):
     def count_joined(self, configs: Iterable[TileConfig], layout: Layout | None) -> int:
         if isinstance(layout, Sm90WarpsLayout):
             return CONVERTING_WARPS
-        return layout.consumers if isinstance(layout, Sm90DecodeLayout) and layout.consumers > 1 else 0
+        return layout.sharing if isinstance(layout, Sm90DecodeLayout) and layout.sharing > 1 else 0
 
     def estimate(self, module: Module, config: TileConfig, kernel: Which, device: Device) -> Estimate:
         if kernel == "forward":
