@@ -47,7 +47,7 @@ from attnc.plan.targets import (
     USUAL,
     complete_schedule,
     schedule_for,
-    schedule_of_steps,
+    schedules_of_steps,
     steps_for,
     target_of,
 )
@@ -457,9 +457,9 @@ def schedules_for(
     if name not in [attention.name for attention in program.attentions]:
         raise ValueError(f"source: the projection '{name}' has no schedule for {target}; write one")
     if splits is not None:
-        return [schedule_of_steps(program, name, target, splits=splits)]
-    found = steps_for(program, name, target) if steps else ""
-    return [*([found] if found else []), schedule_for(program, name, target, deterministic=deterministic)]
+        return list(schedules_of_steps(program, name, target, splits=splits))
+    found = steps_for(program, name, target) if steps else ()
+    return [*found, schedule_for(program, name, target, deterministic=deterministic)]
 
 
 def add_schedules(program: Program, text: str) -> Program:

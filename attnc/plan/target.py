@@ -203,6 +203,12 @@ class Target(ABC):
         """
         return False
 
+    def default_chunks(self, shape: TileShape, splits: str = "auto") -> Iterator[str]:
+        """Returns the lines of a schedule for calls of more queries than those of `default_steps`, beside so
+        many keys that programs share these. None: those of `default_steps` do.
+        """
+        return iter(())
+
     # --- how programs are numbered
 
     def section(self) -> Section | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
@@ -92,31 +92,43 @@ def _sum_of_dq(variant: Variant, target: Target, *, deterministic: bool) -> str:
     return target.sum_of_dq(listed or variant, deterministic=deterministic)
 
 
-def steps_for(program: Program, name: str, target: str) -> str:
-    """Returns the text of schedules for an attention of a program that has none: that of `schedule_for` and
-    one for single tokens and drafts, so that calls choose by their sizes (`tuned.tables.guess_rows`). It is
-    "" where all calls have the kernels of `schedule_for`. The caller checks it: decode kernels have less.
+def steps_for(program: Program, name: str, target: str) -> Iterator[str]:
+    """Yields texts of schedules for an attention of a program that has none: that of `schedule_for` and one
+    for single tokens and drafts, and one for chunks, so that calls choose by their sizes
+    (`tuned.tables.guess_rows`). None where all calls have the kernels of `schedule_for`. The caller takes the
+    first that compiles: kernels of chunks have less than those for decoding, and these less than others.
     """
     attention, made = program.attention(name), target_of(target)
     shape = shape_in(program, name)
     if attention.grads or shape.packed or shape.segment or shape.listed is not None:
-        return ""
+        return
     lines, labels = list(made.default_schedule(shape)), made.default_labels(shape)
     steps = list(made.default_steps(shape))
     if not steps or lines[:1] == steps[:1]:
-        return ""
+        return
     named = {"prompt": labels[""]} if list(labels) == [""] else labels
-    of_steps = _schedule_text(name, target, "decode", steps)
-    return "\n".join([of_steps, _schedule_texts(name, target, lines, named)])
+    rest = [
+        _schedule_text(name, target, "decode", steps),
+        _schedule_texts(name, target, lines, named),
+    ]
+    if chunks := list(made.default_chunks(shape)):
+        yield "\n".join([rest[0], _schedule_text(name, target, "chunk", chunks), rest[1]])
+    yield "\n".join(rest)
 
 
-def schedule_of_steps(program: Program, name: str, target: str, *, splits: int) -> str:
-    """Returns the text of the schedule for few queries alone, which the caller checks. splits: how many
-    programs share the keys of a head; 0: as many as suit the device and the sizes.
+def schedules_of_steps(program: Program, name: str, target: str, *, splits: int) -> Iterator[str]:
+    """Yields texts of the schedules for few queries, and chunks, alone, of which the caller takes the first
+    that compiles. splits: how many programs share the keys of a head; 0: as many as suit the device and the
+    sizes.
     """
-    made, shape = target_of(target), shape_in(program, name)
-    lines = list(made.default_steps(shape, str(splits or "auto"))) or list(made.default_schedule(shape))
-    return _schedule_text(name, target, "", lines)
+    made, shape, count = target_of(target), shape_in(program, name), str(splits or "auto")
+    steps = list(made.default_steps(shape, count))
+    chunks = list(made.default_chunks(shape, count)) if steps else []
+    if chunks:
+        yield "\n".join(
+            _schedule_text(name, target, label, lines) for label, lines in {"decode": steps, "chunk": chunks}.items()
+        )
+    yield _schedule_text(name, target, "", steps or list(made.default_schedule(shape)))
 
 
 def _schedule_texts(name: str, target: str, lines: Sequence[str], labels: Mapping[str, Sequence[str]]) -> str:

@@ -42,6 +42,8 @@ TILES_ROWS, MOST_CONVERTED, _HEADS = 256, 1 << 30, (16, 64, 256, 1024)
 #: Tiles of rows from which on blocks of all segments of their rows are as fast as blocks of one: 0.75 for
 #: each multiprocessor of a Hopper GPU, whose kernels alone have both. Measured on an H200.
 _BUSY = 0.75 * 132
+#: Queries of a call that are few: decode kernels take them.
+_FEW = 16
 #: Of more queries, for Hopper: how many there may be; by keys up to which tiles of rows that walk over all of
 #: them are faster, tiles of 64 rows of all heads up to which a decode kernel is. Measured on an H200.
 _CHUNKS, _CHUNK_TILES = (64, 128, 256, 512), ((1024, 16), (1700, 32), (7000, 64))
@@ -211,8 +213,10 @@ def guess_rows(family: Sequence[ir.Module]) -> LabelRows:
     others = [module for module in family if module.kernel.structure != "decode"]
     decode = next((module.label for module in family if module.kernel.structure == "decode"), None)
     if not others:
+        if tiles := _guess_tiles(family):
+            return tiles
         return (*_guess_segments(family), *_guess_unions(family), (anything, family[0].label))
-    rows: LabelRows = () if decode is None else (((16, *anything[1:]), decode), *_guess_chunks(family))
+    rows: LabelRows = () if decode is None else (((_FEW, *anything[1:]), decode), *_guess_chunks(family))
     before = next((module for module in others if module.conversion is not None), None)
     tiles = next((module for module in others if module.conversion is None), None)
     if before is None or before.conversion is None or tiles is None or not _reads_narrow(tiles):
@@ -229,10 +233,8 @@ def _guess_chunks(family: Sequence[ir.Module]) -> LabelRows:
     GPU idle: its decode kernel takes these, where queries see all keys up to theirs, and it lacks no
     gradients, which calls of so many queries may want.
     """
-    (decode, other) = (
-        next(module for module in family if (module.kernel.structure == "decode") == decodes)
-        for decodes in (True, False)
-    )
+    decode = next(module for module in family[::-1] if module.kernel.structure == "decode")
+    other = next(module for module in family if module.kernel.structure != "decode")
     kernel = decode.kernel
     has_segments = decode.variant.attention.segment is not None
     is_shared = isinstance(kernel, ir.Decode) and kernel.split is not None and not has_segments
@@ -241,14 +243,26 @@ def _guess_chunks(family: Sequence[ir.Module]) -> LabelRows:
     lacks_gradients = decode.backward is None and other.backward is not None
     if lacks_gradients or other.kernel.regions.loops[0].start != ZERO:
         return ()
-    attention = decode.variant.attention
-    is_grouped = attention.q.size(Role.HEAD) != attention.k.size(Role.HEAD)
-    counts = (32, *_CHUNKS) if is_grouped else _CHUNKS  # rows of several heads fill a tile
+    counts = (32, *_CHUNKS) if _is_grouped(decode) else _CHUNKS  # rows of several heads fill a tile
     rows: list[tuple[tuple[int | None, ...], str]] = []
     for keys, tiles in _CHUNK_TILES:
         rows.append(((None, keys, None), other.label))
         rows += [((queries, None, 64 * tiles // queries), decode.label) for queries in counts]
     return tuple(rows)
+
+
+def _guess_tiles(family: Sequence[ir.Module]) -> LabelRows:
+    """Returns rows for a kernel of few query rows, beside one whose tiles have more of them."""
+    rows = [module.kernel.configs[0].tile_q for module in family]
+    if len(rows) < 2 or rows[0] >= rows[-1]:
+        return ()
+    few = _FEW if _is_grouped(family[0]) else rows[0]
+    return (((few, None, None), family[0].label), ((None, None, None), family[-1].label))
+
+
+def _is_grouped(module: ir.Module) -> bool:
+    attention = module.variant.attention
+    return attention.q.size(Role.HEAD) != attention.k.size(Role.HEAD)
 
 
 def _guess_segments(family: Sequence[ir.Module]) -> LabelRows:

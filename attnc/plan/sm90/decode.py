@@ -83,7 +83,12 @@ _CONVERTED_TILES = (Tiles(tile_kv=64, stages=1),)
 _NARROW_KEYS = 128
 _NARROW_TILES = (Tiles(tile_kv=_NARROW_KEYS, stages=2),)
 #: The same where each warpgroup has rows of its own, as many as one has keys.
-_TILES_OF_ROWS = (Tiles(tile_kv=128, stages=2),)
+_TILES_OF_ROWS = (
+    Tiles(tile_kv=128, stages=4),
+    Tiles(tile_kv=128, stages=2),
+    Tiles(tile_kv=96, stages=2),
+    Tiles(tile_kv=64, stages=2),
+)
 _REMEDIES: Mapping[str, Sequence[Value]] = {
     "tile.q": (WGMMA_ROWS,),
     "stages": (2,),

@@ -200,6 +200,11 @@ class Sm90a(Target):
     def default_steps(self, shape: TileShape, splits: str = "auto") -> Iterator[str]:
         yield f"loops = [kv], pack = gqa, split.kv = {splits}"
 
+    def default_chunks(self, shape: TileShape, splits: str = "auto") -> Iterator[str]:
+        if not shape.latent and not shape.packed and not shape.segment and shape.listed is None:
+            yield from self.default_steps(shape, splits)
+            yield f"tile.q = {2 * WGMMA_ROWS}, overlap = true"
+
     def configs(self, variant: Variant, schedule: Schedule) -> tuple[HopperConfig, ...]:
         if has_keys_of_warps(schedule):
             return sm90_warps_configs(variant, schedule)
