@@ -46,8 +46,9 @@ SHORT_KEYS = 2048
 FEW = 16
 #: More queries on a Hopper GPU, measured on an H200: rows of a tile of the kernel whose programs share keys;
 #: the share of multiprocessors that its tiles may occupy for it to be faster than tiles that walk over all
-#: keys; and the keys that such a tile has walked over when the programs that share keys begin.
-_SHARED_ROWS, _IDLE, _BEGUN = 64, 0.55, 520
+#: keys; and the keys that such a tile has walked over when the programs that share keys begin. The tables of
+#: `attnc.tuned` follow.
+SHARED_ROWS, IDLE, BEGUN = 128, 0.8, 350
 
 #: Heads of 16 bits with at most so many columns: Triton's gradients are faster than those of sm_80. For wider
 #: heads Triton multiplies 512 columns, however many there are, and is no faster even for 512.
@@ -165,9 +166,9 @@ def share_keys(
     if targets_of_call(function, q, k, v)[0] != HOPPER:
         return False
     rows = count_sharing(q.shape[1], *heads)
-    tiles = q.shape[0] * heads[1] * -(-rows // _SHARED_ROWS)
+    tiles = q.shape[0] * heads[1] * -(-rows // SHARED_ROWS)
     processors = _count_processors(index)
-    return keys * (_IDLE * processors - tiles) > _BEGUN * processors
+    return keys * (IDLE * processors - tiles) > BEGUN * processors
 
 
 def suits_tiles(width: int, sharing: int, keys: str, *, is_long: bool, is_known: bool = True) -> bool:

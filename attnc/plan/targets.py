@@ -126,7 +126,8 @@ def schedules_of_steps(program: Program, name: str, target: str, *, splits: int)
     chunks = list(made.default_chunks(shape, count)) if steps else []
     if chunks:
         yield "\n".join(
-            _schedule_text(name, target, label, lines) for label, lines in {"decode": steps, "chunk": chunks}.items()
+            _schedule_text(name, target, label, lines)
+            for label, lines in {"decode": steps, "chunk": chunks}.items()
         )
     yield _schedule_text(name, target, "", steps or list(made.default_schedule(shape)))
 

@@ -44,9 +44,10 @@ TILES_ROWS, MOST_CONVERTED, _HEADS = 256, 1 << 30, (16, 64, 256, 1024)
 _BUSY = 0.75 * 132
 #: Queries of a call that are few: decode kernels take them.
 _FEW = 16
-#: Of more queries, for Hopper: how many there may be; by keys up to which tiles of rows that walk over all of
-#: them are faster, tiles of 64 rows of all heads up to which a decode kernel is. Measured on an H200.
-_CHUNKS, _CHUNK_TILES = (64, 128, 256, 512), ((1024, 16), (1700, 32), (7000, 64))
+#: Of more queries, for Hopper: how many there may be, and of how many tiles of rows of all heads; and what
+#: `api.fastest` says of when such tiles share keys, of an H200.
+_CHUNKS, _CHUNK_TILES = (64, 128, 256, 512), (16, 32, 64, 96)
+PROCESSORS, SHARED_ROWS, IDLE, BEGUN = 132, 128, 0.8, 350
 #: Queries of a call that have tiles of their own, where others share them over the union of their lists. With
 #: shared ones steps of decoding take longer, and 4,096 queries a third of the time. Measured on an H200.
 _ALONE = 256
@@ -240,14 +241,17 @@ def _guess_chunks(family: Sequence[ir.Module]) -> LabelRows:
     is_shared = isinstance(kernel, ir.Decode) and kernel.split is not None and not has_segments
     if not target_of(decode.target).decodes_chunks or not is_shared or _reads_narrow(decode):
         return ()
+    if kernel.configs[0].tile_q != SHARED_ROWS:
+        return ()
     lacks_gradients = decode.backward is None and other.backward is not None
     if lacks_gradients or other.kernel.regions.loops[0].start != ZERO:
         return ()
     counts = (32, *_CHUNKS) if _is_grouped(decode) else _CHUNKS  # rows of several heads fill a tile
     rows: list[tuple[tuple[int | None, ...], str]] = []
-    for keys, tiles in _CHUNK_TILES:
+    for tiles in _CHUNK_TILES:
+        keys = int(BEGUN * PROCESSORS / (IDLE * PROCESSORS - tiles))
         rows.append(((None, keys, None), other.label))
-        rows += [((queries, None, 64 * tiles // queries), decode.label) for queries in counts]
+        rows += [((queries, None, SHARED_ROWS * tiles // queries), decode.label) for queries in counts]
     return tuple(rows)
 
 

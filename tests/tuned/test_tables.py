@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from attnc.api import fastest
 from attnc.build import add_schedules, compile_program, front, plan_program, schedules_for
 from attnc.plan import ir
 from attnc.plan.projection import ProjectionModule
 from attnc.plan.targets import schedule_for
 from attnc.source import Source
+from attnc.tuned import tables
 from attnc.tuned.tables import (
     ATTENTION_SIZES,
     PROJECTION_SIZES,
@@ -152,14 +154,15 @@ def test_a_device_that_nobody_measured_splits_keys_for_few_rows(family: tuple[ir
     [
         ((16, 300, 4096), "decode"),
         ((17, 300, 1), "prompt"),  # few keys
-        ((17, 2048, 8), "decode"),
-        ((20, 2048, 32), "decode"),  # Llama-3-8B
-        ((64, 2048, 33), "prompt"),
-        ((128, 8192, 32), "decode"),
-        ((64, 8192, 96), "prompt"),  # three of these
-        ((128, 4096, 32), "prompt"),
-        ((512, 32768, 8), "decode"),
-        ((512, 32768, 9), "prompt"),
+        ((17, 2048, 8), "chunk"),
+        ((20, 2048, 32), "chunk"),  # Llama-3-8B
+        ((64, 1024, 64), "chunk"),
+        ((64, 1024, 65), "prompt"),
+        ((128, 8192, 32), "chunk"),
+        ((64, 8192, 193), "prompt"),  # more than six of these
+        ((512, 4096, 16), "chunk"),
+        ((512, 4096, 17), "prompt"),
+        ((512, 32768, 24), "chunk"),
         ((4096, 32768, 1), "prompt"),
     ],
     ids=str,
@@ -179,6 +182,15 @@ def test_chunks_beside_many_keys_share_them(sizes: tuple[int, int, int], label: 
 
     assert pick(rows_of("mask = causal")) == label
     assert pick(rows_of("mask = window(99, 0)")) == ("decode" if sizes[0] <= 16 else "prompt")
+
+
+def test_functions_and_tables_choose_alike() -> None:
+    """The one cannot import the other: functions run without the compiler, which needs no torch."""
+    assert (tables.SHARED_ROWS, tables.IDLE, tables.BEGUN) == (
+        fastest.SHARED_ROWS,
+        fastest.IDLE,
+        fastest.BEGUN,
+    )
 
 
 def test_chunks_that_may_want_gradients_have_them() -> None:

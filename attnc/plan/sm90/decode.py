@@ -324,7 +324,9 @@ def _complete(
     """With what follows from the number of warpgroups, where the schedule does not say it; and once more for
     blocks that share the columns of o.
     """
-    config = Tiles(tile_q=layout.rows, warps=4 * (layout.consumers + layout.copying)).without(knobs).of(config)
+    config = (
+        Tiles(tile_q=layout.rows, warps=4 * (layout.consumers + layout.copying)).without(knobs).of(config)
+    )
     held = layout.registers_of(layout.consumers)[1] if layout.consumers in REGISTERS else 0
     config = replace(
         config,

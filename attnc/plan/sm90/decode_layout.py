@@ -33,11 +33,11 @@ _MOST_BARRIERS = 32
 class Sm90DecodeLayout(CudaLayout):
     """As for `CudaLayout`; tiles are as wide as their pieces.
 
-    consumers: warpgroups that multiply; by_rows: each has 64 rows of its own; shares: blocks of some config share the columns of o; page: keys that
-    lie one behind the other in memory, 0: all; copies: how keys come; room: bytes of shared memory of a
-    block; narrow: what is converted; in_order: sums are those of an absolute order (`sm90.order`); joined:
-    columns of keys that are of another input, behind those of k; overlaps: p v of a tile runs beside the
-    softmax of the next one.
+    consumers: warpgroups that multiply; by_rows: each has 64 rows of its own; shares: blocks of some config
+    share the columns of o; page: keys that lie one behind the other in memory, 0: all; copies: how keys come;
+    room: bytes of shared memory of a block; narrow: what is converted; in_order: sums are those of an
+    absolute order (`sm90.order`); joined: columns of keys that are of another input, behind those of k;
+    overlaps: p v of a tile runs beside the softmax of the next one.
     """
 
     consumers: int
