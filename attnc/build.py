@@ -449,15 +449,17 @@ def schedules_for(
     deterministic: bool = True,
     steps: bool = True,
     splits: int | None = None,
+    many: bool = False,
 ) -> list[str]:
     """Returns the schedules to try for an attention that has none: the first that compiles is taken. Those of
-    decode kernels (steps, or of so many splits alone) can do less than others: dropout, say, is for prompts.
+    decode kernels (steps, or of so many splits alone, for few queries or for many) can do less than others:
+    dropout, say, is for prompts.
     ValueError for a projection.
     """
     if name not in [attention.name for attention in program.attentions]:
         raise ValueError(f"source: the projection '{name}' has no schedule for {target}; write one")
     if splits is not None:
-        return list(schedules_of_steps(program, name, target, splits=splits))
+        return list(schedules_of_steps(program, name, target, splits=splits, many=many))
     found = steps_for(program, name, target) if steps else ()
     return [*found, schedule_for(program, name, target, deterministic=deterministic)]
 

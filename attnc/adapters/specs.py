@@ -60,6 +60,8 @@ _ORDERED_ON_HOPPER, _MOST_ON_HOPPER = "softmax = online(maximum = lazy(20))", (5
 ROWS_TO_CONVERT, MOST_CONVERTED = 1024, 1 << 30
 #: Keys of a segment where an engine asks for rows that do not depend on the batch.
 SEGMENT = 2048
+#: Rows of a tile of few queries, at most; a chunk has more of them on Hopper.
+_MOST_ROWS = 64
 _BACKWARD = {
     2: "tile.q in {64, 32}, tile.kv in {64, 32}\n    warps = 4, stages in {2, 1}",
     4: "tile.q = 32, tile.kv = 32\n    warps = 4, stages in {2, 1}",
@@ -149,6 +151,8 @@ class Wanted:
         split = f"fixed({self.split_size})" if self.split_size else "auto" if self.split else "1"
         warps = ", warp_split = kv" if self.suits_warps else ""
         knobs = f"loops = [kv], pack = gqa{warps}\n  split.kv = {split}"
+        if self.rows > _MOST_ROWS and self.cache is None:
+            knobs += f"\n  tile.q = {self.rows}, overlap = true"
         return f"{self.attention}\nschedule {self.name} for {HOPPER} {{\n  {knobs}\n}}\n"
 
     @property
@@ -277,11 +281,11 @@ class Wanted:
         return f"({', '.join(given)})" if given else ""
 
 
-def tile_rows(sharing: int) -> int:
-    """Returns the rows of a tile of few queries, a power of two from 16 to 64. sharing: rows of a sequence
-    that share the keys of a KV head.
+def tile_rows(sharing: int, *, many: bool = False) -> int:
+    """Returns the rows of a tile of few queries, a power of two from 16 to 64; 128 for many, of a chunk.
+    sharing: rows of a sequence that share the keys of a KV head.
     """
-    return 16 if sharing <= 16 else 32 if sharing <= 32 else 64
+    return 128 if many else 16 if sharing <= 16 else 32 if sharing <= 32 else _MOST_ROWS
 
 
 def suits_conversion(

@@ -335,12 +335,13 @@ def _rows_of_few(
     Such are calls of few queries, and chunks beside a cache of which they see all before them.
     """
     (heads, kv_heads), queries = (x.shape[1] for x in (query, key)), query.shape[2]
-    if not are_few(queries):
+    is_chunk = not are_few(queries)
+    if is_chunk:
         sees_all = (band is None or band.left is None) and not tables and not is_compiling()
         rows, sizes = query.transpose(1, 2), (heads, kv_heads)
         if not sees_all or not share_keys("attention", rows, key, value, heads=sizes, keys=key.shape[2]):
             return 0
-    return tile_rows(count_sharing(queries, heads, kv_heads))
+    return tile_rows(count_sharing(queries, heads, kv_heads), many=is_chunk)
 
 
 def _is_one(size: int) -> bool:

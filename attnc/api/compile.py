@@ -79,13 +79,15 @@ def compile_family(
     warn: bool = True,
     steps: bool = False,
     splits: int | None = None,
+    many: bool = False,
 ) -> Family:
     """Returns the function of an attention (or projection) of a spec, compiled for a target; see
     `attnc.compile`.
 
     warn: whether warnings of the compiler become a SpecWarning. steps: whether an attention without a
     schedule gets one for single tokens and drafts, too. Callers that choose by sizes themselves ask for these
-    kernels alone, by splits: how many programs share the keys of a head, 0 for as many as suit the device.
+    kernels alone, by splits: how many programs share the keys of a head, 0 for as many as suit the device;
+    many: of chunks, whose queries are more than few.
     """
     family = family_of(
         *_read_spec(source),
@@ -95,6 +97,7 @@ def compile_family(
         cache=cache,
         steps=steps,
         splits=splits,
+        many=many,
     )
     if warn and family.warnings:
         warnings.warn(f"\n{family.warnings}", SpecWarning, stacklevel=3)
@@ -130,13 +133,14 @@ def family_of(
     cache: Cache = True,
     steps: bool = False,
     splits: int | None = None,
+    many: bool = False,
 ) -> Family:
     """Compiles a spec that is read already, with what was measured for it, as `compile_family` does."""
     if not isinstance(deterministic, bool):
         raise TypeError(f"deterministic: expected True or False, got {show_value(deterministic)}")
     ranked = _rank_targets(target)
     key = _key(text.path, text.text, *(measured.text if measured else "" for measured in (tuned, dispatch)))
-    asked = (deterministic, steps, splits)
+    asked = (deterministic, steps, splits, many)
     key = _key(key, json.dumps(ranked), str(asked), attention or "", _compiler())
     folder = _cache_folder(cache) / "packages" / key
     family = _FAMILIES.get(folder)
@@ -252,6 +256,7 @@ def _package(
     deterministic: bool,
     steps: bool,
     splits: int | None,
+    many: bool,
 ) -> Package:
     """Returns the files for one attention, for the fastest target that has kernels for it. DiagnosticError,
     and ValueError for a wrong choice.
@@ -264,7 +269,7 @@ def _package(
     targets, lost = _candidates(program, name, ranked)
 
     def compile_package(target: str) -> Package:
-        wanted = _schedules_for(program, name, target, deterministic, steps, splits)
+        wanted = _schedules_for(program, name, target, deterministic, steps, splits, many)
         return _package_for(program, name, target, tuned, dispatch, wanted)
 
     package, failure = first_made(targets, compile_package)
@@ -409,13 +414,21 @@ def _choose(program: Program, wanted: str | None) -> str:
 
 
 def _schedules_for(
-    program: Program, name: str, target: str, deterministic: bool, steps: bool, splits: int | None
+    program: Program,
+    name: str,
+    target: str,
+    deterministic: bool,
+    steps: bool,
+    splits: int | None,
+    many: bool,
 ) -> list[str]:
     from attnc.build import schedules_for
 
     if target in _list_scheduled(program, name):
         return [""]
-    return schedules_for(program, name, target, deterministic=deterministic, steps=steps, splits=splits)
+    return schedules_for(
+        program, name, target, deterministic=deterministic, steps=steps, splits=splits, many=many
+    )
 
 
 def _add_schedule(program: Program, name: str, target: str) -> Program:

@@ -14,7 +14,15 @@ from weakref import WeakValueDictionary
 
 import torch
 
-from attnc.api.fastest import HOPPER, count_sharing, exceeds, share_keys, targets_of_call, targets_of_few
+from attnc.api.fastest import (
+    HOPPER,
+    are_few,
+    count_sharing,
+    exceeds,
+    share_keys,
+    targets_of_call,
+    targets_of_few,
+)
 from attnc.api.locks import renew_in_forks
 from attnc.api.repeats import Arrange, Plan, keep
 from attnc.api.tensors import (
@@ -478,6 +486,8 @@ class Call:
         has_more = bool(self._grads) or "blocks" in self._form or "dropout" in self._form
         if not has_more and self._shares_keys(splits):
             self._form["splits"] = max(0, splits)
+            if self._form.get("q", "dense") == "dense" and not are_few(self._tensors["q"].shape[1]):
+                self._form["many"] = True
         self._choose()
         name, inputs = self._prepare_function()
         function = getattr(FUNCTIONS, name)

@@ -33,7 +33,12 @@ def load_form(form: Form) -> ModuleType:
 
     def make_module(target: str) -> ModuleType:
         family = compile_family(
-            form.text, target=target, deterministic=not form.fast, warn=False, splits=form.splits
+            form.text,
+            target=target,
+            deterministic=not form.fast,
+            warn=False,
+            splits=form.splits,
+            many=form.many,
         )
         module: ModuleType = family.module.default
         return module

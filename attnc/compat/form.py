@@ -29,8 +29,9 @@ class Form:
     grads: inputs that get a gradient
     splits: of the keys of few queries, which then share a tile with their group: 0 for the device's choice,
         None for a kernel with tiles of query rows
+    many: whether these are the queries of a chunk, whose tiles have more rows
     targets: whose kernel, the first that has one; Triton's where there are none. fast: gradients may be sums
-        in any order. These three are no part of the text
+        in any order. These four are no part of the text
     """
 
     dtype: str
@@ -55,6 +56,7 @@ class Form:
     lists: str = ""
     grads: tuple[str, ...] = ()
     splits: int | None = None
+    many: bool = False
     targets: tuple[str, ...] = ()
     fast: bool = False
 

@@ -116,20 +116,18 @@ def steps_for(program: Program, name: str, target: str) -> Iterator[str]:
     yield "\n".join(rest)
 
 
-def schedules_of_steps(program: Program, name: str, target: str, *, splits: int) -> Iterator[str]:
-    """Yields texts of the schedules for few queries, and chunks, alone, of which the caller takes the first
-    that compiles. splits: how many programs share the keys of a head; 0: as many as suit the device and the
-    sizes.
+def schedules_of_steps(
+    program: Program, name: str, target: str, *, splits: int, many: bool = False
+) -> Iterator[str]:
+    """Yields texts of the schedule for few queries alone, of which the caller takes the first that compiles.
+    splits: how many programs share the keys of a head; 0: as many as suit the device and the sizes; many:
+    whether queries are those of chunks.
     """
     made, shape, count = target_of(target), shape_in(program, name), str(splits or "auto")
-    steps = list(made.default_steps(shape, count))
-    chunks = list(made.default_chunks(shape, count)) if steps else []
-    if chunks:
-        yield "\n".join(
-            _schedule_text(name, target, label, lines)
-            for label, lines in {"decode": steps, "chunk": chunks}.items()
-        )
-    yield _schedule_text(name, target, "", steps or list(made.default_schedule(shape)))
+    if many and (chunks := list(made.default_chunks(shape, count))):
+        yield _schedule_text(name, target, "", chunks)
+    lines = list(made.default_steps(shape, count)) or list(made.default_schedule(shape))
+    yield _schedule_text(name, target, "", lines)
 
 
 def _schedule_texts(name: str, target: str, lines: Sequence[str], labels: Mapping[str, Sequence[str]]) -> str:

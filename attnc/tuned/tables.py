@@ -214,8 +214,6 @@ def guess_rows(family: Sequence[ir.Module]) -> LabelRows:
     others = [module for module in family if module.kernel.structure != "decode"]
     decode = next((module.label for module in family if module.kernel.structure == "decode"), None)
     if not others:
-        if tiles := _guess_tiles(family):
-            return tiles
         return (*_guess_segments(family), *_guess_unions(family), (anything, family[0].label))
     rows: LabelRows = () if decode is None else (((_FEW, *anything[1:]), decode), *_guess_chunks(family))
     before = next((module for module in others if module.conversion is not None), None)
@@ -253,15 +251,6 @@ def _guess_chunks(family: Sequence[ir.Module]) -> LabelRows:
         rows.append(((None, keys, None), other.label))
         rows += [((queries, None, SHARED_ROWS * tiles // queries), decode.label) for queries in counts]
     return tuple(rows)
-
-
-def _guess_tiles(family: Sequence[ir.Module]) -> LabelRows:
-    """Returns rows for a kernel of few query rows, beside one whose tiles have more of them."""
-    rows = [module.kernel.configs[0].tile_q for module in family]
-    if len(rows) < 2 or rows[0] >= rows[-1]:
-        return ()
-    few = _FEW if _is_grouped(family[0]) else rows[0]
-    return (((few, None, None), family[0].label), ((None, None, None), family[-1].label))
 
 
 def _is_grouped(module: ir.Module) -> bool:
