@@ -201,7 +201,8 @@ class Sm90a(Target):
         yield f"loops = [kv], pack = gqa, split.kv = {splits}"
 
     def default_chunks(self, shape: TileShape, splits: str = "auto") -> Iterator[str]:
-        if not shape.latent and not shape.packed and not shape.segment and shape.listed is None:
+        is_usual = shape.form == "softmax" and not shape.latent and not shape.segment  # others were not timed
+        if is_usual and not shape.packed and shape.listed is None:
             yield from self.default_steps(shape, splits)
             yield f"tile.q = {2 * WGMMA_ROWS}, overlap = true"
 
