@@ -115,6 +115,11 @@ class CudaLayout:
         return self.dv
 
     @property
+    def joining_blocks(self) -> str:
+        """How many blocks join splits."""
+        return "rows"
+
+    @property
     def is_padded(self) -> bool:
         return (self.d, self.dv) != (self.d_multiplied, self.dv_multiplied)
 

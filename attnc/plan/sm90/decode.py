@@ -89,6 +89,8 @@ _TILES_OF_ROWS = (
     Tiles(tile_kv=96, stages=2),
     Tiles(tile_kv=64, stages=2),
 )
+#: Splits up to which some threads join those of a row.
+_FEW_SPLITS = 8
 _REMEDIES: Mapping[str, Sequence[Value]] = {
     "tile.q": (WGMMA_ROWS,),
     "stages": (2,),
@@ -220,6 +222,11 @@ def _knob(knob: Knob, target: str, *, shares: bool, lazy: bool, overlaps: bool) 
             )
 
 
+def _joins_rows(attention: Attention) -> bool:
+    """Returns whether a block can join the splits of many rows: what joins them does nothing else."""
+    return attention.normalises and attention.epilogue is None and not attention.q.storage.is_packed
+
+
 def walks_segments(variant: Variant, schedule: Schedule) -> bool:
     """Returns whether a block has all segments of its rows, one after the other: two warpgroups, whose kernel
     is that of prompts too, where a schedule splits no keys.
@@ -265,6 +272,7 @@ def sm90_decode_layout(variant: Variant, schedule: Schedule) -> Sm90DecodeLayout
         narrow=narrow,
         joined=d - feature(attention.k),
         overlaps="overlap" in knobs,
+        few_splits=_FEW_SPLITS if "overlap" in knobs and _joins_rows(attention) else 0,
     )
 
 

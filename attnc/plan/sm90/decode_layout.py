@@ -37,7 +37,8 @@ class Sm90DecodeLayout(CudaLayout):
     share the columns of o; page: keys that lie one behind the other in memory, 0: all; copies: how keys come;
     room: bytes of shared memory of a block; narrow: what is converted; in_order: sums are those of an
     absolute order (`sm90.order`); joined: columns of keys that are of another input, behind those of k;
-    overlaps: p v of a tile runs beside the softmax of the next one.
+    overlaps: p v of a tile runs beside the softmax of the next one; few_splits: of which some threads join
+    those of a row, where a block does otherwise.
     """
 
     consumers: int
@@ -50,6 +51,7 @@ class Sm90DecodeLayout(CudaLayout):
     in_order: bool
     joined: int
     overlaps: bool
+    few_splits: int
 
     @property
     def by_warps(self) -> bool:
@@ -71,6 +73,13 @@ class Sm90DecodeLayout(CudaLayout):
     @property
     def mapped(self) -> tuple[str, ...]:
         return () if self.copies != "boxes" else ("k",) if self.v_in_k else ("k", "v")
+
+    @property
+    def joining_blocks(self) -> str:
+        if not self.few_splits:
+            return "rows"
+        at_once = f"config.WARPS * 128 // {self.split_columns}"
+        return f"cdiv(rows, 1 + ({self.few_splits + 1} > SPLITS) * ({at_once} - 1))"
 
     @property
     def shares_columns(self) -> bool:

@@ -108,7 +108,7 @@ def decode_kernels(
     if split is None:
         return kernels, {}, []
     own = {"shared": f"config.WARPS * {join_bytes}"}  # a tile's would let few blocks fit
-    kernels.append(cuda_kernel(split.joined_by, text.joining_blocks, changes=own, joins=True))
+    kernels.append(cuda_kernel(split.joined_by, text.layout.joining_blocks, changes=own, joins=True))
     more = " + rows * 2" if split.joins_more else ""  # which is joined as segments are
     size = quote_word(f"SPLIT_ROWS * {width_of_split(text.kernel, split.columns)}{more}")
     fields: dict[str, Value] = {

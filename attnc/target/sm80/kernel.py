@@ -193,11 +193,6 @@ class CudaDecodeText(CudaText):
         self.update = "q" if layout.warp_split == "q" or self.copiers.by_warp else "kv"
         self.joins = "rows" if layout.warp_split == "q" else "warps" if self.copiers.by_warp else "sums"
 
-    @property
-    def joining_blocks(self) -> str:
-        """How many blocks join splits, as text."""
-        return "rows"
-
     @cached_property
     def arguments(self) -> OutputArguments:
         fallbacks = ["int* fallbacks_ptr;"] if self.unified and self.unified.fallback else []

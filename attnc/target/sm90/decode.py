@@ -31,7 +31,6 @@ class Sm90DecodeText(CudaDecodeText):
     kernel: Decode
     layout: Sm90DecodeLayout
     boxes: Boxes
-    few_splits = 8
     wgmma: WgmmaTiles
     search_lanes = ""
     _fragment = FRAGMENT
@@ -50,8 +49,7 @@ class Sm90DecodeText(CudaDecodeText):
         if self.split is not None:
             self.loop = replace(self.loop, step="split_step" if self.splits_in_turn else self.loop.step)
         self.loop = self.loop.descend() if self.segment else self.loop
-        row = "8 * r + g" if layout.by_warps else "16 * warp + 8 * r + g"
-        row = f"64 * consumer + {row}" if layout.by_rows else row
+        row = f"{'64 * consumer + ' * layout.by_rows}{'16 * warp + ' * (not layout.by_warps)}8 * r + g"
         lane = "consumer == 0 && " if layout.shares_columns else ""
         self.thread = replace(self.thread, row=row, lane=lane, in_sequence=in_sequence_of(module, row))
         self.finish = Sm90Finish(module, kernel, self.dtypes, "COLUMNS")
@@ -70,20 +68,6 @@ class Sm90DecodeText(CudaDecodeText):
         )
         self.narrow = NarrowTiles(self, layout.narrow) if layout.narrow else None
         self.unseen_values = shows_unseen_values(kernel, layout)
-
-    @property
-    def joins_rows(self) -> bool:
-        """Whether a block joins the splits of many rows, where they are few."""
-        kernel = self.kernel
-        is_usual = kernel.softmax.normalises and not kernel.softmax.breaks_sticks and kernel.epilogue is None
-        return self.split is not None and self.layout.overlaps and is_usual and kernel.grid.sequences is None
-
-    @property
-    def joining_blocks(self) -> str:
-        if not self.joins_rows:
-            return super().joining_blocks
-        at_once = f"config.WARPS * 128 // {self.layout.split_columns}"
-        return f"cdiv(rows, 1 + ({self.few_splits + 1} > SPLITS) * ({at_once} - 1))"
 
     @property
     def first_loads(self) -> list[str]:
