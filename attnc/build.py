@@ -451,17 +451,15 @@ def schedules_for(
     splits: int | None = None,
     many: bool = False,
 ) -> list[str]:
-    """Returns the schedules to try for an attention that has none: the first that compiles is taken. Those of
-    decode kernels (steps, or of so many splits alone, for few queries or for many) can do less than others:
-    dropout, say, is for prompts.
-    ValueError for a projection.
+    """Returns the schedules to try for an attention that has none: the first that compiles is taken. Steps,
+    and splits of few queries or many, have kernels that do less than others. ValueError for a projection.
     """
     if name not in [attention.name for attention in program.attentions]:
         raise ValueError(f"source: the projection '{name}' has no schedule for {target}; write one")
     if splits is not None:
         return list(schedules_of_steps(program, name, target, splits=splits, many=many))
-    found = steps_for(program, name, target) if steps else ()
-    return [*found, schedule_for(program, name, target, deterministic=deterministic)]
+    of_steps = steps_for(program, name, target) if steps else ()
+    return [*of_steps, schedule_for(program, name, target, deterministic=deterministic)]
 
 
 def add_schedules(program: Program, text: str) -> Program:

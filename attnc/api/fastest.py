@@ -44,11 +44,11 @@ SHORT_TILES = 128
 SHORT_KEYS = 2048
 #: Up to so many queries of a sequence, programs share its keys: tiles of rows would leave most of a GPU idle.
 FEW = 16
-#: More queries on a Hopper GPU, measured on an H200: rows of a tile of the kernel whose programs share keys;
-#: the share of multiprocessors that its tiles may occupy for it to be faster than tiles that walk over all
-#: keys; and the keys that such a tile has walked over when the programs that share keys begin. The tables of
-#: `attnc.tuned` follow.
-SHARED_ROWS, IDLE, BEGUN = 128, 0.8, 350
+#: More queries on a Hopper GPU, measured on an H200: rows of a tile of the kernel whose programs share keys,
+#: of all heads, and of the one whose tiles of one head walk over all keys; how many of the former there may
+#: be for each multiprocessor (for each of the latter, where these are more); and the keys that the latter
+#: have walked over when the programs that share keys begin. The tables of `attnc.tuned` follow.
+SHARED_ROWS, IDLE, BEGUN = 128, 0.8, 800
 
 #: Heads of 16 bits with at most so many columns: Triton's gradients are faster than those of sm_80. For wider
 #: heads Triton multiplies 512 columns, however many there are, and is no faster even for 512.
@@ -153,7 +153,8 @@ def share_keys(
     function: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, heads: tuple[int, int], keys: int
 ) -> bool:
     """Returns whether programs share the keys of queries [B, M, ...]: of few, and of more where their tiles
-    of rows would leave most of a Hopper GPU idle beside many keys, as chunks of prompts and long drafts do.
+    of rows would leave most of a Hopper GPU idle beside many keys, as chunks of prompts and long drafts do,
+    or would be half empty, as those of a single head are.
 
     function: what warnings call the caller; heads: of q, and of k and v; keys: of a sequence, at most, all of
     which some query sees; 0 where that is not known.
@@ -165,10 +166,13 @@ def share_keys(
         return False
     if targets_of_call(function, q, k, v)[0] != HOPPER:
         return False
-    rows = count_sharing(q.shape[1], *heads)
-    tiles = q.shape[0] * heads[1] * -(-rows // SHARED_ROWS)
-    processors = _count_processors(index)
-    return keys * (IDLE * processors - tiles) > BEGUN * processors
+    rows, processors = count_sharing(q.shape[1], *heads), _count_processors(index)
+    shared, apart = (
+        q.shape[0] * count * -(-queries // SHARED_ROWS)
+        for count, queries in ((heads[1], rows), (heads[0], q.shape[1]))
+    )
+    rounds = max(processors, apart)
+    return keys * (IDLE * rounds - shared) > BEGUN * rounds
 
 
 def suits_tiles(width: int, sharing: int, keys: str, *, is_long: bool, is_known: bool = True) -> bool:

@@ -44,10 +44,11 @@ TILES_ROWS, MOST_CONVERTED, _HEADS = 256, 1 << 30, (16, 64, 256, 1024)
 _BUSY = 0.75 * 132
 #: Queries of a call that are few: decode kernels take them.
 _FEW = 16
-#: Of more queries, for Hopper: how many there may be, and of how many tiles of rows of all heads; and what
-#: `api.fastest` says of when such tiles share keys, of an H200.
-_CHUNKS, _CHUNK_TILES = (64, 128, 256, 512), (16, 32, 64, 96)
-PROCESSORS, SHARED_ROWS, IDLE, BEGUN = 132, 128, 0.8, 350
+#: Of more queries, for Hopper: how many there may be, where heads fill tiles and where each has its own, and
+#: of how many tiles of rows of all heads; and what `api.fastest` says of when such tiles share keys, of an
+#: H200.
+_CHUNKS, _PARTS, _CHUNK_TILES = (128, 256, 512), (32, 64), (16, 32, 64, 96)
+PROCESSORS, SHARED_ROWS, IDLE, BEGUN = 132, 128, 0.8, 800
 #: Queries of a call that have tiles of their own, where others share them over the union of their lists. With
 #: shared ones steps of decoding take longer, and 4,096 queries a third of the time. Measured on an H200.
 _ALONE = 256
@@ -244,13 +245,16 @@ def _guess_chunks(family: Sequence[ir.Module]) -> LabelRows:
     lacks_gradients = decode.backward is None and other.backward is not None
     if lacks_gradients or other.kernel.regions.loops[0].start != ZERO:
         return ()
-    counts = (32, *_CHUNKS) if _is_grouped(decode) else _CHUNKS  # rows of several heads fill a tile
-    rows: list[tuple[tuple[int | None, ...], str]] = []
+    parts = _PARTS if _is_grouped(decode) else ()  # rows of several heads fill a tile
+    steps: list[tuple[int, LabelRows]] = []
     for tiles in _CHUNK_TILES:
-        keys = int(BEGUN * PROCESSORS / (IDLE * PROCESSORS - tiles))
-        rows.append(((None, keys, None), other.label))
-        rows += [((queries, None, SHARED_ROWS * tiles // queries), decode.label) for queries in counts]
-    return tuple(rows)
+        most = ((queries, None, SHARED_ROWS * tiles // queries) for queries in (*parts, *_CHUNKS))
+        rows = tuple((limits, decode.label) for limits in most)
+        steps.append((int(BEGUN * PROCESSORS / (IDLE * PROCESSORS - tiles)), rows))
+    for queries in parts:  # of any number of heads, for tiles of one are as empty
+        keys = int(BEGUN / (IDLE - queries / SHARED_ROWS))
+        steps.append((keys, (((queries, None, None), decode.label),)))
+    return tuple(row for keys, rows in sorted(steps) for row in (((None, keys, None), other.label), *rows))
 
 
 def _is_grouped(module: ir.Module) -> bool:

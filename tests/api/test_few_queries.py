@@ -366,10 +366,12 @@ def test_flex_takes_them_too(length: int, target: str, hopper: None) -> None:
     [
         ((1, 128, 32, 128), 8, 32768, True),  # 32 tiles of 128 rows
         ((1, 384, 32, 128), 8, 4096, False),  # 96, and too few keys for so many
-        ((1, 384, 32, 128), 8, 8192, True),
+        ((1, 384, 32, 128), 8, 11264, True),
         ((1, 512, 32, 128), 8, 32768, False),  # 128
+        ((8, 64, 32, 128), 8, 4096, True),  # 128, of which one head would fill half of twice as many
+        ((8, 64, 32, 128), 8, 1024, False),
         ((1, 17, 8, 128), 1, 2048, True),
-        ((1, 17, 8, 128), 1, 400, False),
+        ((1, 17, 8, 128), 1, 1000, False),
         ((4, 512, 1, 64), 1, 8192, True),
         ((1, 64, 8, 100), 8, 8192, False),  # rows that TMA does not read
     ],

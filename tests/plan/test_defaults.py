@@ -111,7 +111,7 @@ def test_what_is_chosen_without_a_schedule(rows: str, golden: Callable[[Path, st
         for target in USUAL:
             ways = (True, False) if program.attention("it").grads else (True,)
             found = [schedule_for(program, "it", target, deterministic=same) for same in ways]
-            found.append(steps_for(program, "it", target))
+            found += steps_for(program, "it", target)
             lines += [" ".join(text.split()) for text in dict.fromkeys(found) if text]
     golden(GOLDEN / f"{rows}.txt", "\n".join(lines) + "\n")
 

@@ -156,10 +156,13 @@ def test_a_device_that_nobody_measured_splits_keys_for_few_rows(family: tuple[ir
         ((17, 300, 1), "prompt"),  # few keys
         ((17, 2048, 8), "chunk"),
         ((20, 2048, 32), "chunk"),  # Llama-3-8B
-        ((64, 1024, 64), "chunk"),
-        ((64, 1024, 65), "prompt"),
+        ((64, 1434, 64), "prompt"),
+        ((64, 1435, 64), "chunk"),
+        ((64, 1435, 65), "prompt"),
         ((128, 8192, 32), "chunk"),
-        ((64, 8192, 193), "prompt"),  # more than six of these
+        ((64, 2666, 256), "prompt"),
+        ((64, 2667, 256), "chunk"),  # of one head each, their tiles would be half empty
+        ((128, 8192, 256), "prompt"),
         ((512, 4096, 16), "chunk"),
         ((512, 4096, 17), "prompt"),
         ((512, 32768, 24), "chunk"),
