@@ -23,6 +23,8 @@ _WARPS = 1
 _FINDING_WARPS, _FOUND_KEYS, _QUERIES = 4, 4096, 32
 #: Queries of a list, equally far from each other, that all its blocks are tried with first.
 _TRIED = 4
+#: Entries of a list that are compared with blocks at a time. Lists of one query have few: 16 in NSA and MSA.
+_ENTRIES, _ENTRIES_OF_QUERY = 64, 16
 #: Of a program that inverts lists: blocks of keys, which are in one word, and of queries at a time.
 _INVERTING_WARPS, _COLUMNS, _ROWS = 4, 4, 512
 #: Of a program that sorts lists; programs, and marks of all of them, 64 MiB.
@@ -58,6 +60,10 @@ class ListsText(Lists):
 
     columns_of_program, rows_of_program = _COLUMNS, _ROWS
     queries_at_once, tried = _QUERIES, _TRIED
+
+    @property
+    def entries_at_once(self) -> int:
+        return _ENTRIES_OF_QUERY if self.made.rows == 1 else _ENTRIES
 
     @property
     def blocks_at_once(self) -> int:

@@ -118,8 +118,8 @@ def nsa_training_lists(
     for first in range(0, list_blocks, 128):
         block = first + tl.arange(0, 128)
         named = tl.zeros([128], tl.int32)
-        for start in range(0, count, 64):
-            place = start + tl.arange(0, 64)
+        for start in range(0, count, 16):
+            place = start + tl.arange(0, 16)
             entry = tl.load(entries + place.to(tl.int64) * stride_selected_3, mask=place < count, other=-1)
             named = tl.maximum(named, tl.max((entry[:, None] == block[None, :]).to(tl.int32), 0))
         named = tl.where(block < list_blocks, named, 0)
@@ -455,7 +455,7 @@ def nsa_training_backward_dkdv(
 
 CALL = TritonAttention(
     name="nsa_training",
-    operator="nsa_training_d128_7f273481",
+    operator="nsa_training_d128_febcc1a8",
     inputs=(
         Tensor("q", "bf16[B, M, H, 128]", "bmh"),
         Tensor("k", "bf16[B, N, Hkv, 128]", "bnh"),

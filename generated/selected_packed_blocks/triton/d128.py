@@ -145,8 +145,8 @@ def selected_packed_blocks_lists(
     for first in range(0, list_blocks, 128):
         block = first + tl.arange(0, 128)
         named = tl.zeros([128], tl.int32)
-        for start in range(0, count, 64):
-            place = start + tl.arange(0, 64)
+        for start in range(0, count, 16):
+            place = start + tl.arange(0, 16)
             entry = tl.load(entries + place.to(tl.int64) * stride_selected_2, mask=place < count, other=-1)
             named = tl.maximum(named, tl.max((entry[:, None] == block[None, :]).to(tl.int32), 0))
         named = tl.where(block < list_blocks, named, 0)
@@ -525,7 +525,7 @@ def selected_packed_blocks_backward_dkdv(
 
 CALL = TritonAttention(
     name="selected_packed_blocks",
-    operator="selected_packed_blocks_d128_8a2abc6a",
+    operator="selected_packed_blocks_d128_ec50aceb",
     inputs=(
         Tensor("q", "bf16[T, H, 128]", "mh"),
         Tensor("k", "bf16[T, Hkv, 128]", "nh"),
