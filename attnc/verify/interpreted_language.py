@@ -54,9 +54,15 @@ _INTEGERS = frozenset({"int32", "int64"})
 _NUMBERS = _INTEGERS | {"fp32"}
 _AS_BITS = frozenset({"bf16", "fp8e4nv", "fp8e5"})
 _STORED = _NUMBERS | _AS_BITS | {"fp16", "int8"}
+_HALVES = frozenset({"bf16", "fp16"})
+#: Conversions that round to the nearest, or change no number.
+_CONVERSIONS = frozenset(
+    {("int32", "fp32"), *((half, "fp32") for half in _HALVES), *(("fp32", half) for half in _HALVES)}
+)
 SHORT = range(-(2**31), 2**31)
+_ALL = slice(None)
 #: Options of loads and stores that change no value.
-_HINTS = frozenset({"cache_modifier", "eviction_policy", "volatile"})
+_HINTS = frozenset({"cache_modifier", "eviction_policy", "volatile", "_semantic"})
 
 
 class Language:
@@ -69,8 +75,8 @@ class Language:
     def __init__(self, tl: Any, interpreter: Any) -> None:
         self.tl, self.interpreter = tl, interpreter
         self.handle, self.tensor = interpreter.TensorHandle, tl.core.tensor
-        self.constexpr = tl.core.constexpr
-        self.fields: dict[tuple[str, Shape], dict[str, Any]] = {}
+        self.constexpr, self.pointer_type = tl.core.constexpr, tl.core.pointer_type
+        self.types: dict[tuple[str, Shape], tuple[Any, Any, Any]] = {}
 
     def methods(self) -> Iterator[tuple[str, Method]]:
         for functions, types, compares in (
@@ -83,7 +89,7 @@ class Language:
             for name, function in functions.items():
                 method = self.binary(function, getattr(self.tensor, name), types, compares=compares)
                 yield name, self.to_pointers(method) if name == "__add__" else method
-        yield "to", self.widen(self.tensor.to)
+        yield "to", self.convert(self.tensor.to)
         yield "__getitem__", self.expand(self.tensor.__getitem__)
 
     def functions(self) -> Iterator[tuple[str, Method]]:
@@ -93,6 +99,7 @@ class Language:
         yield "arange", self.arange(self.tl.arange)
         yield "full", self.full(self.tl.full)
         yield "zeros", self.zeros(self.tl.zeros)
+        yield "dot", self.dot(self.tl.dot)
         for name, of_floats, of_integers in (
             ("maximum", np.fmax, np.maximum),
             ("minimum", np.fmin, np.minimum),
@@ -102,14 +109,15 @@ class Language:
     def make_tensor(self, data: Any, dtype: Any, shape: Shape) -> Any:
         """Returns a tensor of these values; shape: () for a scalar, whose values are an array of one."""
         key = dtype.name, shape
-        fields = self.fields.get(key)
-        if fields is None:
+        if key not in self.types:
             type = self.tl.block_type(dtype, list(shape)) if shape else dtype
-            fields = self.fields[key] = {**vars(self.tensor(None, type))}
-        handle = object.__new__(self.handle)
-        handle.data, handle.dtype, handle.attr = data, dtype, {}
+            empty = self.tensor(None, type)
+            self.types[key] = type, empty.shape, empty.numel
         made = object.__new__(self.tensor)
-        made.__dict__.update(fields, handle=handle)
+        made.type, made.shape, made.numel = self.types[key]
+        made.dtype = dtype
+        made.handle = handle = object.__new__(self.handle)
+        handle.data, handle.dtype, handle.attr = data, dtype, {}
         return made
 
     def plain(self, value: Any) -> Any:
@@ -120,26 +128,29 @@ class Language:
         others go the long way.
         """
         tensor, int1, int64 = self.tensor, self.tl.int1, self.tl.int64
+        constexpr, make_tensor = self.constexpr, self.make_tensor
 
         def method(left: Any, right: Any, **named: Any) -> Any:
             if left.__class__ is not tensor or left.dtype.name not in types:
                 return long_way(left, right, **named)
-            dtype, is_block = left.dtype, left.shape
+            dtype = left.dtype
+            is_block = left.type is not dtype
             if right.__class__ is tensor:
-                if right.dtype is not dtype:
-                    if dtype.name not in _INTEGERS or right.dtype.name not in _INTEGERS:
+                other = right.dtype
+                if other is not dtype:
+                    if dtype.name not in _INTEGERS or other.name not in _INTEGERS:
                         return long_way(left, right, **named)
                     dtype = int64
                 data = function(left.handle.data, right.handle.data)
-                is_block = is_block or right.shape
+                is_block = is_block or right.type is not other
             else:
-                number, values = self.plain(right), left.handle.data
+                number, values = right.value if right.__class__ is constexpr else right, left.handle.data
                 kind = number.__class__
                 fits = kind is int and number in SHORT and dtype is not int1
                 if not fits and not (kind is float and dtype.name == "fp32"):
                     return long_way(left, right, **named)
                 data = function(values, values.dtype.type(number))
-            return self.make_tensor(data, int1 if compares else dtype, data.shape if is_block else ())
+            return make_tensor(data, int1 if compares else dtype, data.shape if is_block else ())
 
         return method
 
@@ -154,37 +165,50 @@ class Language:
         return function
 
     def to_pointers(self, add: Method) -> Method:
-        tensor = self.tensor
+        tensor, pointer_type = self.tensor, self.pointer_type
 
         def method(left: Any, right: Any, **named: Any) -> Any:
-            if not left.dtype.is_ptr() or right.__class__ is not tensor or right.dtype.name not in _INTEGERS:
-                return add(left, right, **named)
             dtype = left.dtype
-            size = max(1, dtype.element_ty.primitive_bitwidth // 8)
-            data = left.handle.data + size * right.handle.data.astype(np.uint64)
-            return self.make_tensor(data, dtype, data.shape if left.shape or right.shape else ())
+            is_pointer = dtype.__class__ is pointer_type and right.__class__ is tensor
+            if not is_pointer or right.dtype.name not in _INTEGERS:
+                return add(left, right, **named)
+            steps = right.handle.data * np.int64(max(1, dtype.element_ty.primitive_bitwidth // 8))
+            data = left.handle.data + steps.view(np.uint64)
+            is_block = left.type is not dtype or right.type is not right.dtype
+            return self.make_tensor(data, dtype, data.shape if is_block else ())
 
         return method
 
-    def widen(self, long_way: Any) -> Method:
+    def convert(self, long_way: Any) -> Method:
         int32, int64 = self.tl.int32, self.tl.int64
 
         def method(left: Any, dtype: Any, *more: Any, **named: Any) -> Any:
-            if more or dtype is not int64 or left.dtype is not int32:
+            source, wanted = left.dtype, self.plain(dtype)
+            if more or not named.keys() <= {"_semantic"}:
                 return long_way(left, dtype, *more, **named)
-            data = left.handle.data.astype(np.int64)
-            return self.make_tensor(data, int64, data.shape if left.shape else ())
+            if source is wanted:
+                return left
+            if source is int32 and wanted is int64:
+                data = left.handle.data.astype(np.int64)
+                return self.make_tensor(data, int64, data.shape if left.type is not source else ())
+            if (source.name, getattr(wanted, "name", "")) not in _CONVERSIONS:
+                return long_way(left, dtype, **named)
+            handle = self.interpreter.interpreter_builder.cast_impl(left.handle, wanted)
+            made = self.make_tensor(handle.data, wanted, handle.data.shape if left.type is not source else ())
+            made.handle = handle  # which may say that it was rounded
+            return made
 
         return method
 
     def expand(self, long_way: Any) -> Method:
 
         def method(left: Any, places: Any, **named: Any) -> Any:
-            if not left.shape or places.__class__ is not tuple:
+            if left.type is left.dtype or places.__class__ is not tuple:
                 return long_way(left, places, **named)
-            places = tuple(map(self.plain, places))
-            if any(place is not None and place != slice(None) for place in places):
-                return long_way(left, places, **named)
+            places = tuple([self.plain(place) for place in places])
+            for place in places:
+                if place is not None and place != _ALL:
+                    return long_way(left, places, **named)
             data = left.handle.data[places]
             return self.make_tensor(data, left.dtype, data.shape)
 
@@ -192,15 +216,16 @@ class Language:
 
     def lanes(self, pointer: Any, mask: Any, named: Mapping[str, Any]) -> tuple[Any, Any] | None:
         """Addresses and mask of an access to memory, of one shape; None where there is more to it."""
-        is_plain = pointer.__class__ is self.tensor and pointer.dtype.is_ptr()
-        if not is_plain or pointer.dtype.element_ty.name not in _STORED or not named.keys() <= _HINTS:
+        if pointer.__class__ is not self.tensor or pointer.dtype.__class__ is not self.pointer_type:
+            return None
+        if pointer.dtype.element_ty.name not in _STORED or not named.keys() <= _HINTS:
             return None
         addresses, mask = pointer.handle.data, self.plain(mask)
         if mask is None:
             return addresses, np.ones(addresses.shape, np.bool_)
         if mask.__class__ is not self.tensor or mask.dtype is not self.tl.int1:
             return None
-        if mask.shape and not pointer.shape:
+        if mask.type is not mask.dtype and pointer.type is pointer.dtype:
             return None
         values = mask.handle.data
         if values.shape != addresses.shape:
@@ -211,8 +236,7 @@ class Language:
 
     def load(self, long_way: Any) -> Method:
         def function(pointer: Any, mask: Any = None, other: Any = None, **named: Any) -> Any:
-            hints = {name: value for name, value in named.items() if name != "_semantic"}
-            found, filler = self.lanes(pointer, mask, hints), self.plain(other)
+            found, filler = self.lanes(pointer, mask, named), self.plain(other)
             alone = filler is not None and self.plain(mask) is None
             if found is None or alone or (filler is not None and filler.__class__ not in (int, float)):
                 return long_way(pointer, mask, other, **named)
@@ -222,19 +246,19 @@ class Language:
             addresses, active = found
             WATCH.load(addresses, active, filler is not None)
             dtype = self.interpreter._get_np_dtype(element)
-            rest = np.full(addresses.shape, filler or 0, dtype)
+            rest = np.full(addresses.shape, filler, dtype) if filler else np.zeros(addresses.shape, dtype)
             data = self.interpreter._interpreter.load(addresses, active, rest, dtype)
-            return self.make_tensor(data, element, data.shape if pointer.shape else ())
+            return self.make_tensor(data, element, data.shape if pointer.type is not pointer.dtype else ())
 
         return function
 
     def store(self, long_way: Any) -> Method:
         def function(pointer: Any, value: Any, mask: Any = None, **named: Any) -> Any:
-            hints = {name: value for name, value in named.items() if name != "_semantic"}
-            found = self.lanes(pointer, mask, hints)
+            found = self.lanes(pointer, mask, named)
             if found is None or value.__class__ is not self.tensor or value.dtype.is_ptr():
                 return long_way(pointer, value, mask, **named)
-            if value.dtype.name != pointer.dtype.element_ty.name or (value.shape and not pointer.shape):
+            widens = value.type is not value.dtype and pointer.type is pointer.dtype
+            if widens or value.dtype.name != pointer.dtype.element_ty.name:
                 return long_way(pointer, value, mask, **named)
             addresses, active = found
             if addresses.shape != pointer.handle.data.shape:
@@ -259,7 +283,7 @@ class Language:
             if dtype.name not in _NUMBERS or any(side is None for side in sides):
                 return long_way(condition, x, y, **named)
             data = np.where(condition.handle.data, sides[0], sides[1])
-            is_block = condition.shape or any(side.shape for side in tensors)
+            is_block = any(side.type is not side.dtype for side in (condition, *tensors))
             return self.make_tensor(data, dtype, data.shape if is_block else ())
 
         return function
@@ -293,6 +317,32 @@ class Language:
             if number is None or value.__class__ is self.tensor or any(n & (n - 1) or n < 1 for n in sizes):
                 return long_way(shape, value, dtype, **named)
             return self.make_tensor(np.full(sizes, number), kind, sizes)
+
+        return function
+
+    def dot(self, long_way: Any) -> Method:
+        """Returns the product of halves in float32, as the interpreter's builder has it, where types and
+        shapes have passed the long way before.
+        """
+        builder, float32 = self.interpreter.interpreter_builder, self.tl.float32
+        passed: set[tuple[object, ...]] = set()
+
+        def function(left: Any, right: Any, acc: Any = None, *more: Any, **named: Any) -> Any:
+            sides = [side for side in (left, right, self.plain(acc)) if side is not None]
+            is_short = all(side.__class__ is self.tensor for side in sides)
+            if more or not is_short or left.dtype.name not in _HALVES or not named.keys() <= {"_semantic"}:
+                return long_way(left, right, acc, *more, **named)
+            shapes = [side.handle.data.shape for side in sides]
+            key = (*shapes, *[side.dtype.name for side in sides])
+            if key not in passed:
+                made = long_way(left, right, acc, **named)
+                passed.add(key)
+                return made
+            sizes = (*shapes[0][:-1], shapes[1][-1])
+            if len(sides) == 2:
+                sides.append(self.make_tensor(np.zeros(sizes, np.float32), float32, sizes))
+            handles = (side.handle for side in sides)
+            return self.make_tensor(builder.create_dot(*handles, None, 0).data, float32, sizes)
 
         return function
 

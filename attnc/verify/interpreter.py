@@ -511,14 +511,15 @@ class _Patch:
         return init
 
     def wrap_tensor(self, original: Any) -> Any:
-        made: dict[tuple[int, ...], dict[str, Any]] = {}
+        made: dict[tuple[int, ...], tuple[Any, Any]] = {}
 
         def init(tensor: Any, handle: Any, type: Any) -> None:
             key = tuple(type.shape) if type.is_block() else ()
             if key not in made:
                 original(tensor, handle, type)
-                made[key] = {name: vars(tensor)[name] for name in ("shape", "numel")}
-            vars(tensor).update(made[key], handle=handle, type=type, dtype=type.scalar)
+                made[key] = tensor.shape, tensor.numel
+            tensor.shape, tensor.numel = made[key]
+            tensor.handle, tensor.type, tensor.dtype = handle, type, type.scalar
 
         return init
 

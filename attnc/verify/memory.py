@@ -21,6 +21,7 @@ import torch
 
 Addresses: TypeAlias = npt.NDArray[np.uint64]
 Bools: TypeAlias = npt.NDArray[np.bool_]
+_Signed: TypeAlias = npt.NDArray[np.int64]
 _NOBODY = 0
 #: Of Linux; in Python's mmap module from 3.13 on.
 _MAP_NORESERVE = 0x4000
@@ -32,8 +33,8 @@ class MemoryFault(Exception):
 
 @dataclass(slots=True)
 class Allocation:
-    """The elements of one tensor argument. `written[i]`: the number, from 1, of the program that stored
-    element i of its span.
+    """The elements of one tensor argument. is_whole: whether every aligned address of its span is one.
+    `written[i]`: the number, from 1, of the program that stored element i of its span.
     """
 
     name: str
@@ -41,11 +42,28 @@ class Allocation:
     itemsize: int
     belongs: Bools
     writable: bool
+    is_whole: bool = False
     written: npt.NDArray[np.int64] | None = None
 
     @property
     def end(self) -> int:
         return self.base + len(self.belongs) * self.itemsize
+
+    def count(self, addresses: _Signed) -> _Signed:
+        """Returns which elements of its span lie at these addresses."""
+        return (addresses - self.base) >> (self.itemsize.bit_length() - 1)  # sizes are powers of two
+
+    def holds(self, addresses: _Signed, first: int, last: int) -> Bools:
+        """Returns which of the addresses, from first to last, are those of elements."""
+        covers = self.base <= first and last < self.end
+        inside: Bools = (addresses - self.base) & (self.itemsize - 1) == 0
+        if not covers:
+            inside &= (addresses >= self.base) & (addresses < self.end)
+        index = self.count(addresses)
+        if inside.all():
+            return self.belongs[index]
+        inside[inside] = self.belongs[index[inside]]
+        return inside
 
 
 @dataclass(slots=True)
@@ -71,20 +89,20 @@ class Watch:
         if tensor.numel():
             strides = [stride * belongs.itemsize for stride in tensor.stride()]
             np.lib.stride_tricks.as_strided(belongs, tensor.shape, strides)[...] = True
-        writable = tensor.data_ptr() not in self.readonly
-        allocation = Allocation(name, tensor.data_ptr(), tensor.element_size(), belongs, writable)
-        self.allocations.append(allocation)
+        base, size = tensor.data_ptr(), tensor.element_size()
+        is_whole = tensor.is_contiguous() and base % size == 0
+        self.allocations.append(Allocation(name, base, size, belongs, base not in self.readonly, is_whole))
 
     def load(self, addresses: Addresses, mask: Bools, has_other: bool) -> None:
         """Checks a load: MemoryFault for a stray address, or for an inactive lane without `other`."""
         if not self.enabled:
             return
         # The interpreter loses the `other=0` of a scalar load on the way here.
-        if not has_other and mask.size > 1 and not mask.all():
+        if not has_other and mask.size > 1 and not _is_full(mask):
             raise MemoryFault("a masked load without other= leaves inactive lanes undefined on a GPU")
-        for allocation, index in self._locate(addresses, mask, "load"):
+        for allocation, active in self._locate(addresses, mask, "load"):
             if allocation.written is not None:
-                writers = allocation.written[index]
+                writers = allocation.written[allocation.count(active)]
                 if ((writers != _NOBODY) & (writers != 1 + self.program)).any():
                     raise MemoryFault(
                         f"load from '{allocation.name}' of an element that another program stores"
@@ -94,11 +112,12 @@ class Watch:
         """Checks a store: MemoryFault for a stray address, an input, or a race between programs."""
         if not self.enabled:
             return
-        for allocation, index in self._locate(addresses, mask, "store"):
+        for allocation, active in self._locate(addresses, mask, "store"):
             if not allocation.writable:
                 raise MemoryFault(f"store to '{allocation.name}', which is an input")
             if allocation.written is None:
                 allocation.written = _zeros(len(allocation.belongs), np.int64)
+            index = allocation.count(active)
             writers = allocation.written[index]
             if ((writers != _NOBODY) & (writers != 1 + self.program)).any():
                 raise MemoryFault(f"two programs store to the same element of '{allocation.name}'")
@@ -109,29 +128,26 @@ class Watch:
             for _ in self._locate(addresses, mask, "atomic"):
                 pass
 
-    def _locate(self, addresses: Addresses, mask: Bools, action: str) -> Iterator[tuple[Allocation, Any]]:
-        active = addresses if addresses.shape == mask.shape else np.broadcast_to(addresses, mask.shape)
-        active = (active.reshape(-1) if mask.all() else active[mask]).view(np.int64)
+    def _locate(self, addresses: Addresses, mask: Bools, action: str) -> Iterator[tuple[Allocation, _Signed]]:
+        """Yields the tensors in which active lanes lie, and the addresses of those."""
+        lanes = addresses if addresses.shape == mask.shape else np.broadcast_to(addresses, mask.shape)
+        active = (lanes.reshape(-1) if _is_full(mask) else lanes[mask]).view(np.int64)
         if not active.size:
             return
-        first, last = int(active.min()), int(active.max())
+        first, last = int(np.minimum.reduce(active)), int(np.maximum.reduce(active))
         for allocation in self.allocations:
             if last < allocation.base or first >= allocation.end:
                 continue
-            offset = active - allocation.base
-            index = offset >> (allocation.itemsize.bit_length() - 1)  # sizes of elements are powers of two
-            inside = offset & (allocation.itemsize - 1) == 0
-            if first < allocation.base or last >= allocation.end:
-                inside &= (offset >= 0) & (active < allocation.end)
+            covers = allocation.is_whole and allocation.base <= first and last < allocation.end
+            if covers and not np.bitwise_or.reduce(active) & (allocation.itemsize - 1):
+                yield allocation, active
+                return
+            inside = allocation.holds(active, first, last)
             if inside.all():
-                inside = allocation.belongs[index]
-            else:
-                inside[inside] = allocation.belongs[index[inside]]
-            if inside.all():
-                yield allocation, index
+                yield allocation, active
                 return
             if inside.any():
-                yield allocation, index[inside]
+                yield allocation, active[inside]
                 active = active[~inside]
         raise MemoryFault(self._describe(int(active[0]), active.size, action))
 
@@ -159,6 +175,10 @@ def _permutation(order: int, count: int) -> list[int]:
 
 #: The one watch of this process: the interpreter runs one launch at a time.
 WATCH = Watch()
+
+
+def _is_full(mask: Bools) -> bool:
+    return np.count_nonzero(mask) == mask.size  # several times faster than `all`
 
 
 def reserve_zeros(size: int) -> mmap.mmap:
