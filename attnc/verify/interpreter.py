@@ -480,7 +480,15 @@ class _Patch:
         return implicit_cvt
 
     def wrap_equal(self, original: Any) -> Any:
-        return lambda dtype, other: dtype is other or original(dtype, other)
+        plain = self.tl.core.dtype
+
+        def equal(dtype: Any, other: Any) -> bool:
+            if dtype is other:
+                return True
+            is_plain = other.__class__ is plain
+            return dtype.name == other.name if is_plain else original(dtype, other)
+
+        return equal
 
     def wrap_patch_builtin(self, original: Any) -> Any:
         """Remembers which members of a package are built in, instead of looking at all before each launch."""

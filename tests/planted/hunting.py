@@ -114,9 +114,12 @@ def large_case(bug: Bug, dims: Mapping[str, int]) -> Case:
 
 def planted(bug: Bug) -> AnySubject:
     """The module that the bug belongs in, with the bug. ValueError as for `files_with`."""
-    files = files_with(bug)
+    try:
+        files = _files_with(bug, is_alone=False)
+    except ValueError:  # in the support package
+        files = files_with(bug)
     if bug.target.startswith("cuda."):
-        every = {**_files(bug.attention, bug.target), **files}
+        every = {**_files(bug.attention, bug.target, is_alone=False), **files}
         return subject_of(module_of(bug.attention, bug.target), every)
     (text,) = files.values()
     return replace(_clean(bug), module=load_text(text))
@@ -138,7 +141,11 @@ def files_with(bug: Bug) -> dict[str, str]:
     """The files of the module that the bug is in, by name, with the bug. ValueError unless each anchor occurs
     exactly once.
     """
-    files = _files(bug.attention, bug.target)
+    return _files_with(bug, is_alone=True)
+
+
+def _files_with(bug: Bug, *, is_alone: bool) -> dict[str, str]:
+    files = _files(bug.attention, bug.target, is_alone=is_alone)
     found: dict[str, str] = {}
     for place in bug.places:
         name = next(iter(files))
@@ -154,13 +161,17 @@ def files_with(bug: Bug) -> dict[str, str]:
 
 
 @cache
-def _files(attention: str, target: str) -> dict[str, str]:
+def _files(attention: str, target: str, *, is_alone: bool) -> dict[str, str]:
+    """is_alone: with the support package in the module, so that bugs of its text can be planted too. It takes
+    longer to compile than the rest.
+    """
     if target == "projection":
-        return {"": standalone(text_of(projection_of(attention)))}
+        text = text_of(projection_of(attention))
+        return {"": standalone(text) if is_alone else text}
     files = files_of(module_of(attention, target))
-    # With the support package in the module, so that bugs of its text can be planted too.
     return {
-        name: standalone(text) if name.endswith(".py") else with_headers(text) for name, text in files.items()
+        name: with_headers(text) if not name.endswith(".py") else standalone(text) if is_alone else text
+        for name, text in files.items()
     }
 
 
