@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -37,10 +38,8 @@ def run(text: str, operands: Sequence[_Array], results: Sequence[np.dtype[Any]],
         for word in _pack(operand, pack):
             registers[f"${number}"] = word
             number += 1
-    lines = (part.strip() for part in re.sub(r"//.*", "", text).strip("{} \n").split(";"))
-    for line in filter(None, lines):
-        if not line.startswith(".reg"):
-            _execute(line, registers)
+    for name, into, sources in _statements(text):
+        _execute(name, into, sources, registers)
     made, number = [], 0
     for dtype in results:
         words = [registers[f"${number + i}"] for i in range(_registers(dtype, pack))]
@@ -61,17 +60,29 @@ def _pack(values: _Array, pack: int) -> list[Words]:
     return [*words.T]
 
 
-def _execute(line: str, registers: dict[str, Words]) -> None:
-    found = _STATEMENT.fullmatch(line)
-    if found is None or found[1] not in _INSTRUCTIONS:
-        raise LookupError(f"the interpreter does not know the assembly {line!r}")
-    into, *operands = _OPERAND.findall(found[2])
-    result = _INSTRUCTIONS[found[1]](*(_value(operand.strip(), registers) for operand in operands))
+@lru_cache(maxsize=64)
+def _statements(text: str) -> list[tuple[str, str, list[str]]]:
+    """Returns each instruction of an assembly with what it writes and what it reads."""
+    found = []
+    lines = (part.strip() for part in re.sub(r"//.*", "", text).strip("{} \n").split(";"))
+    for line in filter(None, lines):
+        if line.startswith(".reg"):
+            continue
+        parts = _STATEMENT.fullmatch(line)
+        if parts is None or parts[1] not in _INSTRUCTIONS:
+            raise LookupError(f"the interpreter does not know the assembly {line!r}")
+        into, *sources = (operand.strip() for operand in _OPERAND.findall(parts[2]))
+        found.append((parts[1], into, sources))
+    return found
+
+
+def _execute(name: str, into: str, sources: Sequence[str], registers: dict[str, Words]) -> None:
+    result = _INSTRUCTIONS[name](*(_value(operand, registers) for operand in sources))
     if into.startswith("{"):  # its halves
-        for place, name in enumerate(into.strip("{}").split(",")):
-            registers[name.strip()] = result >> np.uint32(16 * place) & np.uint32(0xFFFF)
+        for place, half in enumerate(into.strip("{}").split(",")):
+            registers[half.strip()] = result >> np.uint32(16 * place) & np.uint32(0xFFFF)
     else:
-        registers[into.strip()] = result
+        registers[into] = result
 
 
 def _value(operand: str, registers: Mapping[str, Words]) -> Words:

@@ -485,8 +485,7 @@ class _Patch:
         def equal(dtype: Any, other: Any) -> bool:
             if dtype is other:
                 return True
-            is_plain = other.__class__ is plain
-            return dtype.name == other.name if is_plain else original(dtype, other)
+            return bool(dtype.name == other.name if other.__class__ is plain else original(dtype, other))
 
         return equal
 

@@ -178,7 +178,7 @@ WATCH = Watch()
 
 
 def _is_full(mask: Bools) -> bool:
-    return np.count_nonzero(mask) == mask.size  # several times faster than `all`
+    return int(np.count_nonzero(mask)) == mask.size  # several times faster than `all`
 
 
 def reserve_zeros(size: int) -> mmap.mmap:
