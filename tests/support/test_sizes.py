@@ -20,6 +20,7 @@ from attnc.support.sizes import (
     cdiv,
     count_kept,
     count_parts,
+    count_parts_in_turns,
     evaluate,
     list_names,
     next_power_of_2,
@@ -214,11 +215,12 @@ def shares_of(parts: int, heads: int, tiles: int) -> list[tuple[range, range]]:
 def test_parts_have_every_tile_of_every_head_once(
     walks: int, heads: int, tiles: int, enough: int, wanted: int, few: int, chosen: int
 ) -> None:
-    parts = count_parts(walks, heads, tiles, enough, wanted, few, chosen)
-    shares = shares_of(parts, heads, tiles)
-    visited = [(h, tile) for of_heads, of_tiles in shares for h in of_heads for tile in of_tiles]
-    assert sorted(visited) == [(h, tile) for h in range(heads) for tile in range(tiles)]
-    assert all(of_heads for of_heads, _ in shares)
+    by_turns = count_parts_in_turns(walks, heads, tiles, tiles, few + 1, chosen)
+    for parts in {count_parts(walks, heads, tiles, enough, wanted, few, chosen), by_turns}:
+        shares = shares_of(parts, heads, tiles)
+        visited = [(h, tile) for of_heads, of_tiles in shares for h in of_heads for tile in of_tiles]
+        assert sorted(visited) == [(h, tile) for h in range(heads) for tile in range(tiles)]
+        assert all(of_heads for of_heads, _ in shares)
 
 
 @pytest.mark.parametrize(
@@ -245,6 +247,10 @@ def test_parts_have_every_tile_of_every_head_once(
         ((32, 1, 64, 1056, 1056, 132, 0, 0, 32), 8),  # in turns, each behind the one before
         ((20, 1, 64, 1056, 1056, 132, 0, 0, 1), 6),
         ((48, 1, 8, 1056, 1056, 132, 0, 0, 4), 2),
+        ((500, 4, 10, 1056, 1056, 0, 0, 0, 0, 40), 1),  # packed, in turns: parts of forty tiles at least, ...
+        ((500, 4, 24, 1056, 1056, 0, 0, 0, 0, 40), 2),
+        ((100, 4, 10, 1056, 1056, 0, 0, 0, 0, 40), 2),  # ... unless multiprocessors would be idle
+        ((500, 4, 10, 1056, 1056, 0, 3, 0, 0, 40), 2),
         ((32, 4, 64, 396, 792, 0), 4),
         ((1, 4, 1, 396, 792, 132), 4),  # no tile is divided
         ((0, 4, 1, 396, 792, 132), 4),
@@ -265,6 +271,34 @@ def test_parts_have_every_tile_of_every_head_once(
 )
 def test_how_many_parts_walks_have(given: tuple[int, ...], parts: int) -> None:
     assert count_parts(*given) == parts
+
+
+@pytest.mark.parametrize(
+    ("given", "parts"),
+    [
+        ((1024, 4, 16, 8), 1),  # 16 x 1,024 tokens on 8 heads: sums take longer than the end of the launch
+        ((512, 4, 64, 32), 4),  # whole heads, the more the longer walks are
+        ((192, 7, 48, 24), 7),
+        ((64, 48, 64, 32), 24),
+        ((64, 71, 16, 16), 24),
+        ((128, 2, 256, 128), 6),  # three of each head
+        ((96, 4, 192, 96), 8),
+        ((128, 1, 256, 128), 10),
+        ((512, 1, 256, 128), 2),
+        ((256, 1, 512, 256), 4),
+        ((32, 1, 32, 16), 8),
+        ((256, 1, 64, 32), 1),  # parts would begin one behind the other
+        ((1024, 1, 256, 128), 1),
+        ((32, 1, 8, 8), 1),
+        ((2200, 16, 256, 128), 1),  # too many sums
+        ((0, 4, 1, 1), 4),
+        ((512, 4, 64, 32, 3), 2),  # as a config says
+        ((512, 1, 64, 32, 5), 5),
+    ],
+)
+def test_walks_in_turns_have_the_parts_that_were_fastest(given: tuple[int, ...], parts: int) -> None:
+    walks, heads, tiles, turns, *chosen = given
+    assert count_parts_in_turns(walks, heads, tiles, turns, 132, *chosen) == parts
 
 
 #: Of an H200. Of a part of a walk, in tiles of queries: what it takes besides, and to add its sums up.

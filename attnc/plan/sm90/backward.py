@@ -100,10 +100,11 @@ SECTIONS_OF_TURNS = Section(cache=(2, 5))
 #: stay in the L2 cache. Walks over one head are short, and lose more by that than at the end of a launch.
 LAST_SECTION, LAST_SECTION_OF_PACKED = LastSection(rounds=3), LastSection(rounds=6, sections=4)
 #: Walks over queries for each multiprocessor, fewer than which are cut into parts, and parts that it has
-#: then: where the longest come first, and where blocks take turns, in which the longest may come last.
-_WALKS, _WALKS_IN_TURNS = (3, 6), (8, 8)
+#: then: where the longest come first, and where blocks take turns. Tiles of queries that a part has at least
+#: where packed sequences take turns, unless multiprocessors are idle: 20 of 577 tokens take 316 us, not 359.
+_WALKS, _WALKS_IN_TURNS, _LEAST_TILES = (3, 6), (8, 8), 40
 #: Query heads of a group, from which on walks are so long that as many are cut as there would be parts.
-LARGE_GROUP = 8
+_LARGE_GROUP = 8
 #: Bytes that may be skipped so that tiles lie right; of barriers and what is known of tiles.
 _ALIGNMENT, _BARRIERS = 1024, 512
 #: Columns of q, or of v, at most, of a kernel for dk and dv together; of all others.
@@ -112,16 +113,17 @@ _WIDEST, _WIDEST_OF_ALL = 128, 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sm90Backward(CudaBackwardLayout):
-    """As for `CudaBackward`; by_wgmma: the kernels that multiply by wgmma, the others are the same.
-    turns: how blocks take turns at adding to dq; None: they add in any order. alike: all queries see all
-    keys, so that no walk is longer than another. listed: queries and keys of a block that a mask lists, which
-    tiles divide; 0: it lists none. Where a block has no whole tile of two warpgroups, one multiplies, and two
-    blocks live on a multiprocessor.
+    """As for `CudaBackward`; by_wgmma: the kernels that multiply by wgmma, the others are the same. turns:
+    how blocks take turns at adding to dq; None: they add in any order. alike: all queries see all keys, so
+    that no walk is longer than another. packed: sequences of queries follow each other. listed: queries
+    and keys of a block that a mask lists, which tiles divide; 0: it lists none. Where a block has no whole
+    tile of two warpgroups, one multiplies, and two blocks live on a multiprocessor.
     """
 
     by_wgmma: frozenset[KernelName]
     turns: Turns | None
     alike: bool = False
+    packed: bool = False
     listed: tuple[int, int] = (0, 0)
 
     @property
@@ -176,22 +178,36 @@ class Sm90Backward(CudaBackwardLayout):
         return columns // min(self.layout.d, self.layout.dv) if self.cuts_walks else 0
 
     @property
-    def few_walks(self) -> str:
-        """Walks over a single head fewer than which are cut too. Where all are as long as each other, so few
-        that half of the multiprocessors have none. Where blocks take turns, those of causal walks would wait
-        for the others at their first tiles; others wait longer for whole walks than for parts.
+    def cuts_at_queries(self) -> bool:
+        """Whether all walks over a head are cut at the same queries, and not in equal shares: the longest
+        come last, and a part that began among the queries of one before it would wait for all of that.
         """
-        if self.turns is not None:
-            return "multiprocessors()" if self.alike else "0"
-        return "multiprocessors() // 2" if self.alike else "multiprocessors()"
+        return self.turns is not None and self.turns.to_last and not self.packed
 
-    def room_for_parts(self, kv_tiles: str) -> str:
-        """Where parts that nearly fill two rounds of blocks are enough, how many those are; where blocks take
-        turns, at heads that are cut, how many do. kv_tiles: of a head.
+    def count_parts(self, walks: str, heads: str, tiles: str, kv_tiles: str, chosen: str) -> str:
+        """Returns the text for `support.sizes` of how many parts each walk is cut into. heads, tiles: query
+        heads that a walk goes through, and tiles of each; kv_tiles: of a head; chosen: what a config says.
+
+        Walks over a single head are cut where they are fewer than multiprocessors; if all are as long as each
+        other, than half of them, unless blocks take turns, which wait longer for whole walks than for parts;
+        in turns under a mask that leaves some queries to each tile of keys, none is cut. Where blocks take no
+        turns, parts that nearly fill two rounds of them are enough.
         """
+        cut = f"{walks}, {heads}, {tiles}"
+        if self.cuts_at_queries:
+            return f"count_parts_in_turns({cut}, {kv_tiles}, multiprocessors(), {chosen})"
+        few = "multiprocessors()" if self.alike == (self.turns is not None) else "multiprocessors() // 2"
+        more = f", 0, {kv_tiles}"
         if self.turns is None:
-            return ", 2 * multiprocessors()"
-        return f", 0, {kv_tiles}" if self.alike else ""
+            more = ", 2 * multiprocessors()"
+        elif not self.alike:
+            few, more = "0", f", 0, 0, {_LEAST_TILES}" if self.packed else ""
+        least, parts = self.walks
+        enough = str(least)
+        if heads != "1" and least < parts:
+            enough = f"({least} + {parts - least} * ({heads} > {_LARGE_GROUP - 1}))"
+        found = f"{cut}, {enough} * multiprocessors(), {parts} * multiprocessors(), {few}, {chosen}"
+        return f"count_parts({found}{more})"
 
     @property
     def stores_boxes(self) -> bool:
@@ -352,6 +368,7 @@ def plan_sm90_backward(variant: Variant, schedule: Schedule, layout: CudaLayout)
         if accumulate_of_dq(variant, schedule) == "ordered"
         else None,
         alike=variant.attention.mask == TRUE,
+        packed=variant.attention.q.storage.is_packed,
         listed=(0, 0) if (listing := listing_of(variant.attention)) is None else (listing.rows, listing.keys),
     )
 

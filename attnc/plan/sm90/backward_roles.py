@@ -66,7 +66,8 @@ class Sm90BackwardRoles(Roles):
     clears_values: rows of q, or of k in a partial tile, have to be made zero: TMA does so behind the tensor
     alone.
 
-    cuts_walks: blocks may share the walk of a tile; turns: how blocks take turns at adding to dq, None where
+    cuts_walks: blocks may share the walk of a tile; cuts_at_queries: walks over a head are cut at the same
+    queries, and not in equal shares; turns: how blocks take turns at adding to dq, None where
     they do not; edge: the bound of the loops of the kv tile before that tells whether a turn is the first, if
     one does; last: the last section; walks: how far tiles of packed sequences walk, where the farthest come
     first in it, if they go through several query heads; end_of_own: the size that a sequence ends the
@@ -90,6 +91,7 @@ class Sm90BackwardRoles(Roles):
     clears_queries: bool
     clears_values: bool
     cuts_walks: bool
+    cuts_at_queries: bool
     turns: Turns | None
     edge: Expr | None
     last: LastSection
@@ -145,6 +147,7 @@ class _BackwardRolePlanner:
             clears_queries=not over_q and (attention.q.storage.is_packed or "M" in attention.lengths),
             clears_values=shows_values if over_q else kernel.fills_keys or is_cut,
             cuts_walks=not over_q,
+            cuts_at_queries=turns is not None and plan.cuts_at_queries,
             turns=turns,
             edge=edge,
             last=LAST_SECTION_OF_PACKED if walks else LAST_SECTION,

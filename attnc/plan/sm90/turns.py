@@ -49,12 +49,14 @@ _TILE = (Index("kv_lo"), Index("kv_hi"))
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turns:
     """why_not: why blocks cannot take turns, empty if they can; from_last: the last kv tile has the first
-    turn, and walks go on to later queries; first_varies: the kv tile that is the first to add to a q tile is
-    not the same for all, but where the one before it ends, or, from the last, begins.
+    turn, and walks go on to later queries; to_last: to the last query of their sequence; first_varies:
+    the kv tile that is the first to add to a q tile is not the same for all, but where the one before it
+    ends, or, from the last, begins.
     """
 
     why_not: str = ""
     from_last: bool = False
+    to_last: bool = False
     first_varies: bool = False
 
 
@@ -70,7 +72,8 @@ def turns_under(mask: Expr) -> Turns:
     if not _grows(lo) or not (_grows(hi) or _falls(hi)):
         return Turns(why_not="keys that see a query are no neighbours, for all that is known")
     from_last = _grows(hi) and not _is_fixed(lo)
-    return Turns(from_last=from_last, first_varies=from_last or not _falls(hi))
+    first_varies = from_last or not _falls(hi)
+    return Turns(from_last=from_last, to_last=from_last and _is_fixed(hi), first_varies=first_varies)
 
 
 def lengths_of_walks(mask: Expr) -> WalkLengths:

@@ -10,7 +10,6 @@ from attnc.plan.sm90.backward import (
     FINISH_WARPS,
     JOIN_BLOCKS,
     JOIN_WARPS,
-    LARGE_GROUP,
     STORED_ROWS,
     TURNS,
     Sm90Backward,
@@ -159,18 +158,15 @@ class HopperBackward(CudaBackward):
         walks = super().blocks(planned).replace("BLOCK_N", f"{planned.config}.BLOCK_N")
         queries = f"cdiv({f'{self.queries} // B' if self.packs_queries else 'M'}, {planned.config}.BLOCK_M)"
         heads = "G" if planned.sums_heads else "1"
-        few, parts = self._plan.walks
-        large = f"({few} + {parts - few} * (G > {LARGE_GROUP - 1}))" if heads == "G" and few < parts else few
-        enough, wanted = (f"{count} * multiprocessors()" for count in (large, parts))
-        counted = f"WALKS, {heads}, {queries}, {enough}, {wanted}, {self._plan.few_walks}"
         name = self.module.variant.attention.k.name
         keys = next(arg for arg in self.module.args if arg.tensor.name == name)
         rows = [show_size(bind) for bind in keys.axes[:-1]]
-        room = self._plan.room_for_parts(f"cdiv({self.keys}, {planned.config}.BLOCK_N)")
+        kv_tiles = f"cdiv({self.keys}, {planned.config}.BLOCK_N)"
+        chosen = f"{planned.config}.parts"
         return {
             **sizes,
             "WALKS": walks,
-            "WALK_PARTS": f"count_parts({counted}, {planned.config}.parts{room})",
+            "WALK_PARTS": self._plan.count_parts("WALKS", heads, queries, kv_tiles, chosen),
             **({self.head_parts: "min(WALK_PARTS, G)"} if self.head_parts else {}),
             "KEY_ROWS": " * ".join(rows),
         }

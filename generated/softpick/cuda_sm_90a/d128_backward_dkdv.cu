@@ -222,16 +222,16 @@ __device__ __forceinline__ void run_scheduler(const Args& args, u32 base, WorkTi
             work.full_hi = full_hi;
         }
         if constexpr (IN_PARTS) {
-            // Each has as many q tiles of a head as the others, whatever the mask leaves.
-            const int share = taken % tile_parts, q_first = lo / BLOCK_M,
-                q_tiles = max((M + BLOCK_M - 1) / BLOCK_M - q_first, 0);
+            // The walks of a head are cut at the same queries: a part that began among those of one before it would
+            // wait for all of that.
+            const int share = taken % tile_parts, q_tiles = (M + BLOCK_M - 1) / BLOCK_M;
             const int head_part = in_turn % head_parts, h = h_kv * G + head_part * part_heads;
             if (is_leader) {
                 work.part = head_part * tile_parts + share;
                 work.h_first = h;
                 work.h_last = min(h + part_heads, h_kv * G + G) - 1;
-                work.q_from = (q_first + q_tiles * share / tile_parts) * BLOCK_M;
-                work.q_to = min((q_first + q_tiles * (share + 1) / tile_parts) * BLOCK_M, M);
+                work.q_from = max(q_tiles * share / tile_parts * BLOCK_M, lo);
+                work.q_to = min(q_tiles * (share + 1) / tile_parts * BLOCK_M, M);
             }
         }
         mbarrier_arrive_if(barrier_of(base, WORK_FULL, slot.index), is_leader);

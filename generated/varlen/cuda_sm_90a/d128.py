@@ -102,7 +102,7 @@ CALL = HopperAttention(
             "WALKS": "(S // dkdv_config.BLOCK_N + B + 1) * Hkv",
             "WALK_PARTS": (
                 "count_parts(WALKS, G, cdiv(T // B, dkdv_config.BLOCK_M), 8 * multiprocessors(), 8 * "
-                "multiprocessors(), 0, dkdv_config.parts)"
+                "multiprocessors(), 0, dkdv_config.parts, 0, 0, 40)"
             ),
             "HEAD_PARTS": "min(WALK_PARTS, G)",
             "KEY_ROWS": "S * Hkv",
