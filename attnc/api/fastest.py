@@ -50,6 +50,13 @@ FEW = 16
 #: have walked over when the programs that share keys begin. The tables of `attnc.tuned` follow.
 SHARED_ROWS, IDLE, BEGUN = 128, 0.8, 800
 
+#: Query heads for each head of keys, at least, and queries of a packed sequence, on average and at most, up
+#: to which tiles have rows of several heads on Hopper: one head would fill at most five eighths of its tiles
+#: of 128 rows, unless a long sequence has most of the work. Measured on an H200.
+PACKED_GROUP, SHORT_QUERIES, MOST_QUERIES = 4, 80, 1024
+#: What a call may ask for besides, with which such tiles were not timed.
+_NOT_TIMED = {"softcap", "cap", "slopes", "left", "right", "rows", "lengths", "leftpad"}
+
 #: Heads of 16 bits with at most so many columns: Triton's gradients are faster than those of sm_80. For wider
 #: heads Triton multiplies 512 columns, however many there are, and is no faster even for 512.
 _NARROW_GRADIENTS = 256
@@ -173,6 +180,32 @@ def share_keys(
     )
     rounds = max(processors, apart)
     return keys * (IDLE * rounds - shared) > BEGUN * rounds
+
+
+def class_of_length(most: int | None) -> int:
+    """Returns what kernels depend on of how many queries a packed sequence has at most: 1 and `MOST_QUERIES`
+    for not more than those, 0 for more, and where the caller does not say.
+    """
+    if not isinstance(most, int) or not 0 < most <= MOST_QUERIES:
+        return 0
+    return 1 if most == 1 else MOST_QUERIES
+
+
+def pack_heads(
+    function: str, tensors: Mapping[str, torch.Tensor], form: Mapping[str, object], most: int | None
+) -> bool:
+    """Returns whether a tile has rows of all heads that share keys: of packed sequences [T, H, D] so short
+    that queries of one head would leave much of it empty, beside the keys of the same tokens. form: how
+    tensors lie, and what else the call asks for; most: as of `class_of_length`.
+    """
+    if not form.get("q") == form.get("kv") == "ragged" or form.keys() & _NOT_TIMED:
+        return False
+    q, k, v, starts = (tensors[name] for name in ("q", "k", "v", "cu_seqlens_q"))
+    is_timed = q.shape[0] == k.shape[0] and q.shape[1] >= PACKED_GROUP * k.shape[1]
+    is_short = class_of_length(most) > 0 and q.shape[0] <= SHORT_QUERIES * (starts.shape[0] - 1)
+    if torch.compiler.is_compiling() or not (is_timed and is_short) or q.shape[-1] > SHORT_TILES:
+        return False
+    return targets_of_call(function, q, k, v)[0] == HOPPER
 
 
 def suits_tiles(width: int, sharing: int, keys: str, *, is_long: bool, is_known: bool = True) -> bool:

@@ -19,6 +19,7 @@ from attnc.api.fastest import (
     are_few,
     count_sharing,
     exceeds,
+    pack_heads,
     share_keys,
     targets_of_call,
     targets_of_few,
@@ -323,7 +324,7 @@ class Call:
         #: What was given for those tensors that kernels have otherwise, and how these are made of it.
         self._given_as: dict[str, torch.Tensor] = {}
         self._changes: dict[str, Change] = {}
-        self._has_one = False
+        self._has_one, self._packs, self._most = False, False, 0
         #: The name in FUNCTIONS of the kernel that was called.
         self.function = ""
 
@@ -428,7 +429,7 @@ class Call:
         """
         self._given.check(name, starts, "B+1", (torch.int32,))
         self._lay("q", "ragged", cu_seqlens_q=starts)
-        self._has_one = most == 1 and used is None
+        self._has_one, self._most = most == 1 and used is None, most if isinstance(most, int) else 0
         if used is not None:
             self._given.check("seqused_q", used, "B", (torch.int32,))
             self._tensors["seqused_q"] = used
@@ -488,6 +489,8 @@ class Call:
             self._form["splits"] = max(0, splits)
             if self._form.get("q", "dense") == "dense" and not are_few(self._tensors["q"].shape[1]):
                 self._form["many"] = True
+        elif not has_more and pack_heads(self._name, self._tensors, self._form, self._most):
+            self._packs, self._form["splits"] = True, 1
         self._choose()
         name, inputs = self._prepare_function()
         function = getattr(FUNCTIONS, name)
@@ -552,7 +555,7 @@ class Call:
 
     def _choose(self) -> None:
         q, k, v = (self._tensors[name] for name in "qkv")
-        if "splits" in self._form:
+        if "splits" in self._form and not self._packs:
             is_packed = self._form.get("q", "dense") == "ragged"
             sharing = count_sharing(1 if is_packed else q.shape[1], q.shape[-2], k.shape[-2])
             keys = self._form.get("kv", "dense")

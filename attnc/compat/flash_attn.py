@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 
 import torch
 
+from attnc.api.fastest import class_of_length
 from attnc.api.repeats import are_left_out, repeat
 from attnc.compat.call import (
     DENSE,
@@ -181,9 +182,9 @@ def flash_attn_varlen_func(
     seqused_q, seqused_k: i32[B], how many rows of each sequence count
     block_table, page_table: i32[B, P], of k and v in pages [pages, page, Hkv, D]. A sequence then has
         seqused_k keys, or those between two entries of cu_seqlens_k
-    max_seqlen_q: 1 chooses the kernels for decoding, right for any number of queries. Kernels read lengths
-        themselves, and other values have no effect. max_seqlen_k: up to 1,024, gradients have the same bits
-        in every run, as that is faster
+    max_seqlen_q: 1 chooses the kernels for decoding, up to 1,024 those whose tiles have rows of several
+        heads, right for any number of queries; kernels read lengths themselves. max_seqlen_k: up to 1,024,
+        gradients have the same bits in every run, as that is faster
     num_splits, pack_gqa, sm_margin, scheduler_metadata, ver, fa_version: taken, without an effect on results
 
     lse is f32[H, Tq]. Other arguments, results and errors are as of `flash_attn_func`.
@@ -198,11 +199,11 @@ def flash_attn_varlen_func(
     is_one_table = block_table is None or page_table is None
     # which gradients of short sequences have, as that is faster
     has_same_bits = deterministic or (isinstance(max_seqlen_k, int) and max_seqlen_k <= FEW_KEYS)
-    has_one = max_seqlen_q == 1
+    length = class_of_length(max_seqlen_q)
     if not attention_chunk and is_one_table and are_left_out(*others):
         facts = (
             name, softmax_scale, causal, window_size, softcap, deterministic, has_same_bits, dropout_p,
-            has_one,
+            length,
         )  # fmt: skip
         key, found = repeat(facts, given)
         if found is not None:

@@ -18,6 +18,7 @@ from typing import Any, TypeAlias
 
 import torch
 
+from attnc.api.fastest import class_of_length
 from attnc.api.repeats import Plan, keep, repeat, without_gradients
 from attnc.api.tensors import refuse_gradients
 from attnc.compat.call import DENSE, FUNCTIONS, PACKED, PAGED, Call, arrange_by, check, refuse, rows
@@ -129,7 +130,7 @@ def flash_attention_forward(
     known = None
     if not dropout_p and out is None:
         window = window_size_left, window_size_right
-        facts = ("flash_attention_forward", is_causal, scale, *window, max_q == 1)
+        facts = ("flash_attention_forward", is_causal, scale, *window, class_of_length(max_q))
         known, found = repeat(facts, given)
         if found is not None:
             o, lse = found[0]

@@ -420,6 +420,52 @@ def test_chunks_share_keys_unless_one_split_is_asked_for(monkeypatch: pytest.Mon
     assert found == [N, 0, N]
 
 
+@pytest.mark.parametrize(
+    ("heads", "rows", "most", "options", "packs"),
+    [
+        ((8, 1), 6144, 64, {}, True),
+        ((8, 2), 7680, 1024, {}, True),
+        ((8, 4), 6144, 64, {}, False),  # a group of two was not timed
+        ((8, 1), 7681, 400, {}, False),  # tiles of a head are fuller
+        ((8, 1), 6144, 1025, {}, False),  # a sequence may be long
+        ((8, 1), 6144, None, {}, False),
+        ((8, 1), 6144, 64, {"window": (100, 0)}, False),
+    ],
+)
+def test_short_packed_prompts_fill_tiles_with_rows_of_all_heads(
+    heads: tuple[int, int],
+    rows: int,
+    most: int | None,
+    options: dict[str, tuple[int, int]],
+    *,
+    packs: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(fastest, "targets_of_call", lambda *given, **named: (HOPPER,))
+    q, k = (torch.empty(rows, number, 64, dtype=torch.bfloat16) for number in heads)
+    ends = torch.empty(97, dtype=torch.int32)  # of 96 sequences
+    made = call.Call("door", q, k, k, call.check("door", call.PACKED, q=q, k=k, v=k))
+    made.set_ragged(ends, None, most=most)
+    made.set_packed(ends)
+    made.mask(True, options.get("window", (-1, -1)))
+    assert fastest.pack_heads("door", made._tensors, made._form, made._most) == packs
+
+
+@pytest.mark.slow
+def test_tiles_with_rows_of_all_heads_have_the_same_results(monkeypatch: pytest.MonkeyPatch) -> None:
+    q, k, v = (x.flatten(0, 1) for x in dense(N))
+    ends = torch.tensor([0, 5, 5, N, 2 * N], dtype=torch.int32)
+
+    def packed_prompts() -> Any:
+        return flash_attn.flash_attn_varlen_func(q, k, v, ends, ends, N, N, causal=True, return_lse=True)
+
+    expected, known = packed_prompts(), len(vars(call.FUNCTIONS))
+    monkeypatch.setattr(call, "pack_heads", lambda *given: True)
+    repeats.forget()
+    torch.testing.assert_close(packed_prompts(), expected)
+    assert len(vars(call.FUNCTIONS)) > known  # of another form
+
+
 @pytest.mark.parametrize("target", fastest.NEEDS)
 def test_a_chosen_target_serves_few_queries_too(target: str, hopper: None) -> None:
     q = torch.empty(1, 1, 8, 128, dtype=torch.float16)
