@@ -37,8 +37,9 @@ TESTED_ELSEWHERE = {
     "target/sm90/tiles": "kernels/test_sm90_pages",
     "target/triton/backward": "kernels/test_backward",
     "target/triton/columns": "kernels/test_narrow",
-    "target/triton/kernel": "plan/test_access",
+    "target/triton/kernel": "kernels/test_two_pass",
     "target/triton/parameters": "kernels/test_packed_gradients",
+    "target/triton/program": "plan/test_access",
 }
 MODULES = sorted(
     str(path.relative_to(ROOT / "attnc").with_suffix(""))

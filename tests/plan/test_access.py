@@ -14,7 +14,7 @@ from attnc.expr.nodes import Dim, Index
 from attnc.plan.access import LastSection, Sequences, TileWalk
 from attnc.target.sm80.printer import CudaWalk, settle
 from attnc.target.templates import drop_empty_lines, python_environment
-from attnc.target.triton.kernel import ProgramText
+from attnc.target.triton.program import ProgramText
 from tests.target.walks import Place, as_python
 
 SIZES = {"B": 2, "H": 6, "Hkv": 3, "M": 70, "M_padded": 96, "N": 50, "BLOCK_M": 32, "BLOCK_N": 16}

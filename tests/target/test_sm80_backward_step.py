@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from attnc.resources import resource
 from attnc.target.sm80.arguments import ArgumentText
 from attnc.target.sm80.backward import CudaBackwardText
 from attnc.target.sm80.backward_step import WarpShare
@@ -36,5 +39,19 @@ def test_dv_has_no_factor_of_the_score() -> None:
 
 def test_warps_that_exchange_begin_at_their_own_query() -> None:
     apart, together = (WarpShare(exchange=x, turns_columns=False) for x in (False, True))
-    assert (apart.first_query, apart.first_column) == ("0", "")
-    assert (together.first_query, together.first_column) == ("first_query", "first_query + ")
+    assert (apart.kind, apart.first_column) == ("alone", "")
+    assert (together.kind, together.first_column) == ("exchange", "first_query + ")
+
+
+def test_warps_sum_their_share_of_a_gradient() -> None:
+    alone = WarpShare(exchange=False, turns_columns=False)
+    found = {
+        share.sizes_from: (share.is_whole("DV"), share.first_of("DV"))
+        for share in (alone, replace(alone, exchange=True), replace(alone, sliced=True))
+    }
+    assert found == {
+        "cuda/_sizes_alone_kv.cu.jinja": ("true", "0"),
+        "cuda/_sizes_exchange_kv.cu.jinja": ("WHOLE_DV", "part * DV_COLUMNS"),
+        "cuda/_sizes_slices_kv.cu.jinja": ("WHOLE_DV", "slice * DV_COLUMNS"),
+    }
+    assert all((resource("templates") / path).exists() for path in found)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from attnc.model.dtypes import DType
 from attnc.plan.ir import Module
-from attnc.target.sm80.loop import TileLoop
+from attnc.target.sm80.loop import TileLoop, loop_of
 from tests.plans import module_of
 from tests.verify.judging import modules_of, spec
 
@@ -17,7 +17,7 @@ def loop(name: str) -> TileLoop:
 
 def loop_over(module: Module) -> TileLoop:
     dtypes = {arg.tensor.name: DType(arg.tensor.dtype) for arg in module.args}
-    return TileLoop(kernel=module.kernel, dtypes=dtypes)
+    return loop_of(module.kernel, dtypes)
 
 
 def test_bounds_are_those_of_the_first_and_of_the_last_region() -> None:

@@ -19,12 +19,13 @@ from attnc.plan.steps import sequences
 from attnc.target.header import ROW_NUMBERS, Number, score_numbers
 from attnc.target.kernel_view import BackwardView
 from attnc.target.sm80.arguments import ArgumentText
+from attnc.target.sm80.backward_forms import BACKWARD_FORMS, CudaBackwardFormText
 from attnc.target.sm80.backward_rows import BackwardPlaces, BackwardRows
-from attnc.target.sm80.backward_step import Factors, MaskTest, WarpShare
+from attnc.target.sm80.backward_step import Factors, KeyGradient, MaskTest, WarpShare
 from attnc.target.sm80.dropout import Drawing
 from attnc.target.sm80.elements import FRAGMENT, Elements, only_element
 from attnc.target.sm80.loads import Loads
-from attnc.target.sm80.loop import TileLoop
+from attnc.target.sm80.loop import TileLoop, loop_of
 from attnc.target.sm80.printer import (
     CudaSums,
     CudaSumsOfWeights,
@@ -63,8 +64,6 @@ class CudaFileText:
 
     bounds = "__launch_bounds__(THREADS)"
     makes_tiles = False
-    #: Whether several blocks share the columns of a gradient.
-    sliced = False
     #: The template of how warps share tiles.
     sizes_from = ""
     _fragment = FRAGMENT
@@ -122,7 +121,6 @@ class CudaBackwardText(CudaFileText):
 
     kernel: BackwardKernel
     makes_tiles = True
-    sizes_from = "cuda/_backward_sizes.cu.jinja"
     loop: TileLoop
     dropout: Drawing
     loads: Loads
@@ -136,7 +134,7 @@ class CudaBackwardText(CudaFileText):
         starts = self.rows.kv_name == "h" or planned.fills_keys
         self.view = BackwardView(module, planned, starts_with_program=starts)
         fills = planned.over_q or planned.fills_keys
-        self.loop = TileLoop(kernel=planned, dtypes=self.dtypes, fills=fills)
+        self.loop = loop_of(planned, self.dtypes, fills=fills)
         self.dropout, self.chain = Drawing(planned.softmax.dropout), planned.chain
         # dq += ds k: ds lies in shared memory, keys as rows
         turns = self.chain.adds_dq is not None and not planned.over_q
@@ -144,10 +142,10 @@ class CudaBackwardText(CudaFileText):
             exchange=self.plan.exchange and not planned.over_q,
             turns_columns=turns,
             spreads=self.layout.v_in_k,
+            sliced=self.plan.sliced,
             over_q=planned.over_q,
         )
         self.numbers = tuple(score_numbers(planned))
-        self.sliced = self.plan.sliced
         self.mask = MaskTest(planned, self._show, self.loop.masked)
         self.loads = self._make_loads()
         self.sizes = BackwardSizes(planned)
@@ -160,6 +158,34 @@ class CudaBackwardText(CudaFileText):
             dtypes=self.dtypes,
         )
         self.factors = Factors(planned, self.sums)
+
+    @property
+    def sizes_from(self) -> str:  # type: ignore[override]  # computed here
+        return self.warps.sizes_from
+
+    @property
+    def results(self) -> list[KeyGradient]:
+        """Gradients over keys that the kernel makes."""
+        made = (("dk", "D", "k_tile", self.tiles.d), ("dv", "DV", "v_tile", self.tiles.dv))
+        return [
+            KeyGradient(
+                name=name,
+                size=size,
+                head=self.rows.head_offset(name),
+                tile=tile,
+                width=width,
+                factor=self.factors.of(name),
+                is_rounded=name in self.arguments.as_elements,
+                warps=self.warps,
+            )
+            for name, size, tile, width in made[: len(self.kernel.makes)]
+        ]
+
+    @cached_property
+    def form(self) -> CudaBackwardFormText:
+        return BACKWARD_FORMS[self.kernel.softmax.form](
+            kernel=self.kernel, mask=self.mask, factors=self.factors, clears_rows=self.view.clears_rows
+        )
 
     def _make_loads(self) -> Loads:
         return Loads(self.kernel, self.dtypes, mode=self.mask.mode, show=self._show, statement=self.statement)

@@ -29,6 +29,10 @@ class Finish:
         assert self._kernel.epilogue is not None
         return scalar(self._kernel.epilogue.value)
 
+    def result(self, o: str, q: str, head: str, column: str) -> str:
+        """Returns an element of o as it leaves: what `finish` makes of it where there is an epilogue."""
+        return o if self._kernel.epilogue is None else f"finish({o}, {q}, {head}, {column})"
+
     def statement(self, item: Statement) -> str:
         return self.load(item)
 

@@ -17,7 +17,8 @@ from attnc.target.kernel_view import OutputView, sizes_of_kernel
 from attnc.target.sm80.dropout import Drawing
 from attnc.target.sm80.elements import FRAGMENT, Elements, only_element
 from attnc.target.sm80.finish import Finish
-from attnc.target.sm80.loop import TileLoop
+from attnc.target.sm80.forms import FORMS, CudaFormText
+from attnc.target.sm80.loop import TileLoop, loop_of
 from attnc.target.sm80.output_arguments import OutputArguments
 from attnc.target.sm80.pack import HeadPack, pack_of
 from attnc.target.sm80.printer import CudaWalk, scalar, sizes_of_call, statement
@@ -79,7 +80,7 @@ class CudaText:
             layout=layout, page=self.rows.page, by_warp=by_warp, streams_values=kernel.grid.over == "q"
         )
         self.copiers = Copiers(by_warp=by_warp)
-        self.loop = TileLoop(kernel=kernel, dtypes=self.dtypes)
+        self.loop = loop_of(kernel, self.dtypes)
         self.dropout = Drawing(kernel.softmax.dropout)
         self.default = kernel.configs[0]
         by_rows = layout.warp_split == "q"
@@ -130,6 +131,16 @@ class CudaText:
             maps=maps,
             workspaces=workspaces,
             more_strides=more_strides,
+        )
+
+    @cached_property
+    def form(self) -> CudaFormText:
+        softmax = self.kernel.softmax
+        return FORMS[softmax.form](
+            kernel=self.kernel,
+            thread=self.thread,
+            times_scale=self.step.times_scale,
+            in_segments=self.segment > 0,
         )
 
     # -- the tile at hand ----------------------------------------------------------------------------------

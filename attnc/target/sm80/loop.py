@@ -10,7 +10,16 @@ from attnc.model.dtypes import DType
 from attnc.plan.ir import Kernel, Statement
 from attnc.plan.regions import guard_of, partial_test
 from attnc.plan.steps import fetches_for, kept_fetches
-from attnc.target.sm80.printer import scalar, statement
+from attnc.target.sm80.printer import local, scalar, statement
+
+
+def _size_of(kernel: Kernel) -> str:
+    return "BLOCK_N" if kernel.regions.axis == "kv" else "BLOCK_M"
+
+
+def loop_of(kernel: Kernel, dtypes: dict[str, DType], *, fills: bool = True) -> TileLoop:
+    """Returns the loop of a kernel, from each tile to the one behind it."""
+    return TileLoop(kernel=kernel, dtypes=dtypes, step=_size_of(kernel), fills=fills)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,8 +32,8 @@ class TileLoop:
 
     kernel: Kernel
     dtypes: dict[str, DType]
+    step: str
     end: str = "hi"
-    step: str = "BLOCK_N"
     fills: bool = True
     ascends: bool = False
     descends: bool = False
@@ -50,7 +59,7 @@ class TileLoop:
 
     @property
     def more(self) -> str:
-        return f"kv_lo >= {self.lo}" if self.descends else f"kv_lo < {self.end}"
+        return f"{self.index} >= {self.lo}" if self.descends else f"{self.index} < {self.end}"
 
     @property
     def limit(self) -> str:
@@ -59,6 +68,45 @@ class TileLoop:
     @property
     def visits(self) -> str:
         return "kv_lo >= end" if self.descends else "kv_lo < end"
+
+    @property
+    def bounds(self) -> list[str]:
+        """Statements that find where the tiles of each region begin and end."""
+        found = [statement(item, self.dtypes, (), scalar) for item in self.kernel.regions.bounds]
+        ends = self.end == "hi" and self.hi != "hi"
+        return [*found, *([f"const int hi = {self.hi};"] if ends else [])]
+
+    @property
+    def index(self) -> str:
+        return f"{self.kernel.regions.axis}_lo"
+
+    @property
+    def last_of_tile(self) -> str:
+        """A declaration of the last query, or key, of the tile at hand."""
+        if self.kernel.regions.axis == "kv":
+            return local("const int", kv_hi="min(kv_lo + BLOCK_N, N) - 1")
+        return local("const int", q_hi="min(q_lo + BLOCK_M, M) - 1")
+
+    @property
+    def tested(self) -> list[str]:
+        """Statements that the guard of a tile reads."""
+        return [statement(item, self.dtypes, (), scalar) for item in self.tests]
+
+    @property
+    def captures(self) -> str:
+        return "[]" if self.step == _size_of(self.kernel) else "[&]"
+
+    @property
+    def advance(self) -> str:
+        return "- BLOCK_N" if self.descends else f"+ {self.step}"
+
+    @property
+    def return_if_all_seen(self) -> list[str]:
+        """Statements that leave a tile alone all of whose keys some query sees, if any is known to be one."""
+        if self.keeps and self.masked == "true":
+            return []
+        full = "!is_partial(kv_lo)" if self.keeps else f"kv_lo + BLOCK_N <= {self.end_of_kept}"
+        return [f"if ({full})", "    return;"]
 
     @property
     def tests(self) -> tuple[Statement, ...]:
@@ -124,6 +172,10 @@ class TileLoop:
         fetches = fetches_for(kept_fetches(self.kernel), self.kernel.step.kept_inside)
         return [statement(fetch, self.dtypes, (), scalar) for fetch in fetches]
 
-    @property
-    def asks_partial_tiles_alone(self) -> bool:
-        return self.kernel.regions.axis == "kv" and self.masked != "true" and bool(self.kept_values)
+    def unless_partial(self, next_tile: str) -> list[str]:
+        """Returns statements that keep all keys of a full tile, if that is sooner known than which are kept.
+        next_tile: its first key, "" where that is not at hand.
+        """
+        if not next_tile or self.kernel.regions.axis == "q" or self.masked == "true" or not self.kept_values:
+            return []
+        return [f"const int kv_lo = {next_tile};", f"if (!({self.masked}))", "    return true;"]

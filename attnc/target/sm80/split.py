@@ -13,14 +13,14 @@ class Split:
     joins splits; joins_more: a sink or a scale of v of each row beside its segments; has_fixed_size: whether
     some config fixes how many keys a split has; row_of_all: the number
     of a row among those of all heads; row: where its results begin, among those of all splits; stored: rows
-    of a head that are; lengths: statements that give sizes, and those of the sequence at hand.
+    of a head that are; lengths: statements that give an epilogue sizes, and those of the sequence.
     """
 
     def __init__(
         self, module: Module, kernel: Decode, lengths: list[str], *, columns: int, stored: str
     ) -> None:
         assert kernel.split is not None
-        self.lengths = lengths
+        self.lengths = [] if kernel.epilogue is None else lengths
         self.planned, self.columns = kernel.split, columns
         self.joined_by = f"{module.variant.attention.name}_combine"
         own = kernel.softmax.sink is not None or kernel.softmax.v_scale is not None

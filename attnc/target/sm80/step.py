@@ -68,5 +68,26 @@ class Step:
         return "" if keep is None else at_row(substitute(keep, dict(bits.bit for bits in self.bits)))
 
     @property
-    def split_keep(self) -> bool:
-        return len(self.keep) > 40
+    def scores(self) -> list[str]:
+        """Statements that make the score of an element, s, of its product."""
+        score = self._kernel.step.score
+        return [] if score is None else [f"s = {at_row(score)};"]
+
+    @property
+    def masks(self) -> list[str]:
+        """Those that leave it out where the mask does not keep it."""
+        if len(self.keep) <= 40:
+            return [f"s = {self.keep} ? s : {self.excluded};"]
+        return [f"const bool keep = {self.keep};", f"s = keep ? s : {self.excluded};"]
+
+    @property
+    def scaled(self) -> list[str]:
+        """Those that multiply p, which is there too, by the scale of v that the key has."""
+        scale = self._kernel.step.v_scale
+        return [] if scale is None else [f"s = s * ({at_row(scale)});"]
+
+    @property
+    def scaled_if_kept(self) -> list[str]:
+        """The same where p may be 0 because the key is not kept."""
+        scale = self._kernel.step.v_scale
+        return [] if scale is None else [f"s = s > 0.0f ? s * ({at_row(scale)}) : 0.0f;"]

@@ -110,6 +110,25 @@ class ThreadRows:
         loads = (*self.kernel.outer, *step.fetches, *step.masked_fetches)
         return tuple(fetch for fetch in loads if fetch.axes == ("q",))
 
+    @property
+    def declared(self) -> list[str]:
+        """Declarations of what a thread knows of its rows."""
+        values = [f"int {self.values};"] if self.values else []
+        return [*values, *map(self.array, self.fetches)]
+
+    @property
+    def found(self) -> list[str]:
+        """Statements that find it of row r."""
+        places = [f"q_idx[r] = {self.q_idx};"] if self.needs_q_idx else []
+        places += [f"h[r] = {self.head};"] if self.have_heads else []
+        return [*places, *self.found_of_query]
+
+    @property
+    def found_of_query(self) -> list[str]:
+        """The same where q_idx is there."""
+        places = ["q_pos[r] = q_idx[r] + N - M;"] if self.uses_q_pos else []
+        return [*places, *map(self.value, self.fetches)]
+
     def array(self, fetch: Fetch) -> str:
         return f"{value_type(fetch, self.dtypes[fetch.load.tensor])} {fetch.name}[ROWS];"
 

@@ -12,7 +12,7 @@ from attnc.plan.sm90.backward import Sm90Backward
 from attnc.plan.sm90.backward_roles import list_sum_columns
 from attnc.target.sm80.arguments import ArgumentText
 from attnc.target.sm80.backward import BackwardSizes, CudaBackwardText
-from attnc.target.sm80.backward_step import Factors, WarpShare
+from attnc.target.sm80.backward_step import Factors
 from attnc.target.sm80.printer import CudaWalk
 from attnc.target.sm90.shared_loads import SharedLoads
 from attnc.target.sm90.tiles import FRAGMENT, Boxes, WgmmaTiles
@@ -66,7 +66,7 @@ class Sm90BackwardText(CudaBackwardText):
         super().__init__(module, arguments, planned)
         # rows of v that come as tiles may be anything, where no query sees them
         self.mask.clears_ds |= planned.over_q and roles.clears_values and not roles.p_first
-        self.warps = WarpShare(exchange=False, turns_columns=self.warps.turns_columns)
+        self.warps = replace(self.warps, exchange=False, spreads=False, sliced=False)
         self.sizes = BackwardSizes(planned, roles.work.sizes)
         self.dkdv, self.latent = roles.dkdv, roles.latent
         from_last = roles.turns is not None and roles.turns.from_last

@@ -19,7 +19,6 @@ from attnc.plan.steps import kept_fetches
 from attnc.target.kernel_view import BY_QUERY, BackwardView
 from attnc.target.printer import IN_KEYS, IN_ROWS, AdjointText
 from attnc.target.triton.backward_forms import BACKWARD_FORMS, BackwardFormText
-from attnc.target.triton.kernel import ProgramText
 from attnc.target.triton.parameters import Parameters, PrologueText, TritonTensors
 from attnc.target.triton.printer import (
     TL_DTYPES,
@@ -33,6 +32,7 @@ from attnc.target.triton.printer import (
     unique,
     widening,
 )
+from attnc.target.triton.program import ProgramText
 from attnc.target.triton.sticks import SticksText
 
 # --- sums of gradients
