@@ -6,7 +6,6 @@ Nothing is ever silently different from what a schedule asks for.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 
 from attnc.diagnostics import Diagnostic
 from attnc.expr.nodes import uses
@@ -22,7 +21,7 @@ from attnc.plan.differentiable import (
     refuse_rounded_gradients,
 )
 from attnc.plan.fitting import unsupported
-from attnc.plan.key_rows import lay_in_rows
+from attnc.plan.key_rows import in_rows
 from attnc.plan.list_refusals import refuse_lists
 from attnc.plan.listed_rows import lists_rows
 from attnc.plan.lists import listing_of, lists_blocks, walks_packed_lists
@@ -46,7 +45,7 @@ def check_lowerable(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic
     yield from refuse_sizes(variant)
     yield from refuse_foreign_keys(schedule, knobs)
     yield from refuse_joined_keys(variant, schedule, target)
-    yield from refuse_narrow_gradients(variant, schedule)
+    yield from refuse_narrow_gradients(in_rows(variant), schedule)
     if target.converts_before(variant, schedule):
         variant = convert_variant(variant)
     yield from refuse_narrow_types(variant, schedule, target)
@@ -60,8 +59,7 @@ def check_lowerable(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic
         yield from refuse_decoding(variant, schedule, target, by_rows=by_rows)
     yield from check_softmax(variant, schedule, target)
     yield from check_order(variant, schedule, target)
-    in_rows = replace(variant, attention=lay_in_rows(variant.attention))
-    yield from refuse_backward(in_rows, schedule, target)
+    yield from refuse_backward(in_rows(variant), schedule, target)
     if not target.has_f32_dq:
         yield from refuse_rounded_gradients(variant, schedule)
     loops = knobs.get("loops")

@@ -57,10 +57,8 @@ def can_differentiate(attention: Attention, target: Target) -> bool:
 
 def _reads_keys(attention: Attention, schedule: Schedule) -> bool:
     """Returns whether kernels of gradients take k and v as they are stored."""
-    if _find_narrow(attention) is None:
+    if _find_narrow(attention) is None or attention.k.storage.is_paged:  # whose rows have 16 bits
         return True
-    if attention.k.storage.is_paged:
-        return False
     return not lists_blocks(attention) and target_of(schedule.target).differentiates_narrow(
         attention, schedule
     )
@@ -85,7 +83,7 @@ def check_differentiable(variant: Variant, schedule: Schedule) -> Iterator[Diagn
 
 def _without_backward(attention: Attention, schedule: Schedule) -> tuple[Span | None, str, str]:
     narrow, is_read = _find_narrow(attention), _reads_keys(attention, schedule)
-    is_paged, attention = attention.k.storage.is_paged, lay_in_rows(attention)
+    attention = lay_in_rows(attention)
     target = target_of(schedule.target)
     if target.has_backward and attention.v.storage.is_part:
         lacks = target.refuse_latent_gradients(normalise(attention))
@@ -96,7 +94,7 @@ def _without_backward(attention: Attention, schedule: Schedule) -> tuple[Span | 
         return schedule.span or attention.span, label, _other_target(attention)
     if narrow is not None and not is_read:
         instead = "to train, write 'convert = before'"
-        if is_paged or lists_blocks(attention) or (schedule.is_decode and attention.v.storage.is_part):
+        if lists_blocks(attention) or (schedule.is_decode and attention.v.storage.is_part):
             instead = "to train, pass 16 bits"
         elif not target.reads_narrow(schedule):
             instead = _other_target(attention)

@@ -73,8 +73,9 @@ def _plan(declared: Variant, variant: Variant, schedule: Schedule) -> Module:
     else:
         kernel = plan_forward(variant, attention, schedule, listing)
     decay = decay_of(attention, "kv") if kernel.bound.left_out else None
-    has_pages = differentiable and attention.k.storage.is_paged
-    key_rows = plan_key_rows(variant) if has_pages else None
+    stored = variant if conversion is None else declared  # before it, in pages
+    has_pages = differentiable and stored.attention.k.storage.is_paged
+    key_rows = plan_key_rows(stored) if has_pages else None
     module = Module(
         variant=declared,
         target=schedule.target,

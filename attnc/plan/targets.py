@@ -14,6 +14,7 @@ from attnc.model.schedule import Knob, Schedule
 from attnc.model.variants import variants
 from attnc.plan.fitting import Tiles, TileShape, shape_of
 from attnc.plan.kept_blocks import add_list
+from attnc.plan.key_rows import in_rows
 from attnc.plan.listed_rows import can_unite
 from attnc.plan.lists import adds_to_keys, listing_of
 from attnc.plan.signature import normalise
@@ -89,7 +90,7 @@ def _sum_of_dq(variant: Variant, target: Target, *, deterministic: bool) -> str:
     listed = add_list(variant) if target.walks_lists else None
     if listed is not None and deterministic:
         return "two_pass"  # which no line says
-    return target.sum_of_dq(listed or variant, deterministic=deterministic)
+    return target.sum_of_dq(in_rows(listed or variant), deterministic=deterministic)
 
 
 def steps_for(program: Program, name: str, target: str) -> Iterator[str]:
@@ -148,7 +149,7 @@ def complete_schedule(variant: Variant, schedule: Schedule) -> Schedule:
     chosen = schedule_of(schedule, variant)
     if "q" not in variant.attention.grads or chosen.is_decode or not _leaves_sum_open(chosen):
         return chosen
-    way = target_of(chosen.target).sum_of_dq(variant, deterministic=True)
+    way = target_of(chosen.target).sum_of_dq(in_rows(variant), deterministic=True)
     if way == ACCUMULATE_DQ.default:
         return chosen
     own = {**chosen.knobs.get("backward", {}), _SUM_OF_DQ: Knob(key=_SUM_OF_DQ, choices=(way,))}

@@ -469,3 +469,25 @@ def clear(tensors: Sequence[Tensor], given: Sequence[torch.Tensor | None]) -> No
     for tensor, x in zip(tensors, given, strict=False):
         if x is not None:
             x.fill_(float("-inf") if tensor.name == "lse" else 0.0)
+
+
+def is_batched(x: torch.Tensor | None) -> bool:
+    """Returns whether a tensor has the axis of `torch.autograd.grad(is_grads_batched=True)`, which kernels do
+    not see.
+    """
+    return x is not None and torch._C._functorch.is_legacy_batchedtensor(x)
+
+
+#: Calls of such a function inside of each other, at most.
+_MOST_LEVELS = 64
+
+
+def unbatch(x: torch.Tensor) -> tuple[torch.Tensor, int]:
+    """Returns a tensor with that axis, which becomes the first, and its level: other threads do not know it.
+    RuntimeError for one that has several.
+    """
+    for level in range(1, _MOST_LEVELS + 1):
+        found = torch._remove_batch_dim(x, level, 1, 0)
+        if not is_batched(found):
+            return found, level
+    raise RuntimeError("gradients have at most one axis of is_grads_batched=True")

@@ -11,10 +11,11 @@ from typing import Any, NamedTuple, NoReturn, Protocol
 import torch
 from torch.autograd import forward_ad
 
-from .arguments import DTYPES, Tensor, check_dense
+from .arguments import DTYPES, Tensor, check_dense, is_batched, unbatch
 from .configs import KernelConfig, Measured
 from .memory import Key, Layout, Memory, contiguous, laid_like, layout, layouts_of_3, make_picker
-from .pages import PAGE_NUMBERS, Fill, Pages, lay_rows, sum_pages
+from .pages import KEY_COUNTS, PAGE_NUMBERS, Fill, PageKernels, Pages, lay_rows
+from .place import Place
 from .repeat import Again, Repeated, make_again
 from .sizes import Names, evaluate
 
@@ -127,9 +128,6 @@ class Gradient:
                 dtype
             )
         own = at[f"d{self.name}"]
-        if self.axes:
-            numbers = at[PAGE_NUMBERS]
-            return lambda made: sum_pages(made[own], made[numbers], like, self.axes, dtype)
         if scale is None:
             return lambda made: made[own]
         if scale == 1.0:
@@ -184,25 +182,34 @@ class Backward:
 
     def finish(
         self,
-        at: Mapping[str, int],
+        place: Place,
         wanted: Sequence[tuple[Gradient, Memory]],
-        device: torch.device,
-        names: Names,
-    ) -> Callable[[Sequence[torch.Tensor]], tuple[torch.Tensor, ...]]:
-        """Returns what makes the gradients of all that is made. at: positions there; wanted: gradients, and
-        the inputs that they are of.
+        page_kernels: Callable[[], PageKernels | None],
+    ) -> tuple[Callable[..., tuple[Any, ...]], Fill | None]:
+        """Returns what makes the gradients of all that is made, and what writes rows of pages first. place:
+        of the launches; wanted: gradients, and the inputs that they are of.
         """
+        at, pages = {name: i for i, name in enumerate(place.results)}, self.pages
+        kernels = page_kernels() if pages is not None and place.device.type == "cuda" else None
+        fill = None if pages is None else pages.fill(place, kernels)
         if all(gradient.is_plain for gradient in self.gradients):
-            return make_picker([at[f"d{gradient.name}"] for gradient in self.gradients])
-        last = [gradient.finish(at, x, device, names) for gradient, x in wanted]
-        return lambda made: tuple([done(made) for done in last])
+            return make_picker([at[f"d{gradient.name}"] for gradient in self.gradients]), fill
+        last = {
+            gradient.name: gradient.finish(at, x, place.device, place.names)
+            for gradient, x in wanted
+            if not gradient.axes
+        }
+        if pages is not None and len(last) < len(wanted):
+            likes = [(gradient.name, x, gradient.dtype(x.dtype)) for gradient, x in wanted]
+            return pages.finish(place, last, likes, kernels), fill
+        return lambda made: tuple([done(made) for done in last.values()]), fill
 
     def _is_part(self, made: Made) -> bool:
         return any(part.made == made.name for gradient in self.gradients for part in gradient.parts)
 
     def _is_of_pages(self, made: Made) -> bool:
         """Returns whether torch writes it, before all kernels."""
-        return self.pages is not None and (bool(made.axes) or made.name == PAGE_NUMBERS)
+        return self.pages is not None and (bool(made.axes) or made.name in (PAGE_NUMBERS, KEY_COUNTS))
 
     def declare(self, inputs: Sequence[Tensor], o: Tensor, lse: Tensor) -> dict[str, Tensor]:
         known = {tensor.name: tensor for tensor in (*inputs, o, lse)}
@@ -228,15 +235,17 @@ class PreparedGradients(NamedTuple):
     made: layouts of what is allocated; zeroed: the positions of what starts from 0, those of a type together;
     finish: the gradients, from what is made once the kernels are done; returned: to autograd, from that;
     copies: positions of what is copied there, and among the tensors; fill: writes rows of pages there.
+    chooses: whether `finish` and `returned` may be told which gradients are asked for.
     """
 
     made: tuple[Layout, ...]
     zeroed: tuple[tuple[int, ...], ...]
     launches: tuple[Any, ...]
-    finish: Callable[[Sequence[torch.Tensor]], tuple[torch.Tensor, ...]]
-    returned: Callable[[Sequence[torch.Tensor]], tuple[torch.Tensor | None, ...]]
+    finish: Callable[..., tuple[Any, ...]]
+    returned: Callable[..., tuple[torch.Tensor | None, ...]]
     copies: tuple[tuple[int, int], ...] = ()
     fill: Fill | None = None
+    chooses: bool = False
 
 
 def list_copies(made: Sequence[Made], given: Sequence[str]) -> tuple[tuple[int, int], ...]:
@@ -374,32 +383,10 @@ def launch_gradients(
     seen = tensors if call.first_input == 1 else [x for x in tensors if x is not None]
     found = None if configs else call.repeated_gradients[len(seen), turn].call(seen)
     if found is None:
-        if any(map(_is_batched, tensors[: call.first_input])):
+        if any(map(is_batched, tensors[: call.first_input])):
             return prepared_of(call, (), (), (), tuple), _find_each(call, tensors, configs, turn)
         found = _find_gradients(call, tensors, configs, turn)
     return found, _launch_prepared(call, found, found.made, tensors)
-
-
-def _is_batched(x: torch.Tensor | None) -> bool:
-    """Returns whether a tensor has the axis of `torch.autograd.grad(is_grads_batched=True)`, which kernels do
-    not see.
-    """
-    return x is not None and torch._C._functorch.is_legacy_batchedtensor(x)
-
-
-#: Calls of such a function inside of each other, at most.
-_MOST_LEVELS = 64
-
-
-def _unbatch(x: torch.Tensor) -> tuple[torch.Tensor, int]:
-    """Returns a tensor with that axis, which becomes the first, and its level: other threads do not know it.
-    RuntimeError for one that has several.
-    """
-    for level in range(1, _MOST_LEVELS + 1):
-        found = torch._remove_batch_dim(x, level, 1, 0)
-        if not _is_batched(found):
-            return found, level
-    raise RuntimeError("gradients have at most one axis of is_grads_batched=True")
 
 
 def _find_each(
@@ -409,7 +396,7 @@ def _find_each(
     turn: tuple[int, ...] | None,
 ) -> list[torch.Tensor]:
     """Returns the gradients for a batch of those of o and lse, computed one after the other."""
-    batched = {at: _unbatch(x) for at, x in enumerate(tensors) if _is_batched(x)}
+    batched = {at: unbatch(x) for at, x in enumerate(tensors) if is_batched(x)}
     whole, level = next(iter(batched.values()))
     each = []
     for number in range(len(whole)):
@@ -501,7 +488,7 @@ def prepared_of(
     made: tuple[Layout, ...],
     zeroed: tuple[tuple[int, ...], ...],
     launches: tuple[Any, ...],
-    finish: Callable[[Sequence[torch.Tensor]], tuple[torch.Tensor, ...]],
+    finish: Callable[..., tuple[Any, ...]],
     copies: tuple[tuple[int, int], ...] = (),
     fill: Fill | None = None,
 ) -> PreparedGradients:
@@ -509,23 +496,33 @@ def prepared_of(
     count, wanted = len(call.inputs), len(call.wanted)
     behind = (None,) * (count - wanted)
 
-    def returned_first(made: Sequence[torch.Tensor]) -> tuple[torch.Tensor | None, ...]:
-        return (*_BEFORE_INPUTS, *finish(made), *behind)
+    def returned_first(made: Sequence[torch.Tensor], *asked: Any) -> tuple[torch.Tensor | None, ...]:
+        return (*_BEFORE_INPUTS, *finish(made, *asked), *behind)
 
-    def returned(made: Sequence[torch.Tensor]) -> tuple[torch.Tensor | None, ...]:
-        return (*_BEFORE_INPUTS, *by_input(call, finish(made)))
+    def returned(made: Sequence[torch.Tensor], *asked: Any) -> tuple[torch.Tensor | None, ...]:
+        return (*_BEFORE_INPUTS, *by_input(call, finish(made, *asked)))
 
     are_first = call.wanted == tuple(range(wanted))  # as they mostly are: no list then
     chosen = returned_first if are_first else returned
-    return PreparedGradients(made, zeroed, launches, finish, chosen, copies, fill)
+    gradients = () if call.backward is None else call.backward.gradients
+    chooses = fill is not None and any(gradient.axes for gradient in gradients)
+    return PreparedGradients(made, zeroed, launches, finish, chosen, copies, fill, chooses)
 
 
-def by_input(call: DifferentiableCall, found: Sequence[torch.Tensor]) -> tuple[torch.Tensor | None, ...]:
+def by_input(
+    call: DifferentiableCall, found: Sequence[torch.Tensor | None]
+) -> tuple[torch.Tensor | None, ...]:
     """Returns a gradient or None for each input."""
     each: list[torch.Tensor | None] = [None] * len(call.inputs)
     for at, x in zip(call.wanted, found, strict=True):
         each[at] = x
     return tuple(each)
+
+
+def list_asked(call: DifferentiableCall, ctx: Any) -> tuple[bool, ...]:
+    """Returns which gradients somebody asks for. ctx: of a function with one argument before the inputs."""
+    needs = ctx.needs_input_grad
+    return tuple([needs[len(_BEFORE_INPUTS) + at] for at in call.wanted])
 
 
 def refuse_second_derivative(name: str) -> NoReturn:
@@ -556,11 +553,13 @@ class Differentiable(torch.autograd.Function):
         given = [*cotangents, *ctx.saved_tensors]
         if not torch.is_grad_enabled():
             found, made = launch_gradients(call, given, chosen, turn)
-            return found.returned(made)
+            return found.returned(made, list_asked(call, ctx)) if found.chooses else found.returned(made)
         seen = [x for x in given if x is not None]
         with torch.no_grad():
             found, made = launch_gradients(call, given, chosen, turn)
-        return _DifferentiableOnce.mark(call.name, found.returned(made), seen)
+            asked = (list_asked(call, ctx),) if found.chooses else ()
+            returned = found.returned(made, *asked)
+        return _DifferentiableOnce.mark(call.name, returned, seen)
 
 
 class _DifferentiableOnce(torch.autograd.Function):

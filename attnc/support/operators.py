@@ -13,7 +13,7 @@ from torch.autograd.function import _SingleLevelFunction
 
 from .arguments import Sizes, Tensor, refuse_tangents
 from .configs import KernelConfig
-from .gradients import DifferentiableCall, by_input, refuse_second_derivative
+from .gradients import DifferentiableCall, by_input, launch_gradients, list_asked, refuse_second_derivative
 from .memory import lay_like
 
 Tensors = Sequence[Any]
@@ -166,7 +166,7 @@ class Operators:
         if call.backward is None:
             return
         cotangents = ["Tensor do", *(["Tensor dlse"] if call.lse >= 0 else [])]
-        given = [*cotangents, *inputs, "Tensor o", "Tensor lse", "str chosen"]
+        given = [*cotangents, *inputs, "Tensor o", "Tensor lse", "str chosen", "int asked"]
         count = len(call.backward.gradients)
         returned = "Tensor" if count == 1 else f"({', '.join(['Tensor'] * count)})"
         backward = torch.library.custom_op(
@@ -222,10 +222,17 @@ class Operators:
             self.call.execute(inputs, given, self.call.decode(chosen)[0], None, (*kept, *counters))
 
     def _backward(self, *given: Any) -> Any:
-        *tensors, chosen = given
-        found = self.call.gradients(*tensors, self.call.decode(chosen)[1])
+        *tensors, chosen, asked = given
+        call, made = launch_gradients(self.call, [*tensors], self.call.decode(chosen)[1])
+        each = [bool(asked >> i & 1) for i in range(len(self.call.wanted))]
+        found = call.finish(made, each) if call.chooses else call.finish(made)
         inputs = tensors[self.call.first_input :]
-        return _alone([lay_like(x, inputs[at]) for at, x in zip(self.call.wanted, found, strict=True)])
+        return _alone(
+            [
+                torch.empty_like(inputs[at]) if x is None else lay_like(x, inputs[at])  # nobody reads it
+                for at, x in zip(self.call.wanted, found, strict=True)
+            ]
+        )
 
     def _backward_fake(self, *given: Any) -> Any:
         inputs = dict(zip(self.call.input_names, given[2 if self.call.lse >= 0 else 1 :], strict=False))
@@ -236,6 +243,7 @@ class Operators:
     def _differentiate(self, ctx: Any, *cotangents: Any) -> tuple[Any, ...]:
         operator = getattr(torch.ops.attnc, f"{self.call.operator}_backward")
         wanted = cotangents[: 2 if self.call.lse >= 0 else 1]
-        found = operator(*wanted, *ctx.saved_tensors, ctx.chosen)
+        asked = sum(wants << i for i, wants in enumerate(list_asked(self.call, ctx)))
+        found = operator(*wanted, *ctx.saved_tensors, ctx.chosen, asked)
         found = found if isinstance(found, tuple) else (found,)
         return (*by_input(self.call, found), None)

@@ -1,19 +1,62 @@
-"""Keys and values in pages as kernels for gradients take them: as rows that follow each other, and back."""
+"""Keys and values in pages as kernels for gradients take them: as rows that follow each other, and back.
 
+A GPU copies all pages in one launch, and sums gradients of rows in another (`page_kernels`). Where there is
+no Triton, and on a CPU, torch does the same.
+"""
+
+import functools
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import torch
 
-from .memory import Memory, contiguous, laid_like
-from .sizes import Names, evaluate
+from .memory import Layout, Memory, allocate, contiguous, laid_like, memory_of, plain
+from .place import Place
+from .sizes import evaluate
 
+Rows: TypeAlias = Sequence[torch.Tensor]
 #: Writes page numbers and rows, of what is made and what is given.
-Fill: TypeAlias = Callable[[Sequence[torch.Tensor], Sequence[Any]], None]
-#: What kernels of gradients call the number of the page of each entry of a table.
-PAGE_NUMBERS = "_pages"
+Fill: TypeAlias = Callable[[Rows, Sequence[Any]], None]
+#: Sums rows, f32, by page: of rows, page numbers, keys of each sequence, and gradients that are written.
+Sum: TypeAlias = Callable[[Rows, torch.Tensor, torch.Tensor, Rows], None]
+#: An input in pages by name, what it looks like, and the type of its gradient.
+Wanted: TypeAlias = tuple[str, Memory, torch.dtype]
+#: What the page of each entry of a table is called beside kernels, and how many keys each sequence has.
+PAGE_NUMBERS, KEY_COUNTS = "_pages", "_keys"
+#: A length that is an element of an input for each sequence.
+_OF_SEQUENCE = re.compile(r"at\((\w+), b\)")
+
+
+class PageAxes(NamedTuple):
+    """How pages lie in memory: their number, heads, columns; strides of pages, keys, heads and columns."""
+
+    number: int
+    heads: int
+    width: int
+    strides: tuple[int, int, int, int]
+
+
+class PageKernels(Protocol):
+    """What copies and sums pages in memory of a GPU. pages: of one or two tensors, in the order of the axes
+    of `PageAxes`; page: keys of one.
+    """
+
+    def gather(
+        self, pages: Sequence[PageAxes], table: Memory, keys: Memory, page: int, device: torch.device
+    ) -> Callable[[Rows], None]:
+        """Returns what does as `find_pages` and `gather_rows`, of two tensors or twice the same: (pages,
+        pages, table, keys of each sequence, rows, rows, numbers, counted keys). Rows of entries behind the
+        end of a sequence are left alone.
+        """
+
+    def reads(self, pages: torch.Tensor) -> bool:
+        """Returns whether it can make 16 bits of such elements, if they have 8."""
+
+    def sum(self, pages: Sequence[PageAxes], table: tuple[int, int], page: int, device: torch.device) -> Sum:
+        """Returns what sums rows as `sum_pages` does. table: its shape."""
 
 
 @dataclass(frozen=True)
@@ -34,21 +77,93 @@ class Pages:
         """Returns what an input is called where kernels see its rows by its name."""
         return f"{name} in pages" if name in self.axes else name
 
-    def fill(self, given: Sequence[str], written: Sequence[str], names: Names) -> Fill:
-        """Returns what makes page numbers and rows, from what is made and what is given."""
-        sizes = {name: value for name, value in names.items() if isinstance(value, int)}
-        at_numbers, table = written.index(PAGE_NUMBERS), given.index(self.table)
-        pairs = [(given.index(self.own(name)), written.index(name), name) for name in self.axes]
+    def fill(self, place: Place, kernels: PageKernels | None = None) -> Fill:
+        """Returns what makes page numbers and rows, from what is made and what is given. place: of the
+        launches.
+        """
+        written = place.results
+        given = place.order[: len(place.order) - len(written)]
+        sizes = {name: value for name, value in place.names.items() if isinstance(value, int)}
+        at_numbers, at_counts = written.index(PAGE_NUMBERS), written.index(KEY_COUNTS)
+        table = given.index(self.table)
+        pairs = [(given.index(self.own(name)), written.index(name), axes) for name, axes in self.axes.items()]
+        gathers: list[Callable[[Rows], None]] = []
 
-        def fill(made: Sequence[torch.Tensor], tensors: Sequence[Any]) -> None:
-            numbers = made[at_numbers]
-            count = tensors[pairs[0][0]].shape[_pages_first(self.axes[pairs[0][2]])[0]]
+        def fill(made: Rows, tensors: Sequence[Any]) -> None:
+            numbers, counts = made[at_numbers], made[at_counts]
+            if not numbers.numel():
+                return
             keys = count_keys(self.length, dict(zip(given, tensors, strict=True)), sizes)
-            find_pages(tensors[table], keys, self.page, count, numbers)
-            for source, at, name in pairs:
-                gather_rows(tensors[source], numbers, made[at], self.axes[name])
+            sources = [tensors[source] for source, _, _ in pairs]
+            if kernels is None or not all(map(kernels.reads, sources)):
+                count = sources[0].shape[_pages_first(pairs[0][2])[0]]
+                counts.copy_(keys.long().clamp(0, numbers.shape[1] * self.page))
+                find_pages(tensors[table], counts, self.page, count, numbers)
+                for source, (_, at, axes) in zip(sources, pairs, strict=True):
+                    gather_rows(source, numbers, made[at], axes)
+                return
+            if not gathers:  # of later calls alike, too
+                lie = [find_axes(memory_of(x), axes) for x, (_, _, axes) in zip(sources, pairs, strict=True)]
+                of_table, of_keys = memory_of(tensors[table]), memory_of(keys)
+                gathers.append(kernels.gather(lie, of_table, of_keys, self.page, keys.device))
+            rows = [made[at] for _, at, _ in pairs]
+            gathers[0]([sources[0], sources[-1], tensors[table], keys, rows[0], rows[-1], numbers, counts])
 
         return fill
+
+    def finish(
+        self,
+        place: Place,
+        others: Mapping[str, Callable[[Rows], torch.Tensor]],
+        wanted: Sequence[Wanted],
+        kernels: PageKernels | None = None,
+    ) -> Callable[..., tuple[torch.Tensor | None, ...]]:
+        """Returns what makes the gradients that are asked for, from all that is made; None for the others.
+        others: what makes those that are not of pages.
+        """
+        at = {name: i for i, name in enumerate(place.results)}
+        batch, columns = place.memories[PAGE_NUMBERS].shape
+        every = (True,) * len(wanted)
+
+        @functools.cache
+        def prepare(summed: tuple[Wanted, ...]) -> tuple[tuple[Layout, ...], Sum]:
+            laid = [laid_like(like, dtype, has_rows=False) for _, like, dtype in summed]
+            axes = [self.axes[name] for name, _, _ in summed]
+            lie = list(map(find_axes, laid, axes))
+            if kernels is not None and batch * columns and lie[0].number:
+                return plain(laid), kernels.sum(lie, (batch, columns), self.page, place.device)
+
+            def add(rows: Rows, numbers: torch.Tensor, keys: torch.Tensor, made: Rows) -> None:
+                for given, into, own in zip(rows, made, axes, strict=True):
+                    sum_pages(given, numbers, keys, into, own)
+
+            return plain(laid), add
+
+        def finish(made: Rows, asked: Sequence[bool] = every) -> tuple[torch.Tensor | None, ...]:
+            numbers, keys = made[at[PAGE_NUMBERS]], made[at[KEY_COUNTS]]
+            summed = tuple(
+                [one for one, wants in zip(wanted, asked, strict=True) if wants and one[0] not in others]
+            )
+            sums: dict[str, torch.Tensor] = {}
+            if summed:
+                layouts, add = prepare(summed)
+                sums = dict(zip([name for name, _, _ in summed], allocate(layouts, numbers), strict=True))
+                add([made[at[f"d{name}"]] for name in sums], numbers, keys, list(sums.values()))
+            found = [
+                sums.get(name) if not wants or name in sums else others[name](made)
+                for (name, _, _), wants in zip(wanted, asked, strict=True)
+            ]
+            return tuple(found)
+
+        return finish
+
+
+def find_axes(memory: Memory, axes: str) -> PageAxes:
+    """Returns how pages with these axes lie in memory."""
+    order = _pages_first(axes)
+    number, _, *heads, width = (memory.shape[axis] for axis in order)
+    p, n, *h, d = (memory.steps[axis] for axis in order)
+    return PageAxes(number, math.prod(heads), width, (p, n, h[0] if h else 0, d))
 
 
 def lay_rows(shape: Sequence[int], axes: str, dtype: torch.dtype) -> Memory:
@@ -64,54 +179,70 @@ def lay_rows(shape: Sequence[int], axes: str, dtype: torch.dtype) -> Memory:
 
 
 def count_keys(text: str, tensors: Mapping[str, Any], sizes: Mapping[str, int]) -> torch.Tensor:
-    """Returns how many keys each sequence has, i64[B], from the text of a `length`."""
+    """Returns how many keys each sequence has, an integer [B], from the text of a `length`. They may be more
+    than its entries hold, or negative: none then.
+    """
+    if (found := _OF_SEQUENCE.fullmatch(text)) is not None:
+        x: torch.Tensor = tensors[found[1]]
+        if x.shape == (sizes["B"],) and not x.is_floating_point():
+            return x
     device = next(x.device for x in tensors.values() if isinstance(x, torch.Tensor))
     lengths, b = _LengthTerms(device), torch.arange(sizes["B"], device=device)
     keys = lengths.tensor(evaluate(text, {**sizes, **lengths.named, **tensors, "b": b}))
-    return keys.long().clamp(0, sizes["N"]).expand(sizes["B"])
+    return keys.long().expand(sizes["B"])
 
 
 def find_pages(
     table: torch.Tensor, keys: torch.Tensor, page: int, count: int, into: torch.Tensor
 ) -> torch.Tensor:
-    """Writes the page of each entry of a table [B, P], i64. Entries behind the end of a sequence become all
-    `count` pages in turn: their rows have no keys, and so gradients of 0, and no page gets many of them. So
-    do entries that name no page, for which there is no right gradient: no other memory is read or written.
+    """Writes the page of each entry of a table [B, P], of `count` pages. It is `count` for one behind the end
+    of its sequence, and for one that names no page, for which there is no right gradient: no other memory is
+    read or written.
     """
-    places = torch.arange(into.numel(), device=into.device).view(into.shape)
     begins = torch.arange(into.shape[1], device=into.device) * page
     named = (begins < keys[:, None]) & (table >= 0) & (table < count)
-    return torch.where(named, table, places % max(count, 1), out=into)
+    return into.copy_(torch.where(named, table.to(into.dtype), count))
 
 
 def gather_rows(pages: torch.Tensor, numbers: torch.Tensor, into: torch.Tensor, axes: str) -> None:
-    """Copies pages to where their rows are among those of all sequences. axes: of both."""
+    """Copies pages to where their rows are among those of all sequences, in the type of these; those of no
+    page are 0. axes: of both.
+    """
     order = _pages_first(axes)
     source = pages.permute(order)
+    rows = into.permute(order).view(numbers.numel(), *source.shape[1:])
+    flat = numbers.view(-1).long()
     if source.shape[0]:
-        rows = into.permute(order).view(numbers.numel(), *source.shape[1:])
-        torch.index_select(source, 0, numbers.view(-1), out=rows)
+        of_bytes = (
+            source.view(torch.uint8) if source.dtype.itemsize == 1 else source
+        )  # which has more functions
+        found = torch.index_select(of_bytes, 0, flat.clamp(max=len(source) - 1))
+        rows.copy_(found.view(source.dtype))
+    rows.masked_fill_((flat == len(source)).view(-1, *[1] * (rows.dim() - 1)), 0)
 
 
 def sum_pages(
-    rows: torch.Tensor, numbers: torch.Tensor, like: Memory, axes: str, dtype: torch.dtype
-) -> torch.Tensor:
-    """Returns the gradient of pages from those of rows, f32: a page that several entries name has the sum, in
-    their order. like: the pages; axes: of both.
+    rows: torch.Tensor, numbers: torch.Tensor, keys: torch.Tensor, into: torch.Tensor, axes: str
+) -> None:
+    """Writes the gradient of pages from those of rows, f32: a page that several entries name has the sum, in
+    their order. Of each sequence the rows of its keys count. axes: of both.
     """
     order = _pages_first(axes)
-    count, *inner = (like.shape[axis] for axis in order)
-    sums = torch.zeros((count, *inner), dtype=torch.float32, device=rows.device)
+    pages, flat = into.permute(order), numbers.view(-1).long()
+    sums = torch.zeros(pages.shape, dtype=torch.float32, device=rows.device)
     if sums.numel() and rows.numel():
-        given = rows.permute(order).reshape(numbers.numel(), *inner)
+        begins = torch.arange(rows.permute(order).shape[1], device=rows.device)
+        named = flat < len(pages)
+        kept = (begins < keys[:, None]).view(flat.numel(), -1) & named[:, None]
+        given = rows.permute(order).reshape(*kept.shape, *pages.shape[2:])
+        given = torch.where(kept.view(*kept.shape, *[1] * (given.dim() - 2)), given, 0)
+        # what belongs to no page adds zeros to all pages in turn, of which none gets many
+        places = torch.where(named, flat, torch.arange(flat.numel(), device=rows.device) % len(pages))
         if sums.is_cuda:  # sorts entries; index_add_ takes them as they come
-            sums.index_put_((numbers.view(-1),), given, accumulate=True)
+            sums.index_put_((places,), given, accumulate=True)
         else:
-            sums.index_add_(0, numbers.view(-1), given)
-    shape, strides, _ = laid_like(like, dtype, has_rows=False)
-    made = torch.empty_strided(shape, strides, dtype=dtype, device=rows.device)
-    made.permute(order).copy_(sums)
-    return made
+            sums.index_add_(0, places, given)
+    pages.copy_(sums)
 
 
 def _pages_first(axes: str) -> list[int]:
@@ -157,12 +288,13 @@ class _LengthTerms:
         x = x.float() if x.is_floating_point() else x.long()
         if not x.numel():
             return x.new_zeros(())
-        inside, places = self.tensor(True), []
+        inside, place = self.tensor(True), self.tensor(0)
         for size, given in zip(x.shape, indices, strict=True):
             index = self.tensor(given)
             inside = inside & (index >= 0) & (index < size)
-            places.append(index.clamp(0, size - 1))
-        return torch.where(inside, x[tuple(places)], x.new_zeros(()))
+            place = place * size + index.clamp(0, size - 1)
+        # an index without axes in brackets would be copied to the host
+        return torch.where(inside, torch.take(x, place), x.new_zeros(()))
 
     def _divide(self, left: Any, right: Any) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns the floored quotient and the remainder; 0 of a division by 0."""

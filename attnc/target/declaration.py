@@ -360,10 +360,11 @@ class BackwardDeclaration:
         yield from () if rows is None else declare_key_rows(rows)
         for name, copy in copies_of(self.module).items():
             yield declare_allocation(copy, element, like=name, copied=True)
+        summed = paged_inputs(self.module)  # of rows that have keys
         for name in dict.fromkeys(self._makes):
             like = name.removeprefix("d")
             dtype = "f32" if like in self._f32 else ""
-            yield declare_allocation(name, dtype, like=like, zero=self.leaves_rows)
+            yield declare_allocation(name, dtype, like=like, zero=self.leaves_rows and like not in summed)
         if self._adds_dq:
             yield from self.sum_of_dq()
         if self._backward.epilogue is not None:
@@ -464,10 +465,13 @@ def declare_pages(rows: KeyRows) -> CallText:
 
 
 def declare_key_rows(rows: KeyRows) -> Iterator[CallText]:
-    """Yields what torch writes before kernels: the page of each entry of the table, and rows."""
+    """Yields what is written before kernels: the page of each entry of the table, how many keys each sequence
+    has, and rows.
+    """
     table = next(arg for arg in rows.args if arg.tensor.name == rows.table)
-    shape = ", ".join(map(show_size, table.axes))
-    yield declare_allocation("_pages", f"i64[{shape}]")
+    sizes = [show_size(axis) for axis in table.axes]
+    yield declare_allocation("_pages", f"i32[{', '.join(sizes)}]")
+    yield declare_allocation("_keys", f"i32[{sizes[0]}]")
     for arg in rows.rows:
         shape = ", ".join(map(show_size, arg.axes))
         fields: dict[str, Value] = {"type": quote_word(f"{arg.tensor.dtype}[{shape}]")}

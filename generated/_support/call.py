@@ -130,6 +130,7 @@ class Attention(ABC):
     probability: str = ""
     backward: Backward | None = None
     joins_workspaces: ClassVar[bool] = False
+    page_kernels: ClassVar[Any]
     prepared: dict[Key, Any] = field(default_factory=dict, init=False, repr=False)
     prepared_gradients: dict[Key, PreparedGradients] = field(default_factory=dict, init=False, repr=False)
 
@@ -583,11 +584,10 @@ class Attention(ABC):
         written = (*(made.name for made in allocated), *workspace)
         memories |= workspace
         place = Place(names, {}, declared, (*given, *written), written, gpu, first.device, behind)
-        launches = self.made_ready(backward.launches, place.with_memories(memories))
+        launches = self.made_ready(backward.launches, place := place.with_memories(memories))
         made_now = plain(memories[name] for name in written)
-        finish = backward.finish({name: i for i, name in enumerate(written)}, wanted, first.device, names)
         zeroed, copies = group_zeros(allocated, made_now), list_copies(allocated, given)
-        fill = None if backward.pages is None else backward.pages.fill(given, written, names)
+        finish, fill = backward.finish(place, wanted, self.page_kernels)
         return prepared_of(self, made_now, zeroed, launches, finish, copies, fill)
 
     # --- targets

@@ -15,6 +15,7 @@ from .call import Attention, Launch
 from .configs import KernelConfig
 from .devices import Gpu
 from .memory import make_picker
+from .pages import PageKernels
 from .place import Place
 from .sizes import Names, evaluate
 
@@ -226,6 +227,14 @@ class CudaAttention(Attention):
 
     def functions(self, gpu: Gpu) -> dict[str, Callable[..., int]]:
         return {**super().functions(gpu), "dq_floats()": dq_floats}
+
+    @staticmethod
+    def page_kernels() -> PageKernels | None:
+        try:
+            from .page_kernels import TritonPages, builds_launchers
+        except ImportError:  # no Triton, which CUDA kernels do not need, or one file with all that they do
+            return None
+        return TritonPages() if builds_launchers() else None
 
     def _list_compiled(self) -> list[Compiled]:
         backward = self.backward

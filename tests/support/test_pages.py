@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from attnc.support.memory import memory_of
 from attnc.support.pages import Pages, count_keys, find_pages, gather_rows, lay_rows, sum_pages
+from tests.support.in_pages import place_of
 
 #: Orders of the axes of pages, of the keys of a page and of heads, before that of features.
 ORDERS = ["".join(order) for order in permutations("pnh")]
@@ -20,14 +20,14 @@ def drawn(*shape: int, seed: int = 0) -> torch.Tensor:
 
 
 def numbers_of(table: list[list[int]], keys: list[int], page: int, count: int) -> torch.Tensor:
-    found = torch.empty(len(table), len(table[0]), dtype=torch.int64)
+    found = torch.empty(len(table), len(table[0]), dtype=torch.int32)
     return find_pages(torch.tensor(table, dtype=torch.int32), torch.tensor(keys), page, count, found)
 
 
-def test_entries_behind_the_end_and_outside_of_memory_name_pages_in_turn() -> None:
+def test_entries_behind_the_end_and_outside_of_memory_name_no_page() -> None:
     table = [[3, 1, -1, 7], [2, 2, 0, 0]]
-    assert numbers_of(table, [9, 4], 4, 4).tolist() == [[3, 1, 2, 3], [2, 1, 2, 3]]
-    assert numbers_of(table, [0, 16], 4, 4).tolist() == [[0, 1, 2, 3], [2, 2, 0, 0]]
+    assert numbers_of(table, [9, 4], 4, 4).tolist() == [[3, 1, 4, 4], [2, 4, 4, 4]]
+    assert numbers_of(table, [0, 16], 4, 4).tolist() == [[4] * 4, [2, 2, 0, 0]]
     assert numbers_of(table, [16, 16], 4, 0).tolist() == [[0] * 4] * 2
 
 
@@ -43,12 +43,13 @@ def test_rows_are_those_of_their_pages_in_every_order_of_axes(axes: str) -> None
     into = torch.empty_strided(memory.shape, memory.strides)
     gather_rows(pages, numbers, into, own)
     by_page, rows = (x.permute([*map(axes.index, "pnh"), 3]) for x in (pages, into))
+    none = torch.zeros(1, *by_page.shape[1:])
     for b in range(B):
-        expected = torch.cat([by_page[number] for number in numbers[b].tolist()])
+        expected = torch.cat([[*by_page, *none][number] for number in numbers[b].tolist()])
         assert torch.equal(rows[b], expected)
-    made = sum_pages(into, numbers, memory_of(pages), own, torch.float64)
-    assert made.stride() == pages.stride()
-    times = torch.bincount(numbers.flatten(), minlength=count).view(-1, 1, 1, 1)
+    made = torch.empty_like(pages, dtype=torch.float64)
+    sum_pages(into, numbers, torch.full((B,), P * page), made, own)
+    times = torch.bincount(numbers.flatten().clamp(max=count - 1), minlength=count).view(-1, 1, 1, 1)
     assert torch.equal(made.permute([*map(axes.index, "pnh"), 3]), times * by_page.double())
 
 
@@ -62,24 +63,32 @@ def test_a_page_gets_the_sum_of_its_rows_in_the_order_of_the_table() -> None:
     for b in range(B):
         for column, number in enumerate(table[b]):
             expected[number] += rows[b, column * page : (column + 1) * page]
-    like = memory_of(torch.empty(count, page, 1, 8, dtype=torch.bfloat16))
-    found = sum_pages(rows, numbers, like, "bnh", torch.bfloat16)
-    assert found.dtype == torch.bfloat16
+    keys = torch.full((B,), P * page)
+    found, backwards = torch.empty(count, page, 1, 8, dtype=torch.bfloat16), torch.empty(count, page, 1, 8)
+    sum_pages(rows, numbers, keys, found, "bnh")
     assert torch.equal(found, expected.bfloat16())
     assert not found[2].any()
-    backwards = sum_pages(rows.flip(0), numbers.flip(0), like, "bnh", torch.float32)
+    sum_pages(rows.flip(0), numbers.flip(0), keys, backwards, "bnh")
     assert not torch.equal(backwards, expected)
 
 
-def test_without_pages_or_entries_nothing_is_copied_and_gradients_are_0() -> None:
-    rows = torch.full((2, 4, 1, 8), 7.0)
-    gather_rows(torch.empty(0, 2, 1, 8), torch.zeros(2, 2, dtype=torch.int64), rows, "bnh")
-    assert torch.equal(rows, torch.full_like(rows, 7.0))
-    none, like = (memory_of(torch.empty(count, 2, 1, 8)) for count in (0, 3))
-    numbers = torch.zeros(2, 2, dtype=torch.int64)
-    assert sum_pages(rows, numbers, none, "bnh", torch.float32).shape == none.shape
-    found = sum_pages(rows[:0], numbers[:0], like, "bnh", torch.float32)
-    assert torch.equal(found, torch.zeros(3, 2, 1, 8))
+def test_rows_behind_the_end_of_a_sequence_count_for_nothing() -> None:
+    """Kernels leave them as they find them."""
+    rows, numbers = torch.full((2, 4, 1, 8), torch.nan), torch.tensor([[1, 0], [1, 2]], dtype=torch.int32)
+    rows[0, :3], rows[1, :1] = 2.0, 3.0
+    found = torch.empty(2, 2, 1, 8)
+    sum_pages(rows, numbers, torch.tensor([3, 1]), found, "bnh")
+    assert found[..., 0, 0].tolist() == [[2, 0], [5, 2]]
+
+
+def test_without_pages_or_entries_rows_and_gradients_are_0() -> None:
+    rows, numbers = torch.full((2, 4, 1, 8), 7.0), torch.zeros(2, 2, dtype=torch.int32)
+    none, three, keys = torch.empty(0, 2, 1, 8), torch.full((3, 2, 1, 8), 9.0), torch.tensor([4, 4])
+    sum_pages(rows, numbers, keys, none, "bnh")
+    sum_pages(rows[:0], numbers[:0], keys[:0], three, "bnh")
+    assert not three.any()
+    gather_rows(none, numbers, rows, "bnh")
+    assert not rows.any()
 
 
 @pytest.mark.parametrize(
@@ -115,7 +124,13 @@ def test_lengths_of_all_sequences(text: str, expected: list[int]) -> None:
         "dlse": None,
     }
     found = count_keys(text, tensors, {"B": 3, "M": 2, "N": 8})
-    assert found.tolist() == expected
+    assert found.clamp(0, 8).tolist() == expected
+
+
+def test_a_length_of_each_sequence_is_read_as_it_is() -> None:
+    lens = torch.tensor([3, -4, 12], dtype=torch.int32)
+    assert count_keys("at(lens, b)", {"lens": lens}, {"B": 3}) is lens
+    assert count_keys("at(lens, b)", {"lens": lens.half()}, {"B": 3}).dtype == torch.int64
 
 
 def test_rows_and_page_numbers_are_written_of_what_is_given() -> None:
@@ -125,10 +140,11 @@ def test_rows_and_page_numbers_are_written_of_what_is_given() -> None:
     k, v = drawn(4, 2, 1, 3), drawn(4, 1, 2, 3, seed=1)
     table, lens = torch.tensor([[3, 1], [2, -9]], dtype=torch.int32), torch.tensor([4, 2])
     tensors = [None, torch.zeros(1), k, v, table, lens, torch.zeros(1), torch.zeros(1)]
-    made = [torch.empty(2, 2, dtype=torch.int64), torch.empty(2, 4, 1, 3), torch.empty(0)]
+    numbers, keys = torch.empty(2, 2, dtype=torch.int32), torch.empty(2, dtype=torch.int32)
     memory = lay_rows([2, 1, 4, 3], "bhn", torch.float32)
-    made.append(torch.empty_strided(memory.shape, memory.strides))
-    pages.fill(given, ("_pages", "k", "dq", "v"), {"B": 2, "N": 4, "l2()": max})(made, tensors)
-    assert made[0].tolist() == [[3, 1], [2, 3]]
-    assert torch.equal(made[1][0], torch.cat([k[3], k[1]]))
-    assert torch.equal(made[3][1, :, :2], v[2])
+    rows, values = torch.empty(2, 4, 1, 3), torch.empty_strided(memory.shape, memory.strides)
+    made = {"_pages": numbers, "k": rows, "dq": torch.empty(0), "_keys": keys, "v": values}
+    pages.fill(place_of(given, made, N=4))([*made.values()], tensors)
+    assert (numbers.tolist(), keys.tolist()) == ([[3, 1], [2, 4]], [4, 2])
+    assert torch.equal(rows[0], torch.cat([k[3], k[1]]))
+    assert torch.equal(values[1, :, :2], v[2])

@@ -205,7 +205,9 @@ class Module:
     def differentiated(self) -> Module:
         """The module as its kernels of gradients see it."""
         rows = self.key_rows
-        return self.converted if rows is None else replace(self, variant=rows.variant, args=rows.args)
+        if rows is None:
+            return self.converted
+        return replace(self, variant=rows.variant, args=rows.args, conversion=None)
 
     @property
     def seen(self) -> Module:

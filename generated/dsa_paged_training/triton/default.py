@@ -645,10 +645,11 @@ CALL = TritonAttention(
         },
         pages=Pages(table="block_table", page=64, length="at(kv_len, b)", axes={"k": "bnh"}),
         made=(
-            Made("_pages", type="i64[B, P]"),
+            Made("_pages", type="i32[B, P]"),
+            Made("_keys", type="i32[B]"),
             Made("k", type="bf16[B, N, 1, 576]", axes="bnh"),
             Made("dq", like="q", zero=True),
-            Made("dk", like="k", type="f32", zero=True),
+            Made("dk", like="k", type="f32"),
             Made("lse2", type="f32[B, H, M_padded]"),
             Made("delta", type="f32[B, H, M_padded]"),
             Made("_lists", type="f32[max((B) * (M) * (S + 1), 1)]"),

@@ -25,7 +25,9 @@
 //
 // Persistent blocks, specialised by warp, take tiles of keys from a counter. One warp finds tiles; one thread, the
 // producer, copies by TMA; each of two consumer warpgroups has 64 keys: s^T = k q^T and dp^T = v do^T by wgmma, keys as
-// rows, so that p^T and ds^T in registers are left operands of dv and dk.
+// rows, so that p^T and ds^T in registers are left operands of dv and dk. ds goes through shared memory as well, for dq
+// sums over the keys of both warpgroups: one tile of queries later, so that neither waits for the other's ds, and one
+// computes exponentials while the other multiplies.
 
 // One compilation for each configuration: d128.py passes these with -D.
 #ifndef BLOCK_M
@@ -49,13 +51,14 @@ constexpr float SCALE = 0.12751743082459868f;  // factor of the raw score in bas
 
 // Tiles in shared memory lie in panels of 64 columns: 128 bytes a row, swizzled.
 constexpr int QK_PANELS = 2, V_PANELS = 2;
-constexpr int Q_BOX = 64, K_BOX = 32;  // rows of a box of queries, and of keys
+constexpr int Q_BOX = 64, K_BOX = 128;  // rows of a box of queries, and of keys
 constexpr int Q_BYTES = QK_PANELS * BLOCK_M * 128, DO_BYTES = V_PANELS * BLOCK_M * 128;
 constexpr int K_BYTES = QK_PANELS * BLOCK_N * 128, V_BYTES = V_PANELS * BLOCK_N * 128;
-constexpr int K_TILES = 2, DO_TILES = STAGES;
+constexpr int K_TILES = 2, DO_TILES = STAGES, DS_TILES = 2;
+constexpr int DS_BYTES = BLOCK_M * BLOCK_N * 2;
 constexpr int STAGED = 4096;  // bytes through which a warp stores its results
 constexpr int K_AT = 0, V_AT = K_AT + K_TILES * K_BYTES, Q_AT = V_AT + V_BYTES, DO_AT = Q_AT + STAGES * Q_BYTES;
-constexpr int STAGED_AT = DO_AT + DO_TILES * DO_BYTES;
+constexpr int DS_AT = DO_AT + DO_TILES * DO_BYTES, STAGED_AT = DS_AT + DS_TILES * DS_BYTES;
 constexpr int LSE2_AT = STAGED_AT + 4 * CONSUMERS * STAGED, DELTA_AT = LSE2_AT + STAGES * BLOCK_M * 4;
 // Then the barriers, and the work tiles. FULL: a buffer may be read; EMPTY: it may be overwritten.
 constexpr int BARRIERS_AT = DELTA_AT + STAGES * BLOCK_M * 4;
@@ -64,7 +67,16 @@ constexpr int WORK_FULL = 0, WORK_EMPTY = WORK_FULL + WORK_TILES, V_FULL = WORK_
     V_EMPTY = V_FULL + 1;
 constexpr int K_FULL = V_EMPTY + 1, K_EMPTY = K_FULL + K_TILES, Q_FULL = K_EMPTY + K_TILES, Q_EMPTY = Q_FULL + STAGES;
 constexpr int DO_FULL = Q_EMPTY + STAGES, DO_EMPTY = DO_FULL + DO_TILES;
-constexpr int WORK_AT = BARRIERS_AT + 8 * (DO_EMPTY + DO_TILES);
+constexpr int DS_FULL = DO_EMPTY + DO_TILES, DS_EMPTY = DS_FULL + DS_TILES;
+constexpr int ADDERS = 2;  // threads that add dq by turns
+constexpr int DQ_FULL = DS_EMPTY + DS_TILES, DQ_EMPTY = DQ_FULL + ADDERS;
+constexpr int WORK_AT = BARRIERS_AT + 8 * (DQ_EMPTY + 1);
+
+constexpr int TURNS = 32;  // a cache line after the sums of a q tile: which kv tile adds to them next
+// Sums of dq lie in the order of the fragments of 8 warps: 64 queries and 64 columns for each consumer.
+constexpr int DQ_SIZE = D * BLOCK_M + TURNS, DQ_PANEL = 64 * 64;
+constexpr int DQ_WARPS = 8;  // warps of a copy: those whose sums are beside each other where they are staged, too
+static_assert(BLOCK_M * QK_PANELS == 128, "shares of dq");
 
 // setmaxnreg would wait forever for registers that the launch does not have.
 constexpr int PRODUCER_REGISTERS = 24, CONSUMER_REGISTERS = 240;
@@ -90,6 +102,7 @@ struct Args {
     float* dv_ptr;
     float* lse2_ptr;
     float* delta_ptr;
+    float* dq_sum_ptr;
     float* dk_sum_ptr;
     float* dv_sum_ptr;
     int* counter_ptr;
@@ -106,19 +119,20 @@ struct Args {
     long long stride_cu_q_0;
     long long stride_block_table_0, stride_block_table_1;
     long long stride_kv_len_0;
-    int B, H, G, N, T, Hkv, M_padded, ROW_TILE, SECTION, KV_SECTION, WALK_PARTS, KEY_ROWS;
+    int B, H, G, N, Hkv, T, M_padded, ROW_TILE, SECTION, KV_SECTION, WALK_PARTS, KEY_ROWS;
 };
 
 // What the scheduler publishes: a tile of keys, and the range that it walks over.
 struct WorkTile {
     int kv_lo;  // its first row; negative: no more tiles
-    int b, h_kv, q_first, M, N, lo, full_lo;
+    int b, h_kv, q_first, edge, M, N, lo, full_lo, full_hi;
     // of a part: its number, its query heads if several share the keys, and its queries
     int part, h_first, h_last, q_from, q_to;
 };
 
 WGMMA_SS(64)
 WGMMA_RS(128)
+WGMMA_SS_ROWS(64)
 
 // Barrier `index` of a kind.
 __device__ __forceinline__ u32 barrier_of(u32 base, int kind, int index)
@@ -158,12 +172,22 @@ __device__ __forceinline__ void add_product(float (&sums)[FRAGMENTS][4], const u
         wgmma(sums, left[m], right + m * 16 * 128 / 16, true);
 }
 
+// dq = ds k, for 64 queries and the columns of a consumer.
+template <int FRAGMENTS>
+__device__ __forceinline__ void mma_ds(float (&dq)[FRAGMENTS][4], u64 ds, u64 k)
+{
+    #pragma unroll
+    for (int n = 0; n < BLOCK_N / 16; ++n)
+        wgmma<false, true>(dq, ds + (n / 4 * BLOCK_M * 128 + n % 4 * 32) / 16, k + n * 16 * 128 / 16, n > 0);
+    wgmma_commit();
+}
+
 // Scheduler, one warp: takes tiles from a counter, computes the range that each walks over, and publishes a work tile.
 // All lanes compute the same values, and search for bounds together.
 __device__ __forceinline__ void run_scheduler(const Args& args, u32 base, WorkTile* work_tiles)
 {
     const int B = args.B, G = args.G, Hkv = args.Hkv;
-    // Tiles are walked in sections of heads whose q and do share the L2 cache.
+    // Tiles are walked in sections of heads whose q, do and dq share the L2 cache.
     // A walk is cut into parts of some query heads each, which count as heads, or of some q tiles of a head.
     const int head_parts = IN_PARTS ? min(args.WALK_PARTS, G) : 1, part_heads = (G + head_parts - 1) / head_parts;
     const int tile_parts = IN_PARTS ? args.WALK_PARTS / head_parts : 1;
@@ -174,7 +198,8 @@ __device__ __forceinline__ void run_scheduler(const Args& args, u32 base, WorkTi
         mbarrier_wait(barrier_of(base, WORK_EMPTY, slot.index), slot.phase);
         __syncwarp();  // a late lane would wait for a phase that has passed
         WorkTile& work = work_tiles[slot.index];
-        taken = taken < 0 ? blockIdx.x : uniform(is_leader ? gridDim.x + atomicAdd(args.counter_ptr, 1) : 0);
+        // The first tile too: a block waits only for turns of blocks that run.
+        taken = uniform(is_leader ? atomicAdd(args.counter_ptr, 1) : 0);
         if (taken >= tiles) {
             if (is_leader)
                 work.kv_lo = -1;
@@ -183,14 +208,11 @@ __device__ __forceinline__ void run_scheduler(const Args& args, u32 base, WorkTi
         }
         int N = args.N;  // of this tile
         const int tile = taken / tile_parts;
-        // The last section has more heads: the tiles that start last are short, and so is the tail of the grid.
-        const int last = (3 * (int)gridDim.x + kv_tiles * part_heads - 1) / (kv_tiles * part_heads);
-        const int others = max((B * Hkv * head_parts - last) / args.KV_SECTION, 1) * args.KV_SECTION;
-        const int first_head = min(tile / (kv_tiles * args.KV_SECTION) * args.KV_SECTION, others);
-        const int heads = first_head < others ? args.KV_SECTION : B * Hkv * head_parts - others;
-        const int rank = tile - first_head * kv_tiles;
+        const int first_head = tile / (kv_tiles * args.KV_SECTION) * args.KV_SECTION;
+        const int heads = min(args.KV_SECTION, B * Hkv * head_parts - first_head),
+            rank = tile % (kv_tiles * args.KV_SECTION);
         const int in_turn = first_head + rank % heads;  // a head, and a part of it
-        const int kv_lo = rank / heads * BLOCK_N;
+        const int kv_lo = (kv_tiles - 1 - rank / heads) * BLOCK_N;
         const int b = (in_turn / head_parts) / Hkv, h_kv = (in_turn / head_parts) % Hkv;
         const int q_first = args.cu_q_ptr[b * args.stride_cu_q_0];
         const int q_end = args.cu_q_ptr[(b + 1) * args.stride_cu_q_0];
@@ -201,16 +223,27 @@ __device__ __forceinline__ void run_scheduler(const Args& args, u32 base, WorkTi
         const int kv_hi = min(kv_lo + BLOCK_N, N) - 1;
         // causal: which q tiles are partial, and which are full
         const int lo = max(kv_lo + M - N, 0) / BLOCK_M * BLOCK_M;
-        const int full_lo = min((max(kv_hi + M - N, 0) + (BLOCK_M - 1)) / BLOCK_M * BLOCK_M, M);
+        const int full_lo = max(kv_hi + M - N, 0);
+        const int full_hi = min(where<int>(kv_lo + BLOCK_N <= N, M, 0), M);
+        // Before it this tile is the first to add to a q tile: the next one sees none of them.
+        int edge = 0x7fffffff;
+        if (const int kv_after = kv_lo + BLOCK_N; kv_after < N) {
+            const int kv_lo = kv_after;
+            M = where<int>(kv_lo < N, M, 0);
+            const int lo = max(kv_lo + M - N, 0) / BLOCK_M * BLOCK_M;
+            edge = lo;
+        }
         if (is_leader) {
             work.kv_lo = kv_lo;
             work.b = b;
             work.h_kv = h_kv;
             work.q_first = q_first;
+            work.edge = edge;
             work.M = M;
             work.N = N;
             work.lo = lo;
             work.full_lo = full_lo;
+            work.full_hi = full_hi;
         }
         if constexpr (IN_PARTS) {
             // Each has as many q tiles of a head as the others, whatever the mask leaves.
@@ -258,12 +291,12 @@ __device__ __forceinline__ void run_producer(const Args& args, u32 base, const W
         const int hi = IN_PARTS ? work.q_to : M;
         const int h_first = IN_PARTS ? work.h_first : h_kv * G;
         const int h_last = IN_PARTS ? work.h_last : h_kv * G + G - 1;  // the last query head
-        auto next = [](int q_lo) { return q_lo - BLOCK_M; };
-        const int q_start = ((hi + BLOCK_M - 1) / BLOCK_M - 1) * BLOCK_M;
+        auto next = [](int q_lo) { return q_lo + BLOCK_M; };
+        const int q_start = lo;
         int q_lo = q_start;
         int h = h_first;
-        mbarrier_arrive_if(barrier_of(base, WORK_EMPTY, slot.index), !(q_lo >= lo));
-        if (!(q_lo >= lo))
+        mbarrier_arrive_if(barrier_of(base, WORK_EMPTY, slot.index), !(q_lo < hi));
+        if (!(q_lo < hi))
             continue;
         // K of this tile arrives while the previous tile is still being computed.
         mbarrier_wait(barrier_of(base, K_EMPTY, k.index), k.phase);
@@ -273,11 +306,11 @@ __device__ __forceinline__ void run_producer(const Args& args, u32 base, const W
         k.advance();
         bool first = true;
         #pragma unroll 1
-        while (q_lo >= lo) {
+        while (q_lo < hi) {
             const int q_next = next(q_lo);
             // The next tile is claimed during the last q tiles of this one: earlier, another block could have started
             // it by now.
-            mbarrier_arrive_if(barrier_of(base, WORK_EMPTY, slot.index), h == h_last && !(q_next >= lo));
+            mbarrier_arrive_if(barrier_of(base, WORK_EMPTY, slot.index), h == h_last && !(q_next < hi));
             const long long row = (long long)h * args.M_padded + (q_first / args.ROW_TILE + b) * args.ROW_TILE + q_lo;
             mbarrier_wait(barrier_of(base, Q_EMPTY, q.index), q.phase);
             mbarrier_expect(barrier_of(base, Q_FULL, q.index), Q_BYTES + 2 * BLOCK_M * 4);
@@ -301,7 +334,7 @@ __device__ __forceinline__ void run_producer(const Args& args, u32 base, const W
                 first = false;
             }
             q_lo = q_next;
-            if (!(q_lo >= lo) && h < h_last) {
+            if (!(q_lo < hi) && h < h_last) {
                 ++h;
                 q_lo = q_start;
             }
@@ -309,12 +342,93 @@ __device__ __forceinline__ void run_producer(const Args& args, u32 base, const W
     }
 }
 
-// Consumer, one warpgroup: dk and dv of 64 keys of each tile. FlashAttention-2, algorithm 2.
+// One of ADDERS threads: adds dq of every other q tile when it is this kv tile's turn; while it waits for that, the
+// other one adds the next. Tiles are taken in the order of turns, so a block only ever waits for one that has started
+// before it.
+__device__ __forceinline__ void run_dq_adder(const Args& args, u32 base, const WorkTile* work_tiles, int adder)
+{
+    const int G = args.G;
+    const int dq_tiles = args.M_padded / BLOCK_M;
+    PipelineState<WORK_TILES> slot = {0, 0};
+    u32 parity = 0;
+    int next_adder = 0;
+    for (;; slot.advance()) {
+        mbarrier_wait(barrier_of(base, WORK_FULL, slot.index), slot.phase);
+        const WorkTile work = work_tiles[slot.index];
+        mbarrier_arrive(barrier_of(base, WORK_EMPTY, slot.index));
+        const int kv_lo = work.kv_lo;
+        if (kv_lo < 0)
+            return;
+        const int b = work.b;
+        const int h_kv = work.h_kv;
+        const int q_first = work.q_first;
+        const int edge = work.edge;
+        const int M = work.M;
+        const int lo = IN_PARTS ? work.q_from : work.lo;
+        const int hi = IN_PARTS ? work.q_to : M;
+        const int h_first = IN_PARTS ? work.h_first : h_kv * G;
+        const int h_last = IN_PARTS ? work.h_last : h_kv * G + G - 1;  // the last query head
+        auto next = [](int q_lo) { return q_lo + BLOCK_M; };
+        const int q_start = lo;
+        int q_lo = q_start;
+        int h = h_first;
+        const int rank = (args.N + BLOCK_N - 1) / BLOCK_N - 1 - kv_lo / BLOCK_N;  // of this kv tile among the turns
+        #pragma unroll 1
+        while (q_lo < hi) {
+            const int q_next = next(q_lo);
+            if (next_adder == adder) {
+                float* const sum = args.dq_sum_ptr + (long long)(h * dq_tiles + q_first / BLOCK_M + b + q_lo / BLOCK_M)
+                    * DQ_SIZE;
+                int* const turn = (int*)(sum + DQ_SIZE - TURNS);
+                const bool is_first = q_lo < edge;
+                if (!is_first) {
+                    await_turn(turn, rank);
+                    proxy_fence_all();
+                }
+                mbarrier_wait(barrier_of(base, DQ_FULL, adder), parity);
+                #pragma unroll
+                for (int w = 0; w < 8; w += DQ_WARPS) {
+                    const int columns = 64;
+                    float* const to = sum + w / 4 * DQ_PANEL + w % 4 * 16 * columns;
+                    if (is_first)
+                        bulk_store(to, base + STAGED_AT + w * STAGED, DQ_WARPS * 16 * columns * 4);
+                    else
+                        bulk_add(to, base + STAGED_AT + w * STAGED, DQ_WARPS * 16 * columns * 4);
+                }
+                tma_commit();
+                tma_wait_read();
+                mbarrier_arrive(barrier_of(base, DQ_EMPTY, 0));
+                tma_wait();
+                proxy_fence_all();
+                pass_turn(turn, rank);
+                parity ^= 1;
+            }
+            next_adder = (next_adder + 1) % ADDERS;
+            q_lo = q_next;
+            if (!(q_lo < hi) && h < h_last) {
+                ++h;
+                q_lo = q_start;
+            }
+        }
+    }
+}
+
+// Consumer, one warpgroup: dk and dv of 64 keys of each tile, and half of what the tile adds to dq. FlashAttention-2,
+// algorithm 2.
+template <int DQ_COLUMNS>
 __device__ __forceinline__ void run_consumer(
     const Args& args, u32 base, const WorkTile* work_tiles, unsigned char* tiles, int consumer, int warp)
 {
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, first_key = 64 * consumer + 16 * warp;
     const int G = args.G;
+    const int staged = STAGED_AT + (4 * consumer + warp) * STAGED;
+    // Where this lane stores its rows of ds^T: [query][key], a panel of 64 keys for each consumer.
+    const u32 ds_row = base + DS_AT + consumer * BLOCK_M * 128 + (lane / 16 * 8 + lane % 8) * 128
+        + ((2 * warp + lane / 8 % 2) ^ lane % 8) * 16;
+    float dq[DQ_COLUMNS / 8][4];
+    PipelineState<DS_TILES> ds = {0, 0}, ds_before = {0, 0};
+    PipelineState<ADDERS> staging = {0, 0};
+    u32 emptied = 1;
     float dk[D / 8][4];
     float dv[DV / 8][4];
     PipelineState<WORK_TILES> slot = {0, 0};
@@ -332,14 +446,15 @@ __device__ __forceinline__ void run_consumer(
         const int M = uniform(work.M);
         const int N = uniform(work.N);
         const int full_lo = uniform(work.full_lo);
+        const int full_hi = uniform(work.full_hi);
         const int lo = IN_PARTS ? uniform(work.q_from) : uniform(work.lo);
         const int hi = IN_PARTS ? uniform(work.q_to) : M;
         const int h_first = IN_PARTS ? uniform(work.h_first) : h_kv * G;
         const int h_last = IN_PARTS ? uniform(work.h_last) : h_kv * G + G - 1;  // the last query head
         const int part = IN_PARTS ? uniform(work.part) : 0;
         mbarrier_arrive_if(barrier_of(base, WORK_EMPTY, slot.index), lane == 0);
-        auto next = [](int q_lo) { return q_lo - BLOCK_M; };
-        const int q_start = ((hi + BLOCK_M - 1) / BLOCK_M - 1) * BLOCK_M;
+        auto next = [](int q_lo) { return q_lo + BLOCK_M; };
+        const int q_start = lo;
         int q_lo = q_start;
         int h = h_first;
 
@@ -358,8 +473,35 @@ __device__ __forceinline__ void run_consumer(
 
         const u64 k_rows = wgmma_descriptor(base + K_AT + k.index * K_BYTES + consumer * 64 * 128, 16, 1024);
         const u64 v_rows = wgmma_descriptor(base + V_AT + consumer * 64 * 128, 16, 1024);
-        // One tile of queries. last: v is not needed again.
-        auto step = [&](bool last) {
+        // dq: each consumer has half of the columns, or half of the queries where one panel has all columns.
+        const u64 k_columns = wgmma_descriptor(base + K_AT + k.index * K_BYTES
+            + (QK_PANELS == 2 ? consumer * BLOCK_N * 128 : 0), 16, 1024);
+
+        auto issue_dq = [&] {  // of the previous q tile, once both consumers have stored its ds
+            mbarrier_wait(barrier_of(base, DS_FULL, ds_before.index), ds_before.phase);
+            wgmma_fence();
+            mma_ds(dq, wgmma_descriptor(base + DS_AT + ds_before.index * DS_BYTES
+                + (QK_PANELS == 1 ? consumer * 64 * 128 : 0), 16, 1024), k_columns);
+        };
+        auto add_dq = [&] {
+            warpgroup_fence_operand(dq);
+            mbarrier_arrive_if(barrier_of(base, DS_EMPTY, ds_before.index), lane == 0);
+            mbarrier_wait(barrier_of(base, DQ_EMPTY, 0), emptied);
+            emptied ^= 1;
+            if (lane == 0)
+                tma_wait_read();  // the previous store has read it
+            __syncwarp();
+            #pragma unroll
+            for (int j = 0; j < DQ_COLUMNS / 8; ++j)
+                store_shared(base + staged + j * 512 + lane * 16, Four{dq[j][0], dq[j][1], dq[j][2], dq[j][3]});
+            proxy_fence();
+            __syncwarp();
+            mbarrier_arrive_if(barrier_of(base, DQ_FULL, staging.index), lane == 0);
+            staging.advance();
+        };
+
+        // One tile of queries. first: no previous tile, so no dq of one. last: v is not needed again.
+        auto step = [&](auto first, bool last) {
             const u32 q_tile = base + Q_AT + q.index * Q_BYTES, do_tile = base + DO_AT + q.index * DO_BYTES;
             const float* const lse2_tile = (const float*)(tiles + LSE2_AT) + q.index * BLOCK_M;
             const float* const delta_tile = (const float*)(tiles + DELTA_AT) + q.index * BLOCK_M;
@@ -406,7 +548,7 @@ __device__ __forceinline__ void run_consumer(
                     }
                 }
             }
-            const bool partial = q_lo < full_lo;
+            const bool partial = q_lo < full_lo || q_lo + BLOCK_M > full_hi;
             if (partial) {
                 branch();  // a branch, not selects in every tile
                 // paged_training.attn:13  mask = causal
@@ -418,7 +560,7 @@ __device__ __forceinline__ void run_consumer(
                         const int q_pos = q_idx + N - M;
                         #pragma unroll
                         for (int r = 0; r < ROWS; ++r) {
-                            if (!(kv_idx[r] <= q_pos))
+                            if (!(kv_idx[r] < N && kv_idx[r] <= q_pos))
                                 scores[j][2 * r + c] = 0.0f;
                         }
                     }
@@ -445,31 +587,71 @@ __device__ __forceinline__ void run_consumer(
             round_fragments(left_p, scores);
             u32 left_ds[BLOCK_M / 16][4];
             round_fragments(left_ds, gradients);
+            mbarrier_wait(barrier_of(base, DS_EMPTY, ds.index), ds.phase ^ 1);
+            #pragma unroll
+            for (int m = 0; m < BLOCK_M / 16; ++m)
+                stmatrix_x4_trans(ds_row + ds.index * DS_BYTES + m * 16 * 128, left_ds[m][0], left_ds[m][1],
+                    left_ds[m][2], left_ds[m][3]);
+            proxy_fence();
+            __syncwarp();
+            mbarrier_arrive_if(barrier_of(base, DS_FULL, ds.index), lane == 0);
             warpgroup_fence_operand(left_p);
             warpgroup_fence_operand(left_ds);
+
+            // Three mma in flight: dq of the previous tile, dv and dk. That dq is added while the others run.
+            if constexpr (!first.value)
+                issue_dq();
             wgmma_fence();
             add_product(dv, left_p, wgmma_descriptor(do_tile, BLOCK_M * 128, 1024));
             add_product(dk, left_ds, wgmma_descriptor(q_tile, BLOCK_M * 128, 1024));
             wgmma_commit();
+            if constexpr (!first.value) {
+                wgmma_wait<1>();
+                add_dq();
+            }
             wgmma_wait<0>();
             mbarrier_arrive_if(barrier_of(base, DO_EMPTY, q.index), lane == 0);
             mbarrier_arrive_if(barrier_of(base, Q_EMPTY, q.index), lane == 0);
             q.advance();
+            ds_before = ds;
+            ds.advance();
         };
 
-        if (q_lo >= lo) {
+        if (q_lo < hi) {
             mbarrier_wait(barrier_of(base, K_FULL, k.index), k.phase);
             mbarrier_wait(barrier_of(base, V_FULL, 0), v.phase);
+            // TMA has copied rows of other sequences: each warp clears its own 16 rows of both tiles, 16 bytes at a
+            // time.
+            for (int row = first_key; row < first_key + 16; ++row)
+                if (kv_lo + row >= N) {
+                    for (int chunk = lane; chunk < QK_PANELS * 8; chunk += 32)
+                        store_shared(base + K_AT + k.index * K_BYTES + chunk / 8 * BLOCK_N * 128 + row * 128
+                            + chunk % 8 * 16, Chunk{});
+                    for (int chunk = lane; chunk < V_PANELS * 8; chunk += 32)
+                        store_shared(base + V_AT + chunk / 8 * BLOCK_N * 128 + row * 128 + chunk % 8 * 16, Chunk{});
+                }
+            proxy_fence();
+            named_barrier_sync(1, 128 * CONSUMERS);  // dq sums over the keys of both consumers
+            int q_next = next(q_lo);
+            step(TrueType{}, h == h_last && !(q_next < hi));
+            q_lo = q_next;
+            if (!(q_lo < hi) && h < h_last) {
+                ++h;
+                q_lo = q_start;
+            }
             #pragma unroll 1
-            while (q_lo >= lo) {
-                const int q_next = next(q_lo);
-                step(h == h_last && !(q_next >= lo));
+            while (q_lo < hi) {
+                q_next = next(q_lo);
+                step(FalseType{}, h == h_last && !(q_next < hi));
                 q_lo = q_next;
-                if (!(q_lo >= lo) && h < h_last) {
+                if (!(q_lo < hi) && h < h_last) {
                     ++h;
                     q_lo = q_start;
                 }
             }
+            issue_dq();
+            wgmma_wait<0>();
+            add_dq();
             mbarrier_arrive_if(barrier_of(base, K_EMPTY, k.index), lane == 0);
             k.advance();
             warpgroup_fence_operand(dk);
@@ -500,6 +682,7 @@ __device__ __forceinline__ void run_consumer(
                 }
         } else {
             // dv: each warp stores its own 16 keys.
+            mbarrier_wait(barrier_of(base, DQ_EMPTY, 0), emptied);
             if (lane == 0)
                 tma_wait_read();
             __syncwarp();
@@ -544,7 +727,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) paged_training_backward
     if (threadIdx.x == 0) {
         for (int i = 0; i < WORK_TILES; ++i) {
             mbarrier_init(barrier_of(base, WORK_FULL, i), 1);
-            mbarrier_init(barrier_of(base, WORK_EMPTY, i), 4 * CONSUMERS + 1);  // one arrival a warp
+            mbarrier_init(barrier_of(base, WORK_EMPTY, i), 4 * CONSUMERS + 1 + ADDERS);  // one arrival a warp
         }
         mbarrier_init(barrier_of(base, V_FULL, 0), 1);
         mbarrier_init(barrier_of(base, V_EMPTY, 0), 4 * CONSUMERS);
@@ -560,6 +743,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) paged_training_backward
             mbarrier_init(barrier_of(base, DO_FULL, i), 1);
             mbarrier_init(barrier_of(base, DO_EMPTY, i), 4 * CONSUMERS);
         }
+        for (int i = 0; i < DS_TILES; ++i) {
+            mbarrier_init(barrier_of(base, DS_FULL, i), 4 * CONSUMERS);
+            mbarrier_init(barrier_of(base, DS_EMPTY, i), 4 * CONSUMERS);
+        }
+        for (int i = 0; i < ADDERS; ++i)
+            mbarrier_init(barrier_of(base, DQ_FULL, i), 4 * CONSUMERS);
+        mbarrier_init(barrier_of(base, DQ_EMPTY, 0), 1);
         mbarrier_fence();
     }
     __syncthreads();
@@ -574,9 +764,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) paged_training_backward
             run_producer(args, base, work_tiles);
         } else if (warp == 1) {
             run_scheduler(args, base, work_tiles);
+        } else if (threadIdx.x % 32 == 0) {
+            run_dq_adder(args, base, work_tiles, warp - 2);
         }
     } else {
         warpgroup_reg_alloc<CONSUMER_REGISTERS>();
-        run_consumer(args, base, work_tiles, tiles, warpgroup - 1, warp);
+        run_consumer<64>(args, base, work_tiles, tiles, warpgroup - 1, warp);
     }
 }

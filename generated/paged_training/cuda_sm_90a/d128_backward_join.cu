@@ -54,6 +54,7 @@ struct Args {
     float* dv_ptr;
     float* lse2_ptr;
     float* delta_ptr;
+    float* dq_sum_ptr;
     float* dk_sum_ptr;
     float* dv_sum_ptr;
     int* counter_ptr;
@@ -70,7 +71,7 @@ struct Args {
     long long stride_cu_q_0;
     long long stride_block_table_0, stride_block_table_1;
     long long stride_kv_len_0;
-    int B, H, G, N, T, Hkv, M_padded, ROW_TILE, SECTION, KV_SECTION, WALK_PARTS, KEY_ROWS;
+    int B, H, G, N, Hkv, T, M_padded, ROW_TILE, SECTION, KV_SECTION, WALK_PARTS, KEY_ROWS;
 };
 
 // The sum of a row's parts, eight columns from this one on: the parts lie one after the other, and are added in that

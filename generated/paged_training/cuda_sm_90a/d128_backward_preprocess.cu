@@ -25,8 +25,8 @@
 
 // One compilation for each configuration: d128.py passes these with -D.
 #ifndef BLOCK_M
-#define BLOCK_M 128  // query rows of a tile
-#define BLOCK_N 96  // keys of a tile
+#define BLOCK_M 64  // query rows of a tile
+#define BLOCK_N 128  // keys of a tile
 #define WARPS 4
 #define STAGES 1  // tiles in shared memory of what the inner loop copies
 #define ALIGNED 1  // rows start at multiples of 16 bytes
@@ -36,6 +36,7 @@
 #include "sm80.cuh"
 
 constexpr int DV = 128;
+constexpr int TURNS = 32, DQ_SIZE = 128 * BLOCK_M + TURNS;
 constexpr float LOG2E = 1.4426950408889634f;  // log2(e): lse comes in natural units
 
 struct Args {
@@ -55,6 +56,7 @@ struct Args {
     float* dv_ptr;
     float* lse2_ptr;
     float* delta_ptr;
+    float* dq_sum_ptr;
     float* dk_sum_ptr;
     float* dv_sum_ptr;
     int* counter_ptr;
@@ -71,7 +73,7 @@ struct Args {
     long long stride_cu_q_0;
     long long stride_block_table_0, stride_block_table_1;
     long long stride_kv_len_0;
-    int B, H, G, N, T, Hkv, M_padded, ROW_TILE, SECTION, KV_SECTION, WALK_PARTS, KEY_ROWS;
+    int B, H, G, N, Hkv, T, M_padded, ROW_TILE, SECTION, KV_SECTION, WALK_PARTS, KEY_ROWS;
 };
 
 // The scalar product of eight elements of two rows.
@@ -125,4 +127,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
             args.delta_ptr[first_row + q_idx] = delta;
         }
     }
+    // dq is zero before any addition.
+    if (threadIdx.x < TURNS)
+        ((int*)args.dq_sum_ptr + (blockIdx.x + 1ll) * DQ_SIZE - TURNS)[threadIdx.x] = 0;
 }
