@@ -23,11 +23,11 @@ __all__ = ["FlexError", "family_of", "flex_attention", "to_spec"]
 
 def __getattr__(name: str) -> Any:
     """Returns the attribute of torch's module that has this name, so that a program only changes its
-    import.
+    import: private ones too, as programs annotate mods by `_mask_mod_signature`.
     """
     if not name.startswith("__"):
         from torch.nn.attention import flex_attention as torchs
 
-        if name in torchs.__all__:
+        if name in torchs.__all__ or (name.startswith("_") and hasattr(torchs, name)):
             return getattr(torchs, name)
     raise AttributeError(f"module 'attnc.flex' has no attribute {name!r}")

@@ -153,8 +153,11 @@ WANTED: Mapping[str, Wanted] = {
             "merge_states": None,
         },
         "flashinfer.decode": {
-            "BatchDecodeWithPagedKVCacheWrapper": ("__init__", "_plan_impl", "run"),
+            "BatchDecodeWithPagedKVCacheWrapper": (
+                "__init__", "_plan_impl", "forward", "forward_return_lse", "run",
+            ),
             "CUDAGraphBatchDecodeWithPagedKVCacheWrapper": ("__init__",),
+            "fast_decode_plan": None,
             "single_decode_with_kv_cache": None,
         },
         "flashinfer.mla._batch_mla._wrapper": {"BatchMLAPagedAttentionWrapper": ("__init__", "plan", "run")},
@@ -169,8 +172,12 @@ WANTED: Mapping[str, Wanted] = {
             "PODWithPagedKVCacheWrapper": ("__init__", "plan", "run"),
         },
         "flashinfer.prefill": {
-            "BatchPrefillWithPagedKVCacheWrapper": ("__init__", "plan", "run"),
-            "BatchPrefillWithRaggedKVCacheWrapper": ("__init__", "plan", "run"),
+            "BatchPrefillWithPagedKVCacheWrapper": (
+                "__init__", "forward", "forward_return_lse", "plan", "run",
+            ),
+            "BatchPrefillWithRaggedKVCacheWrapper": (
+                "__init__", "forward", "forward_return_lse", "plan", "run",
+            ),
             "single_prefill_with_kv_cache": None,
         },
         "flashinfer.quantization.packbits": {"packbits": None, "segment_packbits": None},

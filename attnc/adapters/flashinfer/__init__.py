@@ -25,6 +25,7 @@ from attnc.adapters.flashinfer.cascade import (
 from attnc.adapters.flashinfer.decode import (
     BatchDecodeWithPagedKVCacheWrapper,
     CUDAGraphBatchDecodeWithPagedKVCacheWrapper,
+    fast_decode_plan,
     single_decode_with_kv_cache,
 )
 from attnc.adapters.flashinfer.masks import packbits, segment_packbits
@@ -70,6 +71,7 @@ __all__ = [
     "append_paged_kv_cache",
     "append_paged_mla_kv_cache",
     "convert_bsr_mask_layout",
+    "fast_decode_plan",
     "get_batch_indices_positions",
     "get_seq_lens",
     "merge_state",

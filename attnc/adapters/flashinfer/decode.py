@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partialmethod
+
 import torch
 
 from attnc.adapters.flashinfer.arguments import (
@@ -17,7 +19,7 @@ from attnc.adapters.flashinfer.arguments import (
     measure_buffers,
     write_position_terms,
 )
-from attnc.adapters.flashinfer.paged import PagedWrapper
+from attnc.adapters.flashinfer.paged import Cache, PagedWrapper
 from attnc.adapters.flashinfer.single import attend_alone
 from attnc.adapters.flashinfer.wrapper import Result
 from attnc.adapters.specs import Wanted, number_of, refuse
@@ -57,6 +59,7 @@ class BatchDecodeWithPagedKVCacheWrapper(PagedWrapper):
             sizes = measure_buffers(given)
             capacity = {"requests": sizes[2], "pages": sizes[1]}
         super().__init__(float_workspace_buffer, kv_layout, capacity)
+        self.use_tensor_cores = use_tensor_cores
 
     def plan(
         self,
@@ -142,6 +145,87 @@ class BatchDecodeWithPagedKVCacheWrapper(PagedWrapper):
         )
 
     begin_forward = plan
+
+    def forward(
+        self,
+        q: torch.Tensor,
+        paged_kv_cache: Cache,
+        pos_encoding_mode: str = "NONE",
+        q_scale: float | None = None,
+        k_scale: float | None = None,
+        v_scale: float | None = None,
+        window_left: int = -1,
+        logits_soft_cap: float | None = None,
+        sm_scale: float | None = None,
+        rope_scale: float | None = None,
+        rope_theta: float | None = None,
+        *,
+        return_lse: bool = False,
+    ) -> Result:
+        """Returns what `run` does, with these in the place of what the plan says; a new one compiles once."""
+        self._revise_all(
+            pos_encoding_mode=pos_encoding_mode,
+            window_left=window_left,
+            logits_soft_cap=logits_soft_cap,
+            sm_scale=sm_scale,
+            rope_scale=rope_scale,
+            rope_theta=rope_theta,
+        )
+        scales = {"q_scale": q_scale, "k_scale": k_scale, "v_scale": v_scale}
+        return self.run(q, paged_kv_cache, **scales, return_lse=return_lse)
+
+    forward_return_lse = partialmethod(forward, return_lse=True)
+
+
+def fast_decode_plan(
+    self: BatchDecodeWithPagedKVCacheWrapper,
+    indptr: torch.Tensor,
+    indices: torch.Tensor,
+    last_page_len: torch.Tensor,
+    num_qo_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    page_size: int,
+    pos_encoding_mode: str = "NONE",
+    window_left: int = -1,
+    logits_soft_cap: float | None = None,
+    q_data_type: DType | None = None,
+    kv_data_type: DType | None = None,
+    data_type: DType | None = None,
+    sm_scale: float | None = None,
+    rope_scale: float | None = None,
+    rope_theta: float | None = None,
+    non_blocking: bool = True,
+    fixed_split_size: int | None = None,
+    disable_split_kv: bool = False,
+    q_len_per_req: int = 1,
+    global_override_indptr_cpu: torch.Tensor | None = None,
+) -> None:
+    """Plans as the wrapper's `plan` does, whose place it takes as `partial(fast_decode_plan, wrapper)`.
+    global_override_indptr_cpu: indptr on the host, where it is known there.
+    """
+    BatchDecodeWithPagedKVCacheWrapper.plan(
+        self,
+        indptr if global_override_indptr_cpu is None else global_override_indptr_cpu,
+        indices,
+        last_page_len,
+        num_qo_heads,
+        num_kv_heads,
+        head_dim,
+        page_size,
+        pos_encoding_mode,
+        window_left,
+        logits_soft_cap,
+        q_data_type,
+        kv_data_type,
+        data_type=data_type,
+        sm_scale=sm_scale,
+        rope_scale=rope_scale,
+        rope_theta=rope_theta,
+        fixed_split_size=fixed_split_size,
+        disable_split_kv=disable_split_kv,
+        q_len_per_req=q_len_per_req,
+    )
 
 
 class CUDAGraphBatchDecodeWithPagedKVCacheWrapper(BatchDecodeWithPagedKVCacheWrapper):

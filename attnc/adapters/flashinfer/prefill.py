@@ -4,7 +4,7 @@ request alone. Those against packed keys are in `ragged`.
 
 from __future__ import annotations
 
-from functools import partial
+from functools import partial, partialmethod
 
 import torch
 
@@ -25,7 +25,7 @@ from attnc.adapters.flashinfer.arguments import (
     write_position_terms,
 )
 from attnc.adapters.flashinfer.masks import flatten_mask
-from attnc.adapters.flashinfer.paged import PagedWrapper
+from attnc.adapters.flashinfer.paged import Cache, PagedWrapper
 from attnc.adapters.flashinfer.ragged import (
     BatchPrefillWithRaggedKVCacheWrapper as BatchPrefillWithRaggedKVCacheWrapper,
 )
@@ -201,6 +201,37 @@ class BatchPrefillWithPagedKVCacheWrapper(PagedWrapper):
         )
 
     begin_forward = plan
+
+    def forward(
+        self,
+        q: torch.Tensor,
+        paged_kv_cache: Cache,
+        causal: bool = False,
+        pos_encoding_mode: str = "NONE",
+        use_fp16_qk_reduction: bool = False,
+        k_scale: float | None = None,
+        v_scale: float | None = None,
+        window_left: int = -1,
+        logits_soft_cap: float | None = None,
+        sm_scale: float | None = None,
+        rope_scale: float | None = None,
+        rope_theta: float | None = None,
+        *,
+        return_lse: bool = False,
+    ) -> Result:
+        """Returns what `run` does, with these in the place of what the plan says; a new one compiles once."""
+        self._revise_all(
+            causal=bool(causal),
+            pos_encoding_mode=pos_encoding_mode,
+            window_left=window_left,
+            logits_soft_cap=logits_soft_cap,
+            sm_scale=sm_scale,
+            rope_scale=rope_scale,
+            rope_theta=rope_theta,
+        )
+        return self.run(q, paged_kv_cache, k_scale=k_scale, v_scale=v_scale, return_lse=return_lse)
+
+    forward_return_lse = partialmethod(forward, return_lse=True)
 
 
 def single_prefill_with_kv_cache(

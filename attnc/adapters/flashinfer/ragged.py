@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partialmethod
 from itertools import pairwise
 from typing import Any
 
@@ -162,6 +163,36 @@ class BatchPrefillWithRaggedKVCacheWrapper(Wrapper):
         self._keys = keys[-1]
 
     begin_forward = plan
+
+    def forward(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        causal: bool = False,
+        pos_encoding_mode: str = "NONE",
+        use_fp16_qk_reduction: bool = False,
+        window_left: int = -1,
+        logits_soft_cap: float | None = None,
+        sm_scale: float | None = None,
+        rope_scale: float | None = None,
+        rope_theta: float | None = None,
+        *,
+        return_lse: bool = False,
+    ) -> Result:
+        """Returns what `run` does, with these in the place of what the plan says; a new one compiles once."""
+        self._revise_all(
+            causal=bool(causal),
+            pos_encoding_mode=pos_encoding_mode,
+            window_left=window_left,
+            logits_soft_cap=logits_soft_cap,
+            sm_scale=sm_scale,
+            rope_scale=rope_scale,
+            rope_theta=rope_theta,
+        )
+        return self.run(q, k, v, return_lse=return_lse)
+
+    forward_return_lse = partialmethod(forward, return_lse=True)
 
     def run(
         self,

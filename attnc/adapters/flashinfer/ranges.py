@@ -57,8 +57,6 @@ class BatchPrefillWithCausalBidirectionalRangesWrapper(BatchPrefillWithPagedKVCa
         types["o_data_type"] = q_data_type if o_data_type is None else o_data_type
         self._made_for: dict[str, Any] = {key: to_dtype(f"{name}: {key}", x) for key, x in types.items()}
         self._made_for |= {"head_dim_qk": head_dim_qk, "head_dim_vo": head_dim_vo}
-        #: Of one plan, by the windows of calls, what these follow.
-        self._ranged: tuple[Plan | None, dict[tuple[int, int], Plan]] = None, {}
 
     def plan(  # type: ignore[override]  # FlashInfer's has other arguments, too
         self,
@@ -169,7 +167,7 @@ class BatchPrefillWithCausalBidirectionalRangesWrapper(BatchPrefillWithPagedKVCa
                 raise ValueError(f"run: bidirectional_ranges: expected a contiguous tensor, {came}")
 
         return launch(
-            self._plan_with_ranges(plan, left, reach),
+            self._derive((left, reach), lambda plan: _add_ranges(plan, left, reach)),
             {"q": q, "k": k, "v": v, "ranges": bidirectional_ranges},
             **scales,
             out=out,
@@ -178,16 +176,11 @@ class BatchPrefillWithCausalBidirectionalRangesWrapper(BatchPrefillWithPagedKVCa
             check=check,
         )
 
-    def _plan_with_ranges(self, plan: Plan, left: int, reach: int) -> Plan:
-        """Returns what a call follows that has these windows; made once for each plan."""
-        if self._ranged[0] is not plan:
-            self._ranged = plan, {}
-        made = self._ranged[1]
-        if (left, reach) not in made:
-            inputs = *plan.wanted.inputs, "ranges: i32[T, 2]"
-            wanted = replace(plan.wanted, inputs=inputs, mask=_write(left, reach))
-            made[left, reach] = replace(plan, wanted=wanted, made=kernel_name(wanted))
-        return made[left, reach]
+
+def _add_ranges(plan: Plan, left: int, reach: int) -> Plan:
+    inputs = *plan.wanted.inputs, "ranges: i32[T, 2]"
+    wanted = replace(plan.wanted, inputs=inputs, mask=_write(left, reach))
+    return replace(plan, wanted=wanted, made=kernel_name(wanted))
 
 
 def _write(left: int, reach: int) -> str:

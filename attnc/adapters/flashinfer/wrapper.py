@@ -12,13 +12,16 @@ import torch
 
 from attnc.adapters.flashinfer.arguments import (
     LOG2E,
+    check_integer,
     check_layout,
+    choose_scale,
     combine_scales,
     compute_alibi_slopes,
     write_mask,
+    write_position_terms,
 )
 from attnc.adapters.flashinfer.masks import flatten_mask
-from attnc.adapters.specs import Changes, Wanted, find_function, kernel_name, plan_of
+from attnc.adapters.specs import Changes, Wanted, find_function, kernel_name, number_of, plan_of
 from attnc.api.fastest import are_few
 from attnc.api.repeats import Plan as CallPlan
 from attnc.api.repeats import are_left_out, keep, repeat
@@ -96,6 +99,8 @@ class Wrapper:
         self._layout = check_layout(kv_layout)
         self._capacity = capacity
         self._planned: Plan | None = None
+        #: What calls follow that ask for something else than the plan says, by what they ask for.
+        self._derived: dict[tuple[object, ...], Plan] = {}
 
     @property
     def is_cuda_graph_enabled(self) -> bool:
@@ -128,6 +133,7 @@ class Wrapper:
         known = self._planned
         if self._capacity is not None and known is not None:
             tables = _write_kept(known, tables, tokens)
+        self._derived = {}
         self._planned = Plan(
             wanted=wanted,
             made=made,
@@ -164,16 +170,57 @@ class Wrapper:
             raise RuntimeError("run: expected a call of plan() before")
         return self._planned
 
-    def _revise(self, *, scale: float | None = None, causal: bool | None = None) -> None:
-        """Takes a scale of the score, or whether the mask is causal, in the place of the plan's, where `run`
-        is given it. A new one compiles once.
+    def _derive(self, asked: tuple[object, ...], change: Callable[[Plan], Plan]) -> Plan:
+        """Returns the plan as a call asks for it; made once for each plan. A new one compiles once."""
+        if asked not in self._derived:
+            self._derived[asked] = change(self._plan_of_run())
+        return self._derived[asked]
+
+    def _revise(
+        self,
+        *,
+        scale: float | None = None,
+        causal: bool | None = None,
+        window_left: int | None = None,
+        softcap: float | None = None,
+    ) -> None:
+        """Takes a scale of the score, whether the mask is causal, a window, or a softcap, in the place of the
+        plan's, where a call is given it. In the place of a custom mask none is causal.
         """
         plan = self._plan_of_run()
-        scale = plan.wanted.scale if scale is None else scale
-        mask = plan.mask if causal is None else (causal, False)
-        if (scale, mask) != (plan.wanted.scale, plan.mask):
-            wanted = replace(plan.wanted, scale=scale, mask=write_mask(*mask, plan.window_left))
-            self._planned = replace(plan, wanted=wanted, mask=mask, made=kernel_name(wanted))
+        said = (plan.wanted.scale, plan.mask[0], plan.window_left, plan.wanted.softcap)
+        given = (scale, None if plan.mask[1] else causal, window_left, softcap)
+        asked = tuple(old if new is None else new for old, new in zip(said, given, strict=True))
+        if asked != said:
+            self._planned = self._derive(asked, lambda plan: _change(plan, *asked))
+
+    def _revise_all(
+        self,
+        *,
+        causal: bool | None = None,
+        pos_encoding_mode: str,
+        window_left: int,
+        logits_soft_cap: float | None,
+        sm_scale: float | None,
+        rope_scale: float | None,
+        rope_theta: float | None,
+    ) -> None:
+        """Takes what `forward` says in the place of all that the plan says, as FlashInfer does, in later calls
+        of `run` too. ValueError for other positions than the plan's.
+        """
+        plan = self._plan_of_run()
+        softcap = number_of("forward: logits_soft_cap", logits_soft_cap, 0.0)
+        rope = {"rope_scale": rope_scale, "rope_theta": rope_theta}
+        if write_position_terms("forward", pos_encoding_mode, softcap, **rope) != plan.wanted.terms:
+            planned = "ALIBI" if plan.wanted.terms else "NONE"
+            came = f"got {pos_encoding_mode!r}"
+            raise ValueError(f"forward: pos_encoding_mode: expected {planned!r}, as planned, {came}")
+        self._revise(
+            scale=choose_scale("forward", sm_scale, plan.wanted.head_dim),
+            causal=causal,
+            window_left=check_integer("forward: window_left", window_left, -1 << 31),
+            softcap=softcap,
+        )
 
     def _with_a_page(self, pool: Any) -> Any:
         """Returns a pool of pages; where it has none, and no request has a key, one of a page. Not for a
@@ -183,6 +230,12 @@ class Wrapper:
         if not is_tensor or pool.shape[:1] != (0,) or self._plan_of_run().keys != 0 or self._capacity:
             return pool
         return pool.new_zeros(1, *pool.shape[1:])
+
+
+def _change(plan: Plan, scale: float, causal: bool, window_left: int, softcap: float) -> Plan:
+    mask = (causal, plan.mask[1])
+    wanted = replace(plan.wanted, scale=scale, softcap=softcap, mask=write_mask(*mask, window_left))
+    return replace(plan, wanted=wanted, mask=mask, window_left=window_left, made=kernel_name(wanted))
 
 
 def _one(device: torch.device) -> torch.Tensor:
