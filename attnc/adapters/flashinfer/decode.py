@@ -171,8 +171,9 @@ class BatchDecodeWithPagedKVCacheWrapper(PagedWrapper):
             rope_scale=rope_scale,
             rope_theta=rope_theta,
         )
-        scales = {"q_scale": q_scale, "k_scale": k_scale, "v_scale": v_scale}
-        return self.run(q, paged_kv_cache, **scales, return_lse=return_lse)
+        return self.run(
+            q, paged_kv_cache, q_scale=q_scale, k_scale=k_scale, v_scale=v_scale, return_lse=return_lse
+        )
 
     forward_return_lse = partialmethod(forward, return_lse=True)
 

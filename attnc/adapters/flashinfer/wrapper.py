@@ -188,10 +188,13 @@ class Wrapper:
         plan's, where a call is given it. In the place of a custom mask none is causal.
         """
         plan = self._plan_of_run()
-        said = (plan.wanted.scale, plan.mask[0], plan.window_left, plan.wanted.softcap)
-        given = (scale, None if plan.mask[1] else causal, window_left, softcap)
-        asked = tuple(old if new is None else new for old, new in zip(said, given, strict=True))
-        if asked != said:
+        asked = (
+            plan.wanted.scale if scale is None else scale,
+            plan.mask[0] if causal is None or plan.mask[1] else causal,
+            plan.window_left if window_left is None else window_left,
+            plan.wanted.softcap if softcap is None else softcap,
+        )
+        if asked != (plan.wanted.scale, plan.mask[0], plan.window_left, plan.wanted.softcap):
             self._planned = self._derive(asked, lambda plan: _change(plan, *asked))
 
     def _revise_all(
