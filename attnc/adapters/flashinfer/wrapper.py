@@ -208,8 +208,8 @@ class Wrapper:
         rope_scale: float | None,
         rope_theta: float | None,
     ) -> None:
-        """Takes what `forward` says in the place of all that the plan says, as FlashInfer does, in later calls
-        of `run` too. ValueError for other positions than the plan's.
+        """Takes what `forward` says in the place of all that the plan says, in later calls of `run` too, as
+        FlashInfer does. ValueError for other positions than the plan's.
         """
         plan = self._plan_of_run()
         softcap = number_of("forward: logits_soft_cap", logits_soft_cap, 0.0)
