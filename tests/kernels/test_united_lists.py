@@ -124,7 +124,7 @@ SIZES = {"B": 2, "M": 11, "N": 190, "R": 5, "S": 60, "P": 9, "T": 21, "U": 300}
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(x, marks=[] if i < 6 else [pytest.mark.nightly]) for i, x in enumerate(CASES)],
+    [pytest.param(x, marks=[] if i < 4 else [pytest.mark.nightly]) for i, x in enumerate(CASES)],
 )
 def test_queries_see_the_keys_of_their_own_lists(name: str) -> None:
     skip_without_compiler("cuda.sm_90a")

@@ -158,7 +158,9 @@ def test_what_no_gpu_has_run_compiles(part: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("arch", each_by_day(["sm_120", "sm_86", "sm_90"], of=3))
 def test_newer_architectures_take_the_same_text(arch: str) -> None:
-    for _, cubin in compile_configs(ROOT / "generated/causal_gqa/cuda_sm_80/bf16_d64.py", arch):
+    """By day the first config."""
+    every = compile_configs(ROOT / "generated/causal_gqa/cuda_sm_80/bf16_d64.py", arch)
+    for _, cubin in islice(every, None if is_night() else 1):
         assert cubin.spills <= 64
         assert cubin.warnings == ()
 
@@ -338,7 +340,7 @@ LAZY, DECODE = "softmax = online(maximum = lazy(20))", "loops = [kv], pack = gqa
             (PAGED, 40, 1, CAUSAL, DECODE),
             (LATENT.replace("{d} + 64", "264"), 256, 1, CAUSAL, f"{DECODE}, consumers = 2"),
         ],
-        of=3,
+        of=5,
     ),
 )
 def test_who_copies_rows_has_the_registers_for_it(
@@ -357,7 +359,7 @@ def test_who_copies_rows_has_the_registers_for_it(
 @pytest.mark.parametrize(
     ("d", "dv", "way"),
     each_by_day(
-        [(40, 40, "atomic"), (136, 200, "two_pass"), (72, 40, "two_pass"), (72, 72, "ordered")], of=2
+        [(40, 40, "atomic"), (136, 200, "two_pass"), (72, 40, "two_pass"), (72, 72, "ordered")], of=4
     ),
 )
 def test_rows_narrower_than_products_leave_no_remark(d: int, dv: int, way: str, tmp_path: Path) -> None:

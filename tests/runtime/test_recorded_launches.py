@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
 import sysconfig
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from attnc.support.cache import cache_folder
+from tests.processes import run_program
 
 HERE = Path(__file__).parent
 #: Tensor maps; an optional pointer and inputs without maps; a second kernel and scratch; gradients.
@@ -45,16 +45,9 @@ def test_launches_pass_what_triton_passes(driver: Path, specs: tuple[str, ...]) 
     to run, by its content, and ptxas need not optimise it.
     """
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.runtime.recorded_launches", str(driver), *specs],
-        cwd=HERE.parents[1],
-        env={
-            **environment,
-            "TRITON_CACHE_DIR": str(cache_folder() / "recorded_launches"),
-            "DISABLE_PTXAS_OPT": "1",
-        },
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    environment |= {
+        "TRITON_CACHE_DIR": str(cache_folder() / "recorded_launches"),
+        "DISABLE_PTXAS_OPT": "1",
+    }
+    done = run_program(HERE / "recorded_launches.py", driver, *specs, environment=environment)
     assert done.stdout == "".join(f"{name}: ok\n" for name in specs), done.stdout + done.stderr

@@ -232,7 +232,7 @@ def test_committed_kernels_hide_their_exponentials(module: str) -> None:
             (64, "consumers = 4, tile.kv = 64"),
         ],
         ["true", "false"],
-        of=4,
+        of=5,
     ),
 )
 def test_turns_cost_no_wait_and_hold_all_products(tiles: tuple[int, str], overlap: str) -> None:

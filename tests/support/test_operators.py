@@ -76,7 +76,8 @@ def test_torch_func_maps_and_differentiates(attend: Callable[..., torch.Tensor],
         torch.testing.assert_close(found, torch.stack(wanted))
 
     def whole(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-        return (vmap(attend, axes)(q, k, v) * weights).sum()
+        found: torch.Tensor = vmap(attend, axes)(q, k, v)
+        return (found * weights).sum()
 
     dq, dk = grad(whole, argnums=(0, 1))(laid, k)
     torch.testing.assert_close(dq.movedim(axis, 0), torch.stack([one[0] for one in expected]))

@@ -211,7 +211,7 @@ SCALED_BY_KEY: Mapping[str, Any] = {
             marks=pytest.mark.nightly,
         ),
         pytest.param(spec("true", storage="lengths"), id="all keys", marks=pytest.mark.nightly),
-        pytest.param(spec(**SCALED), id="a scale of v"),
+        pytest.param(spec(**SCALED), id="a scale of v", marks=pytest.mark.nightly),
         pytest.param(
             gated(spec(), "(attention * gate[b, q_idx, h, d] + gate[b, q_idx, h, d]) / 3"),
             id="an epilogue",
@@ -352,7 +352,7 @@ FAR = "dot(q, k) * 40"
             hopper(storage="plain", prompt=", cluster = 2"), id="clusters", marks=pytest.mark.nightly
         ),
         pytest.param(hopper(prompt=", pingpong = true"), id="turns", marks=pytest.mark.nightly),
-        pytest.param(gated(hopper(storage="plain")), id="a gate"),
+        pytest.param(gated(hopper(storage="plain")), id="a gate", marks=pytest.mark.nightly),
         pytest.param(
             gated(hopper(), "(attention + gate[b, q_idx, h, d]) / 3"),
             id="what is added to o",

@@ -102,7 +102,7 @@ def draw_or_read(given: argparse.Namespace) -> dict[int, Draw]:
     if given.drawn is not None and given.drawn.is_file():
         draws = read_draws(given.drawn)
         return {number: draw for number, draw in draws.items() if _is_wanted(draw.place, given)}
-    places = [place for place in list_places(given.target) if _is_wanted(place, given)]
+    places = list_places(given.target, given.spec)
     draws = dict(enumerate(draw_mutants(given.count, given.seed, places, given.together)))
     if given.drawn is not None:
         write_draws(given.drawn, draws)

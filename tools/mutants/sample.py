@@ -89,11 +89,12 @@ def texts_of(place: Place) -> Mapping[str, str]:
     return {name: with_headers(text) for name, text in files.items() if name.endswith(suffix)}
 
 
-def list_places(targets: Collection[str] = ()) -> tuple[Place, ...]:
-    """Lists the modules of the committed specs; of some targets alone where any are given."""
+def list_places(targets: Collection[str] = (), specs: Collection[str] = ()) -> tuple[Place, ...]:
+    """Lists the modules of the committed specs; of some targets or specs alone where any are given."""
     found = (
         place_of(path.stem, module)
         for path in sorted(SPECS.glob("*.attn"))
+        if not specs or path.stem in specs
         for module in plans_of(path.stem).modules
     )
     return tuple(place for place in found if not targets or place.target in targets)
