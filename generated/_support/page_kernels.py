@@ -107,6 +107,14 @@ def _at(  # type: ignore[no-untyped-def]  # Triton reads annotations its own way
     return n.to(tl.int64) * stride_n + h.to(tl.int64) * stride_h + d.to(tl.int64) * stride_d
 
 
+@triton.jit  # type: ignore[untyped-decorator]  # Triton has no types
+def _copy_chunk(  # type: ignore[no-untyped-def]  # Triton reads annotations its own way
+    x_ptrs, rows_ptr, entry, is_named, i, SIZE: tl.constexpr,
+):  # fmt: skip
+    x = tl.load(x_ptrs, mask=(i < SIZE) & is_named, other=0.0)
+    tl.store(rows_ptr + entry.to(tl.int64) * SIZE + i, x.to(rows_ptr.dtype.element_ty), mask=i < SIZE)
+
+
 @triton.jit(do_not_specialize=["columns", "count"])  # type: ignore[untyped-decorator]  # as above
 def gather_pages(  # type: ignore[no-untyped-def]  # Triton reads annotations its own way
     k_ptr, v_ptr, table_ptr, lens_ptr, k_rows_ptr, v_rows_ptr, numbers_ptr, keys_ptr,
@@ -131,16 +139,10 @@ def gather_pages(  # type: ignore[no-untyped-def]  # Triton reads annotations it
         i = chunk * BLOCK + tl.arange(0, BLOCK)
         if tl.program_id(2) == 0:
             at = page * stride_kp + _at(i, stride_kn, stride_kh, stride_kd, K_HEADS, K_WIDTH)
-            inside = i < PAGE * K_HEADS * K_WIDTH
-            x = tl.load(k_ptr + at, mask=inside & is_named, other=0.0)
-            row = k_rows_ptr + entry.to(tl.int64) * (PAGE * K_HEADS * K_WIDTH) + i
-            tl.store(row, x.to(k_rows_ptr.dtype.element_ty), mask=inside)
+            _copy_chunk(k_ptr + at, k_rows_ptr, entry, is_named, i, PAGE * K_HEADS * K_WIDTH)
         else:
             at = page * stride_vp + _at(i, stride_vn, stride_vh, stride_vd, V_HEADS, V_WIDTH)
-            inside = i < PAGE * V_HEADS * V_WIDTH
-            x = tl.load(v_ptr + at, mask=inside & is_named, other=0.0)
-            row = v_rows_ptr + entry.to(tl.int64) * (PAGE * V_HEADS * V_WIDTH) + i
-            tl.store(row, x.to(v_rows_ptr.dtype.element_ty), mask=inside)
+            _copy_chunk(v_ptr + at, v_rows_ptr, entry, is_named, i, PAGE * V_HEADS * V_WIDTH)
 
 
 @triton.jit  # type: ignore[untyped-decorator]  # Triton has no types

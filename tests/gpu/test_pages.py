@@ -104,3 +104,15 @@ def test_lengths_are_counted_in_a_graph() -> None:
         graph.replay()
         assert found.tolist() == expected
         assert five.tolist() == [5] * 3
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.int8], ids=str)
+def test_pages_of_8_bits_become_rows_of_16(dtype: torch.dtype) -> None:
+    example = Example(7, 16, 2, 64)
+    example.pool = (20 * example.pool.float()).to(dtype)
+    (*_, rows, _), step = example.step("cuda", TritonPages())
+    step()
+    (*_, right, _), step = example.step("cpu", None)
+    step()
+    for b, keys in enumerate(example.lens.clamp(max=right.shape[1]).tolist()):
+        assert torch.equal(rows[b, :keys].cpu(), right[b, :keys])

@@ -10,6 +10,7 @@ import torch
 from attnc.support.memory import memory_of
 from attnc.support.pages import Pages, lay_rows
 from attnc.verify.interpreter import ensure_interpreter
+from tests.processes import compiling
 from tests.support.in_pages import place_of
 
 ensure_interpreter()
@@ -119,3 +120,33 @@ def test_pages_of_8_bits_become_rows_of_16(dtype: torch.dtype) -> None:
             assert torch.equal(right[b, :keys], rows[b, :keys])
     number = int(expected[0][0, 0])
     assert torch.equal(expected[2][0, : example.page], example.pools["k"][number].bfloat16())
+
+
+#: Compiles both kernels for pages of these types, rows of bf16 and gradients of bf16 and f32.
+_COMPILE = """
+import sys
+from attnc.runtime.toolchains import TritonKernel
+from attnc.support.page_kernels import gather_pages, sum_pages
+
+PAGES = {"PAGE": 16, "K_HEADS": 2, "K_WIDTH": 64, "V_HEADS": 2, "V_WIDTH": 48}
+ROWS = {"k_rows_ptr": "*bf16", "v_rows_ptr": "*bf16", "numbers_ptr": "*i32", "keys_ptr": "*i32"}
+SUMS = {"k_rows_ptr": "*fp32", "v_rows_ptr": "*fp32", "k_ptr": "*bf16", "v_ptr": "*fp32"}
+for k, v in (pair.split("+") for pair in sys.argv[1:]):
+    given = {"k_ptr": k, "v_ptr": v, "table_ptr": "*i64", "lens_ptr": "*i64"}
+    asked = [(gather_pages, {**ROWS, **given}, {"BLOCK": 1024})]
+    for order in ("*i32", "*i64"):
+        more = {"BLOCK": 1024, "STEP": 64, "SORTED": order == "*i64"}
+        asked.append((sum_pages, {**ROWS, **SUMS, "order_ptr": order}, more))
+    for kernel, types, constants in asked:
+        constants = {**PAGES, **constants}
+        signature = {n: "constexpr" if n in constants else types.get(n, "i32") for n in kernel.arg_names}
+        found = TritonKernel(
+            function=kernel, signature=signature, constants=constants, capability=90, warps=4, stages=3
+        )
+        assert found.cubin()
+"""
+
+
+@pytest.mark.nightly
+def test_triton_compiles_them_for_tensors_of_any_types() -> None:
+    compiling(_COMPILE, "*bf16+*bf16", "*fp8e4nv+*i8", "*fp32+*fp8e5")
