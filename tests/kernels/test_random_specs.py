@@ -45,7 +45,7 @@ def test_listed_keys_agree_with_the_reference(text: str, data: st.DataObject) ->
 
 @pytest.mark.slow
 @needs_gxx
-@settings(max_examples=max(settings().max_examples // 16, 2), suppress_health_check=list(HealthCheck))
+@settings(max_examples=max(settings().max_examples // 24, 2), suppress_health_check=list(HealthCheck))
 @given(listed_rows_specs(), st.data())
 def test_listed_rows_agree_with_the_reference(text: str, data: st.DataObject) -> None:
     note(text)

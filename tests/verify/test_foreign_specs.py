@@ -182,7 +182,7 @@ def held(made: Subject, case: Case) -> None:
 
 @pytest.mark.slow
 @settings(
-    max_examples=max(settings().max_examples // (10 if is_night() else 25), 4),
+    max_examples=settings().max_examples // (10 if is_night() else 20),
     suppress_health_check=list(HealthCheck),
 )
 @given(foreign_specs(), st.data())

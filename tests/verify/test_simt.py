@@ -37,7 +37,7 @@ def subject(name: str, number: int = 0) -> Subject:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", some_by_day(NAMES, of=10))
+@pytest.mark.parametrize("name", some_by_day(NAMES, of=14))
 def test_specs_are_right(name: str) -> None:
     right_by_day(subject(name), count=1)
 
