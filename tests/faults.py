@@ -20,14 +20,16 @@ _STEPS = (
 _UNDISTURBED = 77
 
 
-def killed(work: Callable[[Path], object], prepare: Callable[[], Path]) -> Iterator[Path]:
+def killed(work: Callable[[Path], object], prepare: Callable[[], Path], stride: int = 1) -> Iterator[Path]:
     """Yields folders, each as a process left it that was killed before one of the steps of `work`: the first,
-    the second, and so on to the last.
+    the one a stride behind, and so on to the last.
     """
-    yield from _disturbed(work, prepare, _kill)
+    yield from _disturbed(work, prepare, _kill, stride)
 
 
-def out_of_disk(work: Callable[[Path], object], prepare: Callable[[], Path]) -> Iterator[Path]:
+def out_of_disk(
+    work: Callable[[Path], object], prepare: Callable[[], Path], stride: int = 1
+) -> Iterator[Path]:
     """Yields folders, each after `work` for which the disk was full from one of its steps on, so that it
     raised an OSError which names the folder, or something in it.
     """
@@ -40,7 +42,7 @@ def out_of_disk(work: Callable[[Path], object], prepare: Callable[[], Path]) -> 
         assert Path(failure.filename).is_relative_to(folder)
         assert not Path(failure.filename).name.endswith(".tmp")
 
-    yield from _disturbed(checked, prepare, _fill)
+    yield from _disturbed(checked, prepare, _fill, stride)
 
 
 def _failure_of(work: Callable[[Path], object], folder: Path) -> OSError | None:
@@ -70,8 +72,9 @@ def _disturbed(
     work: Callable[[Path], object],
     prepare: Callable[[], Path],
     disturb: Callable[[str, tuple[object, ...]], None],
+    stride: int,
 ) -> Iterator[Path]:
-    for last in count():
+    for last in count(step=stride):
         folder = prepare()
 
         def run(_: int, folder: Path = folder, last: int = last) -> None:

@@ -21,6 +21,7 @@ from attnc.files import leftovers, write_new
 from attnc.output import MANIFEST, NotOurs, OutputFile, compare, write, write_folder
 from tests.faults import killed, out_of_disk
 from tests.processes import forked
+from tests.profiles import is_night
 
 
 def outputs(files: dict[str, str]) -> list[OutputFile]:
@@ -333,6 +334,10 @@ def test_bytecode_goes_with_its_module_and_no_other(tmp_path: Path) -> None:
 # --- processes that end, and several ------------------------------------------------------------------------
 
 
+#: By day every second step.
+STRIDE = 1 if is_night() else 2
+
+
 def prepared(folder: Path) -> Path:
     write(outputs(OLD), folder)
     put(folder, MINE)
@@ -341,7 +346,9 @@ def prepared(folder: Path) -> Path:
 
 def test_a_process_that_is_killed_at_any_step_leaves_a_set_that_the_next_makes_whole(tmp_path: Path) -> None:
     numbers, whole = count(), list[bool]()
-    folders = killed(lambda out: write(outputs(NEW), out), lambda: prepared(tmp_path / str(next(numbers))))
+    folders = killed(
+        lambda out: write(outputs(NEW), out), lambda: prepared(tmp_path / str(next(numbers))), STRIDE
+    )
     for out in folders:
         left = there(out)
         assert {path: left[path] for path in MINE} == MINE
@@ -372,7 +379,7 @@ def test_a_process_may_be_killed_in_a_folder_that_was_empty(tmp_path: Path) -> N
 def test_a_full_disk_changes_nothing_or_is_made_good(tmp_path: Path) -> None:
     numbers = count()
     for out in out_of_disk(
-        lambda out: write(outputs(NEW), out), lambda: prepared(tmp_path / str(next(numbers)))
+        lambda out: write(outputs(NEW), out), lambda: prepared(tmp_path / str(next(numbers))), STRIDE
     ):
         assert there(out) == OLD | MINE or leftovers(out)
         write(outputs(OTHER), out)
