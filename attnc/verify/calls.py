@@ -240,10 +240,16 @@ class _Calls:
         with ExitStack() as stack:
             stack.enter_context(patch.object(self.call, "allocate", self._allocate))
             if self.subject.target == "triton":
-                stack.enter_context(patch.object(self.call, "launch_type", self._triton()))
+                stack.enter_context(
+                    patch.object(self.call, "launch_type", self._triton(self.call.launch_type))
+                )
             else:
                 index = 0 if index is None else index
                 stack.enter_context(self._cuda(index))
+            if (pages := self.call.page_kernels()) is not None:  # Triton's, beside kernels of any target
+                names = type(pages).gather.__globals__
+                recording = self._triton(names["TritonLaunch"])
+                stack.enter_context(patch.dict(names, TritonLaunch=recording))
             stack.enter_context(patch.object(torch._C, "_cuda_getDevice", lambda: index, create=True))
             current = patch.object(
                 torch._C, "_cuda_getCurrentRawStream", lambda index: self.stream, create=True
@@ -273,10 +279,11 @@ class _Calls:
             self.memory[key] = torch.empty_strided(shape, strides, dtype=dtype, device=like.device).zero_()
         return self.memory[key]
 
-    def _triton(self) -> type:
-        events, launch = self.events, self.call.launch_type
+    def _triton(self, launch: type) -> type:
+        """Returns a type of launches of Triton that are noted alone."""
+        events = self.events
 
-        class Recording(launch):  # type: ignore[misc,valid-type]  # of the module's support package
+        class Recording(launch):  # type: ignore[misc]  # of the module's support package
             def __init__(self, kernel: Any, grid: Any, *rest: Any) -> None:
                 super().__init__(kernel, grid, *rest)
                 name = getattr(kernel, "__name__", str(kernel))

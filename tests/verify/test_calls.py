@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence, Set
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from attnc.build import digest
 from attnc.target.files import render_files
 from attnc.target.support import standalone, with_headers
-from attnc.verify.calls import call_violations, find_heap, launches_agree
+from attnc.verify.calls import Event, call_violations, find_heap, launches_agree
 from attnc.verify.subject import Subject, subject_of
 from tests.plans import module_of
 from tests.verify.judging import spec, subject_of_text
@@ -56,10 +57,10 @@ BUGS = {
 }
 
 
-def changed(target: str, old: str, new: str) -> Subject:
+def changed(target: str, old: str, new: str, spec: str = "causal_gqa") -> Subject:
     """A module with another text wherever its host code has this one; of the layouts, in those of three."""
-    planned = module_of("causal_gqa", target)
-    files = render_files(planned, path="causal_gqa.attn", sha256=digest(planned.variant.source))
+    planned = module_of(spec, target)
+    files = render_files(planned, path=f"{spec}.attn", sha256=digest(planned.variant.source))
     name = f"{planned.variant.name}.py"
     text = standalone(files[name])
     assert old in text
@@ -85,6 +86,21 @@ def test_a_length_that_only_a_part_of_the_tensor_shares_is_any_length() -> None:
         *("score = dot(q, k)", "normalize = softmax", "output o: f16[B, M, H, 16]"),
     )
     assert list(call_violations(subject_of_text(spec(lines)))) == []
+
+
+def test_launches_of_pages_are_noted_and_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU they are kernels, which a launch on the streams that are said to be current would end."""
+    on_gpu = 'if pages is not None and place.device.type == "cuda" else None'
+    everywhere = changed("triton", on_gpu, "if pages is not None else None", "paged_training")
+    noted: set[object] = set()
+
+    def agree(fresh: Sequence[Event], warm: Sequence[Event], *held: Set[int]) -> bool:
+        noted.update(event[1] for event in warm)
+        return launches_agree(fresh, warm, *held)
+
+    monkeypatch.setattr("attnc.verify.calls.launches_agree", agree)
+    assert list(call_violations(everywhere)) == []
+    assert noted >= {"gather_pages", "sum_pages"}
 
 
 def test_torch_may_ask_whether_it_was_given_a_device_while_launches_are_noted() -> None:
