@@ -222,7 +222,7 @@ class LaunchConfig(ctypes.Structure):
 
 
 #: CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION.
-_BEHIND = 6
+_SERIALIZED = 6
 
 
 def launcher_behind(function: int, blocks: int, threads: int, shared: int) -> Callable[[int, int, int], None]:
@@ -233,7 +233,7 @@ def launcher_behind(function: int, blocks: int, threads: int, shared: int) -> Ca
         "libcuda.so.1"
     ).cuLaunchKernelEx  # without argtypes, which every call would go through
     attribute, code, pointer = (
-        LaunchAttribute(id=_BEHIND, value=1),
+        LaunchAttribute(id=_SERIALIZED, value=1),
         ctypes.c_void_p(function),
         ctypes.c_void_p,
     )

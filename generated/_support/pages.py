@@ -57,7 +57,7 @@ class PageKernels(Protocol):
         """Returns whether it can make 16 bits of such elements, if they have 8."""
 
     def sum(self, pages: Sequence[PageAxes], table: tuple[int, int], page: int, device: torch.device) -> Sum:
-        """Returns what sums rows as `sum_pages` does. table: its shape."""
+        """Returns what sums rows as `sum_rows` does. table: its shape."""
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ class Pages:
 
             def add(rows: Rows, numbers: torch.Tensor, keys: torch.Tensor, made: Rows) -> None:
                 for given, into, own in zip(rows, made, axes, strict=True):
-                    sum_pages(given, numbers, keys, into, own)
+                    sum_rows(given, numbers, keys, into, own)
 
             return plain(laid), add
 
@@ -222,7 +222,7 @@ def gather_rows(pages: torch.Tensor, numbers: torch.Tensor, into: torch.Tensor, 
     rows.masked_fill_((flat == len(source)).view(-1, *[1] * (rows.dim() - 1)), 0)
 
 
-def sum_pages(
+def sum_rows(
     rows: torch.Tensor, numbers: torch.Tensor, keys: torch.Tensor, into: torch.Tensor, axes: str
 ) -> None:
     """Writes the gradient of pages from those of rows, f32: a page that several entries name has the sum, in

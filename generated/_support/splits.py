@@ -15,10 +15,10 @@ from .sizes import Names, evaluate
 _WAVE_BYTES, _COMBINE_BYTES = 96 << 10, 96 << 10
 #: Of two programs on a multiprocessor: how many times as long reading takes them as one alone, and bytes that
 #: one alone could read while it starts and ends, which nothing hides; measured on an H200.
-_BESIDE, _ALONE_BYTES = 1.1, 24 << 10
+_IN_PAIRS, _ALONE_BYTES = 1.1, 24 << 10
 #: The share of a call's time that is clearly less of it; how many times as long is nearly as fast; tiles of a
 #: short sequence, at most.
-_CLEARLY, _NEARLY, _SHORT = 0.92, 1.02, 8
+_CLEARLY, _ABOUT, _SHORT = 0.92, 1.02, 8
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class Split:
         if evaluate(self.key_tiles, sizes) > _SHORT:
             return configs
         costs = [self._plan(names, x, gpu)[1] for x in alike]
-        most = min(costs) * _NEARLY  # of tiles that are as fast the largest
+        most = min(costs) * _ABOUT  # of tiles that are as fast the largest
         chosen = next(x for x, cost in zip(alike, costs, strict=True) if cost <= most)
         return (chosen, *configs) if min(costs) < _CLEARLY * costs[0] else configs
 
@@ -173,7 +173,7 @@ def plan_splits(
     def cost(n: int) -> float:
         split_bytes = -(-key_tiles // n) * tile_bytes
         waves, rest = divmod(tiles * n, processors * resident)
-        beside = _BESIDE if is_pair else 1.0
+        beside = _IN_PAIRS if is_pair else 1.0
         time: float = waves * (max(resident, 1 / block_share) * split_bytes * beside + _WAVE_BYTES)
         if rest:
             deepest = -(-rest // processors)

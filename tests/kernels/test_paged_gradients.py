@@ -208,13 +208,13 @@ def test_only_gradients_that_are_asked_for_are_summed(
     every = gradients(made, problem)
     pages: Any = made.module.CALL.backward.pages
     names = type(pages).finish.__globals__  # of the support package in use
-    sum_pages, summed = names["sum_pages"], list[int]()
+    sum_rows, summed = names["sum_rows"], list[int]()
 
     def note(*tensors: Any) -> None:
         summed[-1] += 1
-        sum_pages(*tensors)
+        sum_rows(*tensors)
 
-    monkeypatch.setitem(names, "sum_pages", note)
+    monkeypatch.setitem(names, "sum_rows", note)
     function: Callable[..., Any] = made.function
     if compiled:
         function = torch.compile(function, fullgraph=True, backend="aot_eager")

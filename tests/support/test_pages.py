@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from attnc.support.pages import Pages, count_keys, find_pages, gather_rows, lay_rows, sum_pages
+from attnc.support.pages import Pages, count_keys, find_pages, gather_rows, lay_rows, sum_rows
 from tests.support.in_pages import place_of
 
 #: Orders of the axes of pages, of the keys of a page and of heads, before that of features.
@@ -48,7 +48,7 @@ def test_rows_are_those_of_their_pages_in_every_order_of_axes(axes: str) -> None
         expected = torch.cat([[*by_page, *none][number] for number in numbers[b].tolist()])
         assert torch.equal(rows[b], expected)
     made = torch.empty_like(pages, dtype=torch.float64)
-    sum_pages(into, numbers, torch.full((B,), P * page), made, own)
+    sum_rows(into, numbers, torch.full((B,), P * page), made, own)
     times = torch.bincount(numbers.flatten().clamp(max=count - 1), minlength=count).view(-1, 1, 1, 1)
     assert torch.equal(made.permute([*map(axes.index, "pnh"), 3]), times * by_page.double())
 
@@ -65,10 +65,10 @@ def test_a_page_gets_the_sum_of_its_rows_in_the_order_of_the_table() -> None:
             expected[number] += rows[b, column * page : (column + 1) * page]
     keys = torch.full((B,), P * page)
     found, backwards = torch.empty(count, page, 1, 8, dtype=torch.bfloat16), torch.empty(count, page, 1, 8)
-    sum_pages(rows, numbers, keys, found, "bnh")
+    sum_rows(rows, numbers, keys, found, "bnh")
     assert torch.equal(found, expected.bfloat16())
     assert not found[2].any()
-    sum_pages(rows.flip(0), numbers.flip(0), keys, backwards, "bnh")
+    sum_rows(rows.flip(0), numbers.flip(0), keys, backwards, "bnh")
     assert not torch.equal(backwards, expected)
 
 
@@ -77,15 +77,15 @@ def test_rows_behind_the_end_of_a_sequence_count_for_nothing() -> None:
     rows, numbers = torch.full((2, 4, 1, 8), torch.nan), torch.tensor([[1, 0], [1, 2]], dtype=torch.int32)
     rows[0, :3], rows[1, :1] = 2.0, 3.0
     found = torch.empty(2, 2, 1, 8)
-    sum_pages(rows, numbers, torch.tensor([3, 1]), found, "bnh")
+    sum_rows(rows, numbers, torch.tensor([3, 1]), found, "bnh")
     assert found[..., 0, 0].tolist() == [[2, 0], [5, 2]]
 
 
 def test_without_pages_or_entries_rows_and_gradients_are_0() -> None:
     rows, numbers = torch.full((2, 4, 1, 8), 7.0), torch.zeros(2, 2, dtype=torch.int32)
     none, three, keys = torch.empty(0, 2, 1, 8), torch.full((3, 2, 1, 8), 9.0), torch.tensor([4, 4])
-    sum_pages(rows, numbers, keys, none, "bnh")
-    sum_pages(rows[:0], numbers[:0], keys[:0], three, "bnh")
+    sum_rows(rows, numbers, keys, none, "bnh")
+    sum_rows(rows[:0], numbers[:0], keys[:0], three, "bnh")
     assert not three.any()
     gather_rows(none, numbers, rows, "bnh")
     assert not rows.any()

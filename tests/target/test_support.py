@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import sys
+from collections import Counter
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -15,7 +17,7 @@ from attnc.build import front, plan_program
 from attnc.cli import main
 from attnc.runtime.loader import load_files
 from attnc.target.files import render_files
-from attnc.target.support import FOLDER, standalone, support_files
+from attnc.target.support import _PLACES, FOLDER, _inline, standalone, support_files
 from attnc.verify.interpreter import ensure_interpreter
 from attnc.verify.simt import attach, available
 
@@ -73,6 +75,23 @@ def test_a_name_that_would_mean_two_things_is_refused() -> None:
     text = next(iter(rendered("alibi", "triton").values()))
     with pytest.raises(ValueError, match="cdiv is also the name of a part of the support package"):
         standalone(text + "\n\ndef cdiv():\n    pass\n")
+
+
+@pytest.mark.parametrize("target", ["triton", "cuda", "hopper"])
+def test_no_two_parts_have_a_name_in_common(target: str) -> None:
+    """In one file the second of two would stand for both."""
+    body, _ = _inline(frozenset({*_PLACES["all"], *_PLACES[target]}))
+    found = Counter[str]()
+    for node in ast.parse(body).body:
+        match node:
+            case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
+                found[name] += 1
+            case ast.Assign(targets=targets):
+                found.update(x.id for to in targets for x in ast.walk(to) if isinstance(x, ast.Name))
+            case ast.AnnAssign(target=ast.Name(id=name)):
+                found[name] += 1
+    assert found["Attention"] == 1
+    assert [name for name, count in found.items() if count > 1] == []
 
 
 def test_the_copy_is_the_package_itself() -> None:
