@@ -15,6 +15,7 @@ from .pages import PageKernels
 from .place import Place
 from .sizes import as_tuple, evaluate, next_power_of_2
 from .triton_launch import Box, TritonLaunch
+from .triton_launch import on_device as on_device  # for projections, which import it from here
 
 #: Constants of kernels by their parameters' names, from the sizes and the config of a launch.
 _CONSTANTS: dict[str, Callable[[Mapping[str, Any], Gpu], object]] = {
