@@ -43,6 +43,8 @@ _MEANING: dict[str, Any] = {
     "hard_sigmoid": torch.nn.functional.hardsigmoid,
     "hard_swish": torch.nn.functional.hardswish,
     "log_sigmoid": torch.nn.functional.logsigmoid,
+    "threshold": lambda x, lo, y: torch.where(x <= lo, y, x),  # which torch takes as numbers
+    "prelu": lambda x, w: torch.where(x > 0, x, w * x),
     "expit": torch.special.expit,
     "logistic": torch.special.expit,
     "sqr": torch.square,
