@@ -100,6 +100,7 @@ def flex_attention(
     given = query, key, value
     query, key, value = _made_ready(query, key, value, score_mod)
     if torch.compiler.is_compiling():
+        import attnc.flex.shown  # noqa: F401  # for its effect
         from attnc.flex.compiled import attend
 
         results = attend(

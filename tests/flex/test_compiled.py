@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.nn.attention.flex_attention import AuxRequest, create_block_mask
 from torch.utils.checkpoint import checkpoint
@@ -191,6 +192,7 @@ OPERATIONS: list[Any] = [
     lambda s, q, kv: s + torch.tensor(0.5, dtype=s.dtype, device=s.device) * (q > kv),
     lambda s, q, kv: torch.nn.functional.gelu(-s, approximate="tanh") + (kv < 1),
     lambda s, q, kv: s.masked_fill(kv >= 3, -1.0) + s.new_full((), 2.0),
+    lambda s, q, kv: F.tanh(s) + F.sigmoid(s) * F.hardswish(s) - F.hardsigmoid(s),  # which torch hides
 ]
 
 
