@@ -166,6 +166,8 @@ Tensors = Sequence[torch.Tensor]
 
 #: Of b, h, q_idx and kv_idx.
 _POSITIONS = (torch.int32,) * 4
+#: Stands for a size that a graph does not know.
+_TYPICAL = 1 << 20
 
 
 def attend(
@@ -262,8 +264,10 @@ def _operate_fake(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     said = read(program)
     known = [value if type(value) is int else 1 for value in integers]  # for a torch.SymInt any value will do
-    _trace_mods(said, captured, floats, known, grads, {}, torch.device("cpu"), is_seen=False)
-    (B, H, M, _), width = query.shape, value.shape[3]
+    (B, H, M, _), N, width = query.shape, key.shape[2], value.shape[3]
+    # whether a mod is refused depends on how many bits positions have
+    sizes = {name: x if type(x) is int else _TYPICAL for name, x in zip("BHMN", (B, H, M, N), strict=True)}
+    _trace_mods(said, captured, floats, known, grads, sizes, torch.device("cpu"), is_seen=False)
     sizes = {"B": B, "H": H, "M": M, "D": width}
     o = query.new_empty([sizes[axis] for axis in said.order])
     o = o.permute([said.order.index(axis) for axis in "BHMD"])
