@@ -138,6 +138,11 @@ def test_pages_that_hold_no_boxes_come_row_by_row(page: int, copies: str) -> Non
         ("consumers = 3", {}, "consumers = 3: one, or two that share the columns of o"),
         ("consumers = 2", {}, "consumers = 2 share a multiple of 128 columns of values that are in the keys"),
         (
+            "consumers = 2",
+            {"dv": 104},
+            "consumers = 2 share a multiple of 128 columns of values that are in the",
+        ),
+        (
             "tile.kv = 64, stages = 3",
             {"d": 576, "dv": 512},
             "B of shared memory (q 73728 + k 221184 + p 8192",

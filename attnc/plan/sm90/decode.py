@@ -353,7 +353,8 @@ def _misfit(config: HopperConfig, layout: Sm90DecodeLayout) -> str | None:
     consumers, tile_kv = layout.consumers, config.tile_kv
     if consumers not in REGISTERS:
         return f"consumers = {consumers}: one, or two that share the columns of o"
-    if layout.shares_columns and (layout.v.width % (2 * PIECE) or not (layout.v_in_k or layout.dv > WIDEST)):
+    shared = layout.dv_multiplied if layout.v_in_k else layout.v.width  # each has whole pieces of the keys
+    if layout.shares_columns and (shared % (2 * PIECE) or not (layout.v_in_k or layout.dv > WIDEST)):
         share = f"consumers = 2 share a multiple of {2 * PIECE} columns of values that are in the keys"
         return f"{share}, or are more than {WIDEST}"
     if layout.shares and (layout.dv % config.tile_d or config.tile_d % (2 * PIECE)):
