@@ -76,7 +76,7 @@ def _print_function(name: str, environment: jinja2.Environment, fields: Mapping[
 def _list_called(module: Module) -> Iterator[str]:
     forward, backward, kernels = module.kernel, module.backward, module.kernels.values()
     attention = module.variant.attention
-    for expr in expressions_within((forward, backward, module.listed_rows)):
+    for expr in expressions_within((forward, backward, module.lists, module.listed_rows)):
         yield from _called_by(expr)
     for kernel in kernels:
         yield from _moves_rows(kernel)
