@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import importlib.util
 import sys
 from collections import Counter
@@ -92,6 +93,24 @@ def test_no_two_parts_have_a_name_in_common(target: str) -> None:
                 found[name] += 1
     assert found["Attention"] == 1
     assert [name for name, count in found.items() if count > 1] == []
+
+
+def test_what_modules_import_of_the_copy_is_in_it() -> None:
+    """The copy changes with the package, modules with their templates."""
+    lines = {
+        line
+        for file in (ROOT / "generated").rglob("*.py")
+        if FOLDER not in file.parts
+        for line in file.read_text(encoding="utf-8").splitlines()
+        if line.startswith("from ") and f".{FOLDER}." in line
+    }
+    assert len(lines) > 10
+    for line in lines:
+        (imported,) = ast.parse(line).body
+        assert isinstance(imported, ast.ImportFrom)
+        assert imported.module is not None
+        part = importlib.import_module(f"attnc.support.{imported.module.rpartition('.')[2]}")
+        assert not [one.name for one in imported.names if not hasattr(part, one.name)], line
 
 
 def test_the_copy_is_the_package_itself() -> None:
