@@ -52,8 +52,9 @@ SHARED_ROWS, IDLE, BEGUN = 128, 0.8, 800
 
 #: Query heads for each head of keys, at least, and queries of a packed sequence, on average and at most, up
 #: to which tiles have rows of several heads on Hopper: one head would fill at most five eighths of its tiles
-#: of 128 rows, unless a long sequence has most of the work. Measured on an H200.
-PACKED_GROUP, SHORT_QUERIES, MOST_QUERIES = 4, 80, 1024
+#: of 128 rows, unless a long sequence has most of the work. Of narrow heads half.
+#: Measured on an H200.
+PACKED_GROUP, SHORT_QUERIES, SHORT_OF_NARROW, MOST_QUERIES = 4, 80, 64, 1024
 #: What a call may ask for besides, with which such tiles were not timed.
 _NOT_TIMED = {"softcap", "cap", "slopes", "left", "right", "rows", "lengths", "leftpad"}
 
@@ -202,7 +203,8 @@ def pack_heads(
         return False
     q, k, v, starts = (tensors[name] for name in ("q", "k", "v", "cu_seqlens_q"))
     is_timed = q.shape[0] == k.shape[0] and q.shape[1] >= PACKED_GROUP * k.shape[1]
-    is_short = class_of_length(most) > 0 and q.shape[0] <= SHORT_QUERIES * (starts.shape[0] - 1)
+    mean = SHORT_OF_NARROW if q.shape[-1] <= NARROW_ROWS else SHORT_QUERIES
+    is_short = class_of_length(most) > 0 and q.shape[0] <= mean * (starts.shape[0] - 1)
     if torch.compiler.is_compiling() or not (is_timed and is_short) or q.shape[-1] > SHORT_TILES:
         return False
     return targets_of_call(function, q, k, v)[0] == HOPPER

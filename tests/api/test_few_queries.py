@@ -423,17 +423,18 @@ def test_chunks_share_keys_unless_one_split_is_asked_for(monkeypatch: pytest.Mon
 @pytest.mark.parametrize(
     ("heads", "rows", "most", "options", "packs"),
     [
-        ((8, 1), 6144, 64, {}, True),
-        ((8, 2), 7680, 1024, {}, True),
-        ((8, 4), 6144, 64, {}, False),  # a group of two was not timed
-        ((8, 1), 7681, 400, {}, False),  # tiles of a head are fuller
-        ((8, 1), 6144, 1025, {}, False),  # a sequence may be long
-        ((8, 1), 6144, None, {}, False),
-        ((8, 1), 6144, 64, {"window": (100, 0)}, False),
+        ((8, 1, 64), 6144, 64, {}, True),
+        ((8, 2, 128), 7680, 1024, {}, True),
+        ((8, 4, 128), 6144, 64, {}, False),  # a group of two gains less
+        ((8, 1, 128), 7681, 400, {}, False),  # tiles of a head are fuller
+        ((8, 1, 64), 6145, 400, {}, False),
+        ((8, 1, 128), 6144, 1025, {}, False),  # a sequence may be long
+        ((8, 1, 128), 6144, None, {}, False),
+        ((8, 1, 128), 6144, 64, {"window": (100, 0)}, False),
     ],
 )
 def test_short_packed_prompts_fill_tiles_with_rows_of_all_heads(
-    heads: tuple[int, int],
+    heads: tuple[int, int, int],
     rows: int,
     most: int | None,
     options: dict[str, tuple[int, int]],
@@ -442,7 +443,8 @@ def test_short_packed_prompts_fill_tiles_with_rows_of_all_heads(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(fastest, "targets_of_call", lambda *given, **named: (HOPPER,))
-    q, k = (torch.empty(rows, number, 64, dtype=torch.bfloat16) for number in heads)
+    *numbers, width = heads
+    q, k = (torch.empty(rows, number, width, dtype=torch.bfloat16) for number in numbers)
     ends = torch.empty(97, dtype=torch.int32)  # of 96 sequences
     made = call.Call("door", q, k, k, call.check("door", call.PACKED, q=q, k=k, v=k))
     made.set_ragged(ends, None, most=most)
