@@ -127,7 +127,10 @@ def attach(module: ModuleType) -> None:
     # scattered: the last bit turns the order of blocks around, and a call makes as many launches as another
     seeds = (n * 0x9E3779B97F4A7C15 >> 9 & (1 << 48) - 1 for n in count())
 
-    class SimulatedLaunch(call.launch_type):  # type: ignore[misc]  # of the module's support package
+    # equal files are one module, which may have been made to launch here before
+    launch_type: Any = getattr(call, "gpu_launch_type", call.launch_type)
+
+    class SimulatedLaunch(launch_type):  # type: ignore[misc]  # of the module's support package
         def starter(self, aligned: bool) -> Callable[[int], None]:
             def start(arguments: int) -> None:
                 args = ctypes.c_void_p.from_address(arguments)
@@ -149,7 +152,7 @@ def attach(module: ModuleType) -> None:
 
             return start
 
-    call.gpu_launch_type, call.launch_type = call.launch_type, SimulatedLaunch
+    call.gpu_launch_type, call.launch_type = launch_type, SimulatedLaunch
     call.forget()
 
 

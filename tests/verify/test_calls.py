@@ -77,6 +77,13 @@ def test_modules_launch_the_same_after_any_call(target: str, name: str) -> None:
     assert list(call_violations(subject_of(module_of(name, target)))) == []
 
 
+def test_a_module_that_is_loaded_again_is_judged_as_at_first() -> None:
+    """Equal files are one module, which launches on the CPU already."""
+    target, bug = "cuda.sm_80", BUGS["cuda.sm_80"][2]
+    changed(target, *bug[:2])
+    assert any(bug[2] in message for message in call_violations(changed(target, *bug[:2])))
+
+
 def test_a_length_that_only_a_part_of_the_tensor_shares_is_any_length() -> None:
     """v is not handed over where it is columns of k, so that nothing says how many rows k has."""
     lines = (
