@@ -23,7 +23,7 @@ install: $(INSTALLED)  ## create .venv, or bring it up to date
 $(INSTALLED): pyproject.toml setup.py constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit("attnc needs Python 3.11 or newer; try make PYTHON=...") if sys.version_info < (3, 11) else None'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	-$(BIN)/python -m pip install -q --no-compile -c constraints.txt --upgrade pip
+	$(BIN)/python -m pip install -q --no-compile -c constraints.txt --upgrade pip || echo 'going on with the pip that is there'
 	$(BIN)/python -m pip install --no-compile -c constraints.txt setuptools wheel torch
 	@$(BIN)/python -c 'import torch._dynamo' > /dev/null 2>&1 & \
 	$(BIN)/python -m pip install --no-compile -c constraints.txt --no-build-isolation -e '.[dev]'; \

@@ -38,12 +38,16 @@ class TracedCall(DifferentiableCall, Protocol):
     def bind_sizes(self, inputs: Sequence[torch.Tensor]) -> Sizes: ...
 
 
+#: What gradients take behind tensors. Part of names: programs that PyTorch keeps on disk call operators by them.
+_OPTIONS = ("str chosen", "int asked")
+
+
 def name_of(call: TracedCall) -> str:
     """Returns what torch knows a call by: the digest of its kernels, which may serve several, and one of what
     else its operators follow.
     """
     gradients = () if call.backward is None else call.backward.gradients
-    declared = (call.inputs, call.outputs, call.kept, call.counters, call.sizes, gradients)
+    declared = (call.inputs, call.outputs, call.kept, call.counters, call.sizes, gradients, _OPTIONS)
     return call.operator + hashlib.sha256(repr(declared).encode()).hexdigest()[:8]
 
 
@@ -167,7 +171,7 @@ class Operators:
         if call.backward is None:
             return
         cotangents = ["Tensor do", *(["Tensor dlse"] if call.lse >= 0 else [])]
-        given = [*cotangents, *inputs, "Tensor o", "Tensor lse", "str chosen", "int asked"]
+        given = [*cotangents, *inputs, "Tensor o", "Tensor lse", *_OPTIONS]
         count = len(call.backward.gradients)
         returned = "Tensor" if count == 1 else f"({', '.join(['Tensor'] * count)})"
         backward = torch.library.custom_op(

@@ -75,13 +75,16 @@ def test_dq_is_made_of_whole_tiles_of_ds() -> None:
     assert last.shared == (config.stages * (KEPT_TILE * 64 * 2 + KEPT_BYTES) + 1536,)
 
 
+GPU = {"multiprocessors()": lambda: 132}
+
+
 @pytest.mark.parametrize("block", [128, 384])
 def test_rounds_have_all_heads_once(block: int) -> None:
     """With ds of each entry of a list, as many K/V heads at once as there is room for."""
     rounds = backward(f"listed(idx, rows = 128, keys = {block})").rounds
     assert rounds is not None
     call = {"B": 2, "M": 8192, "N": 40768, "Hkv": 5, "G": 3, "H": 15, "S": 100}
-    names: dict[str, Any] = {**call, "list_blocks": -(-call["N"] // block), "dkdv_config": Config()}
+    names: dict[str, Any] = {**call, "list_blocks": -(-call["N"] // block), "dkdv_config": Config(), **GPU}
     for name, text in rounds.sizes.items():
         names[name] = evaluate(text, names)
     assert names["HEAD_BYTES"] == 3 * 64 * 100 * (block // 128) * KEPT_BYTES
@@ -102,7 +105,7 @@ def test_without_room_all_heads_run_in_two_passes() -> None:
     rounds = backward().rounds
     assert rounds is not None
     names: dict[str, Any] = {"B": 1, "M": 1 << 20, "N": 1 << 20, "Hkv": 2, "G": 1, "H": 2, "S": 8192}
-    names |= {"list_blocks": 8192, "dkdv_config": Config(), "ROUND": 0}
+    names |= {"list_blocks": 8192, "dkdv_config": Config(), "ROUND": 0, **GPU}
     for name, text in {**rounds.sizes, **rounds.of_round}.items():
         names[name] = evaluate(text, names)
     assert (names["KEPT_HEADS"], names["ROUNDS"], names["ROUND_HEADS"]) == (0, 1, 2)

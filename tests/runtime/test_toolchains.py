@@ -9,12 +9,13 @@ import pytest
 from attnc.build import front, plan_program
 from attnc.plan.device import DEVICES
 from attnc.plan.triton.resources import estimate
-from attnc.runtime.toolchains import tool
+from attnc.runtime.toolchains import tool, triton_kernel
 from tests.by_day import each_by_day
 from tests.plans import SPECS
 from tests.processes import compiling
 from tests.profiles import is_night
 from tests.sass import unwritten
+from tests.verify.judging import modules_of, spec
 
 PROGRAM = """
 import json, sys
@@ -478,3 +479,17 @@ def test_triton_adds_the_sum_of_each_tile_of_f32_by_itself() -> None:
     if tool("cuobjdump") is None:
         pytest.skip("no cuobjdump in Triton's wheel")
     compiling(SUMS, SPECS / "f32.attn")
+
+
+def test_kernels_of_gradients_read_rows_in_place_of_pages_of_8_bits() -> None:
+    lines = (
+        "input q: bf16[B, M, H, 64]",
+        "input k, v: e4m3[B, N, H, 64] via paged(table, page = 16)",
+        "input table: i32[B, P]",
+        "input lens: i32[B]",
+        "length N = lens[b]",
+        *("score = dot(q, k)", "normalize = softmax", "output o: bf16[B, M, H, 64]", "grad q"),
+    )
+    (module,) = modules_of(spec(lines))
+    types = {name: triton_kernel(module, name, 0, DEVICES["sm_90"]).signature["K"] for name in module.kernels}
+    assert {name: "fp8" in kind for name, kind in types.items()} == {"forward": True, "dq": False}

@@ -417,3 +417,9 @@ def test_ds_is_kept_of_as_many_heads_as_there_is_room_for(size: int, heads: int,
     most = chosen or max(MOST_KEPT // max(1, size), 1)
     assert found <= most
     assert cdiv(heads, found) == cdiv(heads, min(most, heads))
+
+
+def test_ds_is_kept_where_rounds_have_walks_for_all_processors() -> None:
+    """Of all heads in one round even where these have few walks, as in two passes."""
+    assert [count_kept(MOST_KEPT // n, 8, 0, 128, 264) for n in (1, 2, 3, 8)] == [0, 0, 3, 8]
+    assert count_kept(MOST_KEPT, 8, 1, 128, 264) == 1  # as the config says

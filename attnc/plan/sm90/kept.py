@@ -74,20 +74,22 @@ def plan_rounds(backward: Backward, last: BackwardKernel, attention: Attention, 
     list_tiles = f"min({show(listing.condition.extents[-1])}, list_blocks)"
     at_once = "HEADS_AT_ONCE * G" if shares_keys else "HEADS_AT_ONCE"
     round_heads = "ROUND_HEADS // G" if shares_keys else "ROUND_HEADS"
-    config = last.configs[0]
+    walks, config = "cdiv(N, dkdv_config.BLOCK_N)", last.configs[0]
     own = {"BLOCK_N": config.tile_kv, "STAGES": config.stages, "shared": last.shared[0]}
     return Rounds(
         sizes={
             "LIST_TILES": f"{list_tiles} * {tiles}" if tiles > 1 else list_tiles,
             "HEAD_BYTES": f"{'G * ' if shares_keys else ''}cdiv(M, {KEPT_TILE}) * LIST_TILES * {KEPT_BYTES}",
-            "KEPT_HEADS": f"count_kept(HEAD_BYTES, {heads}, dkdv_config.kept)",
+            "KEPT_HEADS": (
+                f"count_kept(HEAD_BYTES, {heads}, dkdv_config.kept, {walks}, 2 * multiprocessors())"
+            ),
             "HEADS_AT_ONCE": f"KEPT_HEADS + {heads} * ({_NOT_KEPT})",
             "ROUNDS": f"cdiv({heads}, HEADS_AT_ONCE)",
         },
         of_round={
             "FIRST_HEAD": f"ROUND * {at_once}",
             "ROUND_HEADS": f"min({at_once}, B * H - FIRST_HEAD)",
-            "ROUND_WALKS": f"cdiv(N, dkdv_config.BLOCK_N) * {round_heads}",
+            "ROUND_WALKS": f"{walks} * {round_heads}",
         },
         passed=("LIST_TILES", "FIRST_HEAD", "ROUND_HEADS"),
         heads=("ROUND_HEADS", round_heads),

@@ -107,7 +107,10 @@ CALL = HopperAttention(
             "M_padded": "whole_tiles(M, dq_config.BLOCK_M, dkdv_config.BLOCK_M)",
             "LIST_TILES": "min(S, list_blocks)",
             "HEAD_BYTES": "G * cdiv(M, 128) * LIST_TILES * 32768",
-            "KEPT_HEADS": "count_kept(HEAD_BYTES, B * Hkv, dkdv_config.kept)",
+            "KEPT_HEADS": (
+                "count_kept(HEAD_BYTES, B * Hkv, dkdv_config.kept, cdiv(N, dkdv_config.BLOCK_N), 2 * "
+                "multiprocessors())"
+            ),
             "HEADS_AT_ONCE": "KEPT_HEADS + B * Hkv * (KEPT_HEADS == 0)",
             "ROUNDS": "cdiv(B * Hkv, HEADS_AT_ONCE)",
             "WALKS": "cdiv(N, dkdv_config.BLOCK_N) * B * Hkv",
