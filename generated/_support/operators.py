@@ -38,7 +38,7 @@ class TracedCall(DifferentiableCall, Protocol):
     def bind_sizes(self, inputs: Sequence[torch.Tensor]) -> Sizes: ...
 
 
-#: What gradients take behind tensors. Part of names: programs that PyTorch keeps on disk call operators by them.
+#: What gradients take behind tensors. Part of names, by which programs that PyTorch keeps on disk call them.
 _OPTIONS = ("str chosen", "int asked")
 
 
