@@ -49,7 +49,7 @@ def test_kept_cases_run_configs_that_exist() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", each([name for name in BUGS if name in KEPT], of=4))
+@pytest.mark.parametrize("name", each([name for name in BUGS if name in KEPT], of=3))
 def test_the_case_that_is_kept_shows_the_bug(name: str) -> None:
     case = Case.from_json(json.dumps(KEPT[name]["case"]))
     assert shows(BUGS[name], case, KEPT[name]["by"], _rule(name))
