@@ -425,7 +425,7 @@ class Call:
         most: int | None,
     ) -> None:
         """Lays queries end to end. name: what the caller calls the starts; most: queries of a sequence, None
-        if the caller does not say. It chooses kernels, and results do not depend on it.
+        if the caller does not say. It chooses kernels, which are right for any number.
         """
         self._given.check(name, starts, "B+1", (torch.int32,))
         self._lay("q", "ragged", cu_seqlens_q=starts)

@@ -207,13 +207,10 @@ def along_lists(
     condition, row_axis = listing.condition, listing.row_axis
     extents = condition.extents
     if axis == "kv":
-        at: dict[Expr, Expr] = {_Q_IDX: START["q"]}
-        at |= {GROUP: KV_HEAD, Index("h"): KV_HEAD} if packs else {}  # in a group of one they are the same
-        indices = tuple(substitute(index, at) for index in condition.indices)
-        line = _number(indices, listing.sizes)
+        line = _number(_of_queries(listing, packs=packs), listing.sizes)
         stride, block = add(extents[-1], _ONE), listing.keys
     else:
-        at = {GROUP: KV_HEAD, Index("h"): KV_HEAD} if packs else {}
+        at = _heads_at(packs=packs)
         others = [n for n in range(len(condition.indices)) if n != row_axis]
         heads = [substitute(condition.indices[n], at) for n in others]
         group = _number(heads, [listing.sizes[n] for n in others])
@@ -282,14 +279,32 @@ def _is_partial(loops: Regions) -> bool | Expr:
 
 
 def _number(indices: Sequence[Expr], sizes: Sequence[Expr]) -> Expr:
-    number: Expr = ZERO
     outside: list[Expr] = []
     for index, size in zip(indices, sizes, strict=True):
-        number = add(mul(number, size), index)
         if not is_inside(index, size):
             outside += [] if is_nonnegative(index) else [compare("<", index, ZERO)]
             outside.append(compare(">=", index, size))
+    number = _number_inside(indices, sizes)
     return where(disj(*outside), Const(-1), number) if outside else number
+
+
+def _number_inside(indices: Sequence[Expr], sizes: Sequence[Expr]) -> Expr:
+    """The same of indices that are known to be less than these sizes, and not negative."""
+    number: Expr = ZERO
+    for index, size in zip(indices, sizes, strict=True):
+        number = add(mul(number, size), index)
+    return number
+
+
+def _of_queries(listing: Listing, *, packs: bool) -> list[Expr]:
+    """Returns the indices of the list that a tile of queries has. packs: as in `along_lists`."""
+    at = {_Q_IDX: START["q"], **_heads_at(packs=packs)}
+    return [substitute(index, at) for index in listing.condition.indices]
+
+
+def _heads_at(*, packs: bool) -> dict[Expr, Expr]:
+    """Returns what stands for heads where a tile has all query heads of a K/V head, whose lists are one."""
+    return {GROUP: KV_HEAD, Index("h"): KV_HEAD} if packs else {}
 
 
 def is_inside(index: Expr, size: Expr) -> bool:
@@ -310,12 +325,7 @@ def line_of_queries(listing: Listing, *, packs: bool) -> Expr:
     """Returns the number of the list that a tile of queries has, which is known to have one. packs: as in
     `along_lists`, whose lists these are.
     """
-    at: dict[Expr, Expr] = {_Q_IDX: START["q"]}
-    at |= {GROUP: KV_HEAD, Index("h"): KV_HEAD} if packs else {}
-    number: Expr = ZERO
-    for index, size in zip(listing.condition.indices, listing.sizes, strict=True):
-        number = add(mul(number, size), substitute(index, at))
-    return number
+    return _number_inside(_of_queries(listing, packs=packs), listing.sizes)
 
 
 # --- what is made first

@@ -228,12 +228,11 @@ def triton_kernel(
     function = getattr(loaded, planned.name)
     made = () if module.backward is None else loaded.CALL.backward.made
     elements = {f"{one.name}_ptr": one.type.partition("[")[0] for one in made if one.name.startswith("_")}
-    # rows in place of pages, which kernels of gradients read
-    rows = {} if kernel == "forward" else {one.name: one.type.partition("[")[0] for one in made if one.axes}
+    seen = module if kernel == "forward" else module.differentiated
     signature = {
         name: f"*{DType(elements[name]).facts.triton}"
         if name in elements
-        else _type_of(name, module, constants, rows)
+        else _type_of(name, seen, constants)
         for name in function.arg_names
     }
     return TritonKernel(
@@ -248,8 +247,7 @@ def triton_kernel(
     )
 
 
-def _type_of(name: str, module: ir.Module, constants: Mapping[str, object], rows: Mapping[str, str]) -> str:
-    """rows: element types of inputs that the kernel reads as another tensor."""
+def _type_of(name: str, module: ir.Module, constants: Mapping[str, object]) -> str:
     if name in constants:
         return "constexpr"
     matrices = {spelled: tensor for tensor, spelled in MATRICES.items()}
@@ -262,11 +260,11 @@ def _type_of(name: str, module: ir.Module, constants: Mapping[str, object], rows
     tensor = tensors.get(matrices.get(name, name.removesuffix("_ptr")))
     if tensor is None:
         return "*fp32"
-    element = DType(rows.get(tensor.name) or tensor.dtype).facts.triton
+    element = DType(tensor.dtype).facts.triton
     if name not in matrices or not constants["TMA"]:
         return f"*{element}"
-    count = constants["BLOCK_M" if tensor.name in ("q", "o") else "BLOCK_N"]
-    return f"tensordesc<{element}[1, 1, {count}, {block(feature(tensor))}]>"
+    rows = constants["BLOCK_M" if tensor.name in ("q", "o") else "BLOCK_N"]
+    return f"tensordesc<{element}[1, 1, {rows}, {block(feature(tensor))}]>"
 
 
 # --- NVRTC --------------------------------------------------------------------------------------------------

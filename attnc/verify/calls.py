@@ -209,10 +209,6 @@ class _Calls:
         made = () if self.call.backward is None else self.call.backward.made
         return {one.like for one in made if one.copied} | {one.name for one in made if one.axes}
 
-    @property
-    def _has_pages(self) -> bool:
-        return self.call.backward is not None and any(one.axes for one in self.call.backward.made)
-
     def _find_held(self) -> set[int]:
         held = (*self.memory.values(), *self.base.values())
         return {x.data_ptr() for x in held if isinstance(x, torch.Tensor)}
@@ -241,7 +237,8 @@ class _Calls:
     @contextmanager
     def recording(self) -> Iterator[None]:
         index = None if self.subject.device == "cpu" else torch.cuda.current_device()
-        pages = self.call.page_kernels() if self._has_pages else None  # imports what the patches below hide
+        has_pages = self.call.backward is not None and self.call.backward.pages is not None
+        pages = self.call.page_kernels() if has_pages else None  # imports what the patches below hide
         with ExitStack() as stack:
             stack.enter_context(patch.object(self.call, "allocate", self._allocate))
             if self.subject.target == "triton":

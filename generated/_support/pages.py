@@ -214,9 +214,8 @@ def gather_rows(pages: torch.Tensor, numbers: torch.Tensor, into: torch.Tensor, 
     rows = into.permute(order).view(numbers.numel(), *source.shape[1:])
     flat = numbers.view(-1).long()
     if source.shape[0]:
-        of_bytes = (
-            source.view(torch.uint8) if source.dtype.itemsize == 1 else source
-        )  # which has more functions
+        # torch has more functions of bytes than of other types of 8 bits
+        of_bytes = source.view(torch.uint8) if source.dtype.itemsize == 1 else source
         found = torch.index_select(of_bytes, 0, flat.clamp(max=len(source) - 1))
         rows.copy_(found.view(source.dtype))
     rows.masked_fill_((flat == len(source)).view(-1, *[1] * (rows.dim() - 1)), 0)

@@ -34,6 +34,7 @@ from attnc.plan.ir.kernel import (
     Let,
     Pack,
     Statement,
+    Structure,
     TileKernel,
     statement_expressions,
 )
@@ -259,17 +260,7 @@ class BackwardKernel(TileKernel):
     roles: Roles | None = None
 
     @property
-    def structure(
-        self,
-    ) -> Literal[
-        "backward_dq",
-        "backward_dq_kept",
-        "backward_dkdv",
-        "selected_dq",
-        "selected_dkdv",
-        "selected_turns",
-        "selected_tokens",
-    ]:
+    def structure(self) -> Structure:
         """A program per q tile, or per kv tile (where those have an order, per head) with a loop over q; or
         per tile of heads of one query, of the keys that queries select, or of those that one selects; or as
         many as run at a time, which take query after query.

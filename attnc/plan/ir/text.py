@@ -228,7 +228,7 @@ def _selection(kernel: BackwardKernel) -> Iterator[str]:
         yield f"programs take query after query, and add to sums in memory: {', '.join(kernel.adds)}"
     if kernel.keeps:
         yield "keeps p and ds of each head and key"
-    yield from (f"keeps ds of each tile, if there is room: {kept}" for kept in (kernel.kept,) if kept)
+    yield from [f"keeps ds of each tile, if there is room: {kernel.kept}"] if kernel.kept else ()
     if kernel.joined:
         parts = (f"{part.first} .. {part.first + part.width}" for part in kernel.joined)
         yield f"columns of rows of do and q, joined: {', '.join(parts)}"
