@@ -56,8 +56,8 @@ def blocks_of(block_mask: BlockMask) -> Blocks:
 @dataclass(frozen=True, slots=True)
 class _Tables:
     """listed, full: bool[B or 1, H or 1, block rows, block columns]: where the mask_mod holds, and where all
-    keys are kept; None where that says nothing more than the mask_mod. lists: i32 of the same shape, of each
-    row the blocks that are in either, and then -1.
+    keys are kept; None where that says nothing more than the mask_mod. lists: i32 of the same shape, but for
+    the last axis, of each row the blocks that are in either, and then -1.
     """
 
     listed: Tensor | None
@@ -136,10 +136,19 @@ def _compare_tables(traced: Trace, blocks: Blocks) -> _Tables:
     allowed = tables.listed if tables.full is None else tables.listed | tables.full
     is_covered = ~(anywhere & ~allowed).any()
     agrees = torch.ones_like(is_covered) if tables.full is None else ~(tables.full & ~everywhere).any()
-    covered, same = torch.stack([is_covered, agrees]).tolist()
+    longest = torch.nn.functional.pad((tables.lists >= 0).sum(-1).flatten(), (0, 1)).max()
+    covered, same, most = torch.stack([is_covered, agrees, longest]).tolist()
+    lists = _shorten(tables.lists, most)
     if covered and same:
-        return _Tables(None, None, tables.lists)
-    return _Tables(allowed if same else tables.listed, None if same else tables.full, tables.lists)
+        return _Tables(None, None, lists)
+    return _Tables(allowed if same else tables.listed, None if same else tables.full, lists)
+
+
+def _shorten(lists: Tensor, most: int) -> Tensor:
+    """Returns lists without places that none of them needs: gradients make room for all. most: blocks of the
+    longest list; others of about that size get lists of one shape.
+    """
+    return lists[..., : -(-max(most, 1) // _STEP) * _STEP].contiguous()
 
 
 def _kept_in_blocks(traced: Trace, rows: int, columns: int, R: int, C: int) -> tuple[Tensor, Tensor]:
@@ -227,5 +236,7 @@ def check_blocks(block_mask: BlockMask, query: Tensor, key: Tensor) -> None:
 
 #: Blocks of multiples of these are tiles of a kernel.
 _TILE = 16
+#: What places of lists are a multiple of, where there are so many blocks.
+_STEP = 8
 #: The size of the block of a mask without any: of `torch.nn.attention.flex_attention`.
 _WHOLE = 1 << 30

@@ -43,7 +43,7 @@ from .configs import (
     decode_configs,
     encode_configs,
 )
-from .devices import Gpu, gpu_of
+from .devices import Gpu, functions_of, gpu_of
 from .gradients import (
     Applied,
     Backward,
@@ -597,4 +597,4 @@ class Attention(ABC):
         """Launches that take nothing but the tensors of a call."""
 
     def functions(self, gpu: Gpu) -> dict[str, Callable[..., int]]:
-        return {"l2()": lambda: gpu.l2, "multiprocessors()": lambda: gpu.multiprocessors}
+        return functions_of(gpu)

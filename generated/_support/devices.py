@@ -2,6 +2,8 @@
 """Devices, as far as launches depend on them."""
 
 import functools
+import os
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -9,7 +11,7 @@ import torch
 
 class Gpu(NamedTuple):
     """A device. index: -1 for the CPU, where kernels are interpreted or simulated; shared, shared_in_all:
-    bytes of shared memory that a block and a multiprocessor have; l2: bytes of cache.
+    bytes of shared memory that a block and a multiprocessor have; l2, memory: bytes of cache, and in all.
     """
 
     index: int  # type: ignore[assignment]  # nobody looks for one
@@ -19,13 +21,14 @@ class Gpu(NamedTuple):
     shared_in_all: int
     multiprocessors: int
     l2: int
+    memory: int
 
     @property
     def arch(self) -> str:
         return f"sm_{self.capability[0]}{self.capability[1]}"
 
 
-CPU = Gpu(-1, "cpu", (0, 0), 1 << 40, 0, 4, 1 << 20)
+CPU = Gpu(-1, "cpu", (0, 0), 1 << 40, 0, 4, 1 << 20, 1 << 40)
 
 
 @functools.cache
@@ -42,4 +45,30 @@ def gpu_of(index: int) -> Gpu:
         found.shared_memory_per_multiprocessor,
         found.multi_processor_count,
         found.L2_cache_size,
+        found.total_memory,
     )
+
+
+#: Bytes of ds that a call keeps in memory at once, at most: in all, and of a device's memory one in so many.
+MOST_KEPT, KEPT_SHARE = 4 << 30, 32
+
+
+def functions_of(gpu: Gpu) -> dict[str, Callable[..., int]]:
+    """Returns what texts of sizes call of a device."""
+    return {
+        "kept_room()": lambda: kept_room(gpu),
+        "l2()": lambda: gpu.l2,
+        "multiprocessors()": lambda: gpu.multiprocessors,
+    }
+
+
+def kept_room(gpu: Gpu) -> int:
+    """Returns the bytes that gradients beside lists may take for ds, which spare them products. A user says
+    how many MiB by ATTNC_KEPT_MIB, 0 for none; gradients are the same bits. ValueError for no number.
+    """
+    given = os.environ.get("ATTNC_KEPT_MIB", "")
+    if not given:
+        return min(MOST_KEPT, gpu.memory // KEPT_SHARE)
+    if not (given.isascii() and given.isdigit()):
+        raise ValueError(f"ATTNC_KEPT_MIB: expected a number of MiB, got {given!r}")
+    return int(given) << 20

@@ -169,16 +169,14 @@ def _count_shares(walks: int, tiles: int, few: int, processors: int, turns: int)
     return min(range(1, max(1, most) + 1), key=time)
 
 
-#: Bytes of ds that a call keeps in memory at once, at most.
-MOST_KEPT = 4 << 30
-
-
-def count_kept(head_bytes: int, heads: int, chosen: int = 0, walks: int = 0, least: int = 0) -> int:
+def count_kept(
+    head_bytes: int, heads: int, room: int, chosen: int = 0, walks: int = 0, least: int = 0
+) -> int:
     """Returns of how many K/V heads ds is kept at once, of so many bytes each: as many as there is room for,
     in rounds of about as many; 0: not even of one, or of so few that a round has fewer than `least` walks, of
     `walks` for a head, and would wait for the longest. chosen: by a config; below 0: of none.
     """
-    fitting = chosen or MOST_KEPT // max(1, head_bytes)
+    fitting = chosen or room // max(1, head_bytes)
     found = cdiv(heads, cdiv(heads, fitting)) if fitting > 0 else 0
     return 0 if not chosen and found < heads and found * walks < least else found
 

@@ -206,6 +206,18 @@ def test_lists_are_looked_at_once_while_they_stay_as_they_are(looks: list[int]) 
     assert len(looks) == 3
 
 
+def test_lists_have_as_many_places_as_the_longest_one_needs() -> None:
+    table = torch.zeros(1, 1, 40, 40, dtype=torch.bool)
+    table[..., ::4] = True
+    table[:, :, 3] = False
+    longest = blocks._list(table)
+    assert longest.shape[-1] == 40
+    assert torch.equal(blocks._shorten(longest, 10), longest[..., :16])
+    assert blocks._shorten(longest, 0).shape[-1] == 8
+    assert blocks._shorten(longest, 40).shape[-1] == 40
+    assert blocks._shorten(longest[..., :3], 2).shape[-1] == 3
+
+
 def test_lists_that_cannot_be_looked_at_are_tables(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a captured graph."""
     monkeypatch.setattr(blocks, "remember", lambda tensors, what, look, unseen: unseen)

@@ -8,6 +8,7 @@ import pytest
 
 from attnc.plan.ir.backward import Backward
 from attnc.plan.sm90.kept import KEPT_BYTES, KEPT_TILE
+from attnc.support.devices import MOST_KEPT
 from attnc.support.sizes import count_kept, evaluate
 from tests.verify.judging import modules_of
 
@@ -75,7 +76,7 @@ def test_dq_is_made_of_whole_tiles_of_ds() -> None:
     assert last.shared == (config.stages * (KEPT_TILE * 64 * 2 + KEPT_BYTES) + 1536,)
 
 
-GPU = {"multiprocessors()": lambda: 132}
+GPU = {"kept_room()": lambda: MOST_KEPT, "multiprocessors()": lambda: 132}
 
 
 @pytest.mark.parametrize("block", [128, 384])
@@ -88,7 +89,7 @@ def test_rounds_have_all_heads_once(block: int) -> None:
     for name, text in rounds.sizes.items():
         names[name] = evaluate(text, names)
     assert names["HEAD_BYTES"] == 3 * 64 * 100 * (block // 128) * KEPT_BYTES
-    assert names["KEPT_HEADS"] == count_kept(names["HEAD_BYTES"], 10) < 10
+    assert names["KEPT_HEADS"] == count_kept(names["HEAD_BYTES"], 10, MOST_KEPT) < 10
     heads: list[int] = []
     for number in range(names["ROUNDS"]):
         found: dict[str, Any] = {**names, "ROUND": number}

@@ -98,7 +98,7 @@ class Case:
             (folder / file).write_text(text, encoding="utf-8")
         self.module: Any = load_file(folder / next(iter(files)))
         call = self.module.CALL
-        gpu = Gpu(0, "any", (9, 0), 232448, 233472, 132, 50 << 20)
+        gpu = Gpu(0, "any", (9, 0), 232448, 233472, 132, 50 << 20, 1 << 37)
         monkeypatch.setattr(call, "gpu_of", lambda index: gpu)
         monkeypatch.setattr(call, "allocate", self.memory.allocate)
         monkeypatch.setattr(call.program, "function", self.driver.function)
@@ -294,7 +294,7 @@ def test_a_call_takes_the_config_that_suits_its_sizes(
     rows: int, keys: int, first: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module = load_module(planned("blocks in {1, 2}", d=64))
-    call, gpu = module.CALL, Gpu(0, "any", (9, 0), 232448, 233472, 132, 50 << 20)
+    call, gpu = module.CALL, Gpu(0, "any", (9, 0), 232448, 233472, 132, 50 << 20, 1 << 37)
     sizes = {"B": 64, "H": 12, "M": rows, "N": keys}
     assert call._order_configs(sizes, gpu)[0] == module.CONFIGS[first]
     monkeypatch.setattr(call, "costs", ())

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from attnc.support.devices import Gpu
 
-H200 = Gpu(0, "NVIDIA H200", (9, 0), 232448, 233472, 132, 50 << 20)
+H200 = Gpu(0, "NVIDIA H200", (9, 0), 232448, 233472, 132, 50 << 20, 1 << 37)
 
 
 class Config(NamedTuple):

@@ -44,8 +44,8 @@ schedule small for cuda.sm_80 {
   tile.q = 32, tile.kv = 32, warps = 2
 }
 """
-H200 = Gpu(0, "NVIDIA H200", (9, 0), 1, 1, 132, 1)
-A100 = Gpu(0, "NVIDIA A100", (8, 0), 1, 1, 108, 1)
+H200 = Gpu(0, "NVIDIA H200", (9, 0), 1, 1, 132, 1, 1 << 37)
+A100 = Gpu(0, "NVIDIA A100", (8, 0), 1, 1, 108, 1, 1 << 37)
 ROWS = (
     TableRow(limits=(None, 1024, None, 0), choice={"target": "cuda.sm_80"}, microseconds=1.0),
     TableRow(limits=(None, None, None, 0), choice={"target": "triton"}, microseconds=2.0),

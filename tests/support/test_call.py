@@ -371,7 +371,7 @@ def shared_prefix() -> ModuleType:
 
 def pretend(major: int, room: int) -> Gpu:
     """A device on whose multiprocessors blocks can have so many bytes of shared memory."""
-    return Gpu(0, "none", (major, 0), room, room + 1024, 108, 1 << 25)
+    return Gpu(0, "none", (major, 0), room, room + 1024, 108, 1 << 25, 1 << 37)
 
 
 def counted(module: ModuleType, config: Any, gpu: Gpu, batch: int) -> int:

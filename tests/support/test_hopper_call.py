@@ -87,7 +87,7 @@ def test_a_stride_of_one_row_is_none_whatever_torch_says() -> None:
 
 
 def pretended() -> Gpu:
-    return Gpu(0, "none", (9, 0), 232448, 233472, 132, 1 << 25)
+    return Gpu(0, "none", (9, 0), 232448, 233472, 132, 1 << 25, 1 << 37)
 
 
 class Driver:

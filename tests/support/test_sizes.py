@@ -15,8 +15,8 @@ from hypothesis import given as drawn_by
 from hypothesis import strategies as st
 
 from attnc.support.arguments import Sizes, Tensor
+from attnc.support.devices import MOST_KEPT
 from attnc.support.sizes import (
-    MOST_KEPT,
     cdiv,
     count_kept,
     count_parts,
@@ -409,7 +409,7 @@ def test_walks_are_cut_as_before(golden: Callable[[Path, str], None]) -> None:
 @drawn_by(st.integers(0, 3 * MOST_KEPT), st.integers(1, 300), st.sampled_from((0, 0, -1, 1, 7)))
 def test_ds_is_kept_of_as_many_heads_as_there_is_room_for(size: int, heads: int, chosen: int) -> None:
     """In rounds that are as few, and of about as many."""
-    found = count_kept(size, heads, chosen)
+    found = count_kept(size, heads, MOST_KEPT, chosen)
     if chosen < 0 or (chosen == 0 and size > MOST_KEPT):
         assert found == 0
         return
@@ -421,5 +421,7 @@ def test_ds_is_kept_of_as_many_heads_as_there_is_room_for(size: int, heads: int,
 
 def test_ds_is_kept_where_rounds_have_walks_for_all_processors() -> None:
     """Of all heads in one round even where these have few walks, as in two passes."""
-    assert [count_kept(MOST_KEPT // n, 8, 0, 128, 264) for n in (1, 2, 3, 8)] == [0, 0, 3, 8]
-    assert count_kept(MOST_KEPT, 8, 1, 128, 264) == 1  # as the config says
+    found = [count_kept(MOST_KEPT // n, 8, MOST_KEPT, 0, 128, 264) for n in (1, 2, 3, 8)]
+    assert found == [0, 0, 3, 8]
+    assert count_kept(MOST_KEPT, 8, MOST_KEPT, 1, 128, 264) == 1  # as the config says
+    assert count_kept(1, 8, 0) == 0  # without room

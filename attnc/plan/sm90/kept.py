@@ -31,6 +31,9 @@ from attnc.plan.sm90.layout import WGMMA_ROWS
 #: their way.
 KEPT_TILE, KEPT_STAGES = 2 * WGMMA_ROWS, 3
 KEPT_BYTES = 2 * KEPT_TILE * KEPT_TILE
+#: Walks over queries that a round has for each multiprocessor, at least. With fewer it lasts as long as its
+#: longest, and two passes take less time (one H200, blocks of 10 and 25 %).
+LEAST_WALKS = 3
 
 
 def can_keep_ds(variant: Variant, by_wgmma: Collection[KernelName]) -> bool:
@@ -81,7 +84,8 @@ def plan_rounds(backward: Backward, last: BackwardKernel, attention: Attention, 
             "LIST_TILES": f"{list_tiles} * {tiles}" if tiles > 1 else list_tiles,
             "HEAD_BYTES": f"{'G * ' if shares_keys else ''}cdiv(M, {KEPT_TILE}) * LIST_TILES * {KEPT_BYTES}",
             "KEPT_HEADS": (
-                f"count_kept(HEAD_BYTES, {heads}, dkdv_config.kept, {walks}, 2 * multiprocessors())"
+                f"count_kept(HEAD_BYTES, {heads}, kept_room(), dkdv_config.kept, {walks}, "
+                f"{LEAST_WALKS} * multiprocessors())"
             ),
             "HEADS_AT_ONCE": f"KEPT_HEADS + {heads} * ({_NOT_KEPT})",
             "ROUNDS": f"cdiv({heads}, HEADS_AT_ONCE)",
