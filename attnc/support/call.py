@@ -33,6 +33,7 @@ from .arguments import (
     scalar_tensor,
     wants_gradient,
 )
+from .asked import AsksForLess
 from .configs import (
     KernelConfig,
     Measured,
@@ -56,18 +57,7 @@ from .gradients import (
     resume,
     resume_gradients,
 )
-from .memory import (
-    Key,
-    Layout,
-    Memory,
-    allocate,
-    contiguous,
-    kinds,
-    layout,
-    layouts_of,
-    memory_of,
-    plain,
-)
+from .memory import Key, Layout, Memory, allocate, contiguous, kinds, layout, layouts_of, memory_of, plain
 from .operators import Operators, call_operator, name_of
 from .place import Place, join_workspaces
 from .repeat import Again, Repeated, make_again
@@ -96,7 +86,7 @@ Prepared: TypeAlias = tuple[tuple[Layout, ...], tuple[Layout, ...], tuple[Launch
 
 
 @dataclass(eq=False, kw_only=True)
-class Attention(ABC):
+class Attention(AsksForLess, ABC):
     """The callable of a module, from a declaration of its tensors and kernels.
 
     name: of the function; operator: what torch knows its kernels by, with a digest, and then it (`name_of`).
@@ -310,6 +300,7 @@ class Attention(ABC):
     def forget(self) -> None:
         self.prepared.clear()
         self.prepared_gradients.clear()
+        vars(self).pop("alone", None)
         self.kept_layouts.clear()
         self.repeated.forget()
         self.repeated_keeping.forget()

@@ -16,8 +16,8 @@ _NOTE = "# Copied by `attnc compile`, from attnc/support. Do not edit.\n"
 #: In the order in which the files need each other.
 _PARTS = (
     "sizes", "devices", "by_target", "memory", "arguments", "place", "configs", "splits", "repeat",
-    "pages", "gradients", "operators", "margins", "call", "folders", "cache", "binaries", "cuda_call",
-    "hopper_call", "triton_launch", "page_kernels", "triton_call",
+    "pages", "gradients", "operators", "margins", "asked", "call", "folders", "cache", "binaries",
+    "cuda_call", "hopper_call", "triton_launch", "page_kernels", "triton_call",
 )  # fmt: skip
 #: What declarations are made of, and the file that it is in.
 _PLACES: Mapping[str, Mapping[str, tuple[str, ...]]] = {

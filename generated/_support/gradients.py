@@ -141,7 +141,7 @@ class Backward:
     """The backward of an attention: configs and measured choices by kernel, sizes besides those of the
     call, what is allocated, the launches in the order of execution, and the gradients. cotangent: what
     kernels call the gradient of o; where it is not "do", that is made, of the attention before an epilogue.
-    pages: where keys lie whose rows are made for the kernels.
+    pages: where keys lie whose rows are made for the kernels. left_out: what is made for none of the kernels.
     """
 
     configs: Mapping[str, Sequence[KernelConfig]]
@@ -152,6 +152,7 @@ class Backward:
     sizes: Mapping[str, str] = field(default_factory=dict)
     cotangent: str = "do"
     pages: Pages | None = None
+    left_out: tuple[str, ...] = ()
 
     def name_given(self, inputs: Sequence[str], *, has_dlse: bool) -> tuple[str, ...]:
         """Returns the names of what is given: an input in pages leaves its own to its rows."""
@@ -162,6 +163,8 @@ class Backward:
         """Returns whether a call allocates what it would make of this shape: not a workspace without
         elements, which the kernels of other sizes take, unless a gradient is made of it.
         """
+        if made.name in self.left_out:
+            return False
         return bool(made.like) or self._is_part(made) or self._is_of_pages(made) or 0 not in shape
 
     def lay(self, made: Made, tensor: Tensor, memories: Mapping[str, Memory], names: Names) -> Memory:
@@ -273,6 +276,7 @@ class DifferentiableCall(Protocol):
     where it is none; needed: where the o and lse that a backward reads are, among results and what is `kept`;
     extras: optional tensors; no_extras: None for each; gradients: as `Attention.gradients`. prepared: by
     `key_of` a call; settle_keeping: what repeats one for gradients; repeated_keeping: what repeats the last.
+    alone, choose: as of `asked.AsksForLess`.
     """
 
     name: str
@@ -296,6 +300,11 @@ class DifferentiableCall(Protocol):
     layouts: Callable[[Sequence[Any]], Key]
     prepared_gradients: dict[Key, PreparedGradients]
     repeated_gradients: defaultdict[Any, Repeated[PreparedGradients]]
+
+    @property
+    def alone(self) -> "Any | None": ...
+
+    def choose(self, asked: Sequence[bool]) -> Any: ...
 
     def key_of(self, inputs: Sequence[Any], out: Any, config: Any, extras: Sequence[Any]) -> Key: ...
 
@@ -551,6 +560,8 @@ class Differentiable(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *cotangents: torch.Tensor | None) -> Any:
         call, _, chosen, _, turn = ctx.applied
+        if call.alone is not None:
+            call = call.choose(list_asked(call, ctx))
         given = [*cotangents, *ctx.saved_tensors]
         if not torch.is_grad_enabled():
             found, made = launch_gradients(call, given, chosen, turn)

@@ -14,7 +14,14 @@ from torch.autograd.function import _SingleLevelFunction
 
 from .arguments import Sizes, Tensor, refuse_tangents
 from .configs import KernelConfig
-from .gradients import DifferentiableCall, by_input, launch_gradients, list_asked, refuse_second_derivative
+from .gradients import (
+    DifferentiableCall,
+    Gradient,
+    by_input,
+    launch_gradients,
+    list_asked,
+    refuse_second_derivative,
+)
 from .memory import lay_like
 
 Tensors = Sequence[Any]
@@ -40,6 +47,8 @@ class TracedCall(DifferentiableCall, Protocol):
 
 #: What gradients take behind tensors. Part of names, by which programs that PyTorch keeps on disk call them.
 _OPTIONS = ("str chosen", "int asked")
+#: The shape of a gradient that nobody asks for, which operators return in its place. Part of names, too.
+_UNASKED = (0,)
 
 
 def name_of(call: TracedCall) -> str:
@@ -47,7 +56,16 @@ def name_of(call: TracedCall) -> str:
     else its operators follow.
     """
     gradients = () if call.backward is None else call.backward.gradients
-    declared = (call.inputs, call.outputs, call.kept, call.counters, call.sizes, gradients, _OPTIONS)
+    declared = (
+        call.inputs,
+        call.outputs,
+        call.kept,
+        call.counters,
+        call.sizes,
+        gradients,
+        _OPTIONS,
+        _UNASKED,
+    )
     return call.operator + hashlib.sha256(repr(declared).encode()).hexdigest()[:8]
 
 
@@ -127,6 +145,10 @@ def _register_derivative(
         warnings.filterwarnings("ignore", message="Warning only once for all operators")
         # The operator has one of its own; torch before 2.12 refuses another unless it is asked for.
         _LIBRARY.impl(operator, call, "Autograd", with_keyset=True, allow_override=True)
+
+
+def _make_unasked(gradient: Gradient, x: torch.Tensor) -> torch.Tensor:
+    return x.new_empty(_UNASKED, dtype=gradient.dtype(x.dtype))
 
 
 def _alone(results: Tensors) -> Any:
@@ -228,22 +250,36 @@ class Operators:
 
     def _backward(self, *given: Any) -> Any:
         *tensors, chosen, asked = given
-        call, made = launch_gradients(self.call, [*tensors], self.call.decode(chosen)[1])
-        each = [bool(asked >> i & 1) for i in range(len(self.call.wanted))]
-        found = call.finish(made, each) if call.chooses else call.finish(made)
+        wants = self._list_asked(asked)
+        call = self.call.choose(wants)
+        prepared, made = launch_gradients(call, [*tensors], self.call.decode(chosen)[1])
+        each = [wants[self.call.wanted.index(at)] for at in call.wanted]
+        found = prepared.finish(made, each) if prepared.chooses else prepared.finish(made)
+        by_place = dict(zip(call.wanted, found, strict=True))
         inputs = tensors[self.call.first_input :]
         return _alone(
             [
-                torch.empty_like(inputs[at]) if x is None else lay_like(x, inputs[at])  # nobody reads it
-                for at, x in zip(self.call.wanted, found, strict=True)
+                lay_like(by_place[at], inputs[at]) if wanted else _make_unasked(gradient, inputs[at])
+                for at, gradient, wanted in zip(self.call.wanted, self._gradients, wants, strict=True)
             ]
         )
 
+    @property
+    def _gradients(self) -> Sequence[Gradient]:
+        assert self.call.backward is not None
+        return self.call.backward.gradients
+
+    def _list_asked(self, asked: int) -> list[bool]:
+        return [bool(asked >> i & 1) for i in range(len(self.call.wanted))]
+
     def _backward_fake(self, *given: Any) -> Any:
         inputs = dict(zip(self.call.input_names, given[2 if self.call.lse >= 0 else 1 :], strict=False))
-        assert self.call.backward is not None
-        pairs = [(gradient, inputs[gradient.name]) for gradient in self.call.backward.gradients]
-        return _alone([torch.empty_like(x, dtype=gradient.dtype(x.dtype)) for gradient, x in pairs])
+        made = []
+        for gradient, wanted in zip(self._gradients, self._list_asked(given[-1]), strict=True):
+            x = inputs[gradient.name]
+            dtype = gradient.dtype(x.dtype)
+            made.append(torch.empty_like(x, dtype=dtype) if wanted else _make_unasked(gradient, x))
+        return _alone(made)
 
     def _differentiate(self, ctx: Any, *cotangents: Any) -> tuple[Any, ...]:
         operator = getattr(torch.ops.attnc, f"{self.call.operator}_backward")
@@ -251,4 +287,5 @@ class Operators:
         asked = sum(wants << i for i, wants in enumerate(list_asked(self.call, ctx)))
         found = operator(*wanted, *ctx.saved_tensors, ctx.chosen, asked)
         found = found if isinstance(found, tuple) else (found,)
-        return (*by_input(self.call, found), None)
+        wants = self._list_asked(asked)
+        return (*by_input(self.call, [x if w else None for x, w in zip(found, wants, strict=True)]), None)
