@@ -405,7 +405,13 @@ def fuzz(
     """
     if repro is not None:
         kept = _read_failed_case(repro)
-        judges = choose_judges([one_spec(spec)], attention, variant, target or kept.target or None)
+        try:
+            judges = choose_judges([one_spec(spec)], attention, variant, target or kept.target or None)
+        except Mistake as lost:
+            if target is not None or not lost.message.startswith(f"there is no target '{kept.target}'"):
+                raise
+            message = f"the case in '{repro}' failed for {kept.target}, and {lost.message}"
+            raise Mistake(message, f"{lost.hint}; --target runs the case for another") from None
         _run_failed_case(kept, judges)
         return
     judges = choose_judges([one_spec(spec)], attention, variant, target)

@@ -100,14 +100,13 @@ def flex_attention(
     given = query, key, value
     query, key, value = _made_ready(query, key, value, score_mod)
     if torch.compiler.is_compiling():
-        import attnc.flex.shown  # noqa: F401  # for its effect
         from attnc.flex.compiled import attend
 
         results = attend(
             query, key, value, score_mod, mask_mod, blocks, scale, wanted, order, kernel_options, target
         )
         return wanted.arrange_results(*results)
-    traced = _read(score_mod, mask_mod, blocks, scale, sizes, query)
+    traced = _read(score_mod, mask_mod, blocks, scale, sizes, query, key)
     layout = _layout(query, key, value, scale, wanted.lse, order, kernel_options, target)
     kernel = kernel_of(traced, layout, (score_mod, mask_mod))
     o, lse = _run(kernel, query, key, value, traced, wanted.lse)
@@ -139,7 +138,7 @@ def family_of(
     mask_mod, blocks = mask_of(block_mask, mask_mod, query, key)
     order = order_like((*query.shape[:3], value.shape[3]), query)
     query, key, value = _made_ready(query, key, value, score_mod)
-    traced = _read(score_mod, mask_mod, blocks, scale, sizes, query)
+    traced = _read(score_mod, mask_mod, blocks, scale, sizes, query, key)
     layout = _layout(query, key, value, scale, return_lse, order, kernel_options, target)
     return kernel_of(traced, layout, (score_mod, mask_mod)).family
 
@@ -151,8 +150,11 @@ def _read(
     scale: float | None,
     sizes: dict[str, int],
     query: torch.Tensor,
+    key: torch.Tensor,
 ) -> Trace:
-    traced = trace(score_mod, mask_mod, scale=scale, sizes=sizes, device=query.device)
+    of_score = requires_gradient(query) or requires_gradient(key)
+    gradients = torch.is_grad_enabled() and of_score
+    traced = trace(score_mod, mask_mod, scale=scale, sizes=sizes, device=query.device, gradients=gradients)
     return traced if blocks is None else restrict(traced, blocks)
 
 

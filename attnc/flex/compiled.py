@@ -405,7 +405,8 @@ def _trace_mods(
     )
     scale = floats[0] if said.scaled else None
     learned = {id(captured[at - 3]) for at in grads if at >= 3}
-    traced = trace(*mods, scale=scale, sizes=sizes, device=device, learned=learned)
+    of_score = any(at < 2 for at in grads)  # query and key
+    traced = trace(*mods, scale=scale, sizes=sizes, device=device, learned=learned, gradients=of_score)
     if said.blocks is None or not is_seen:
         return traced
     first, has_full, rows, columns = said.blocks

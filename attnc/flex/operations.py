@@ -337,9 +337,11 @@ def absolute(tape: Tape, x: Any) -> Scalar:
     return like(tape, Scalar(tape, tape.add(found.kind, "call", "abs", found.at), low, high), found)
 
 
-@operation("minimum", "fmin")
+@operation("fmin")
 def minimum(tape: Tape, x: Any, y: Any) -> Scalar:
-    """Takes the smaller number; of two conditions, as in torch, whether both hold."""
+    """Takes the smaller number, the first of two equal ones; of two conditions, as in torch, whether both
+    hold.
+    """
     operands = scalar(tape, x), scalar(tape, y)
     if are_conditions(*operands):
         return logical_and(tape, *operands)
@@ -349,9 +351,11 @@ def minimum(tape: Tape, x: Any, y: Any) -> Scalar:
     return like(tape, Scalar(tape, tape.add(kind, "call", "min", a.at, b.at), low, high), *operands)
 
 
-@operation("maximum", "fmax")
+@operation("fmax")
 def maximum(tape: Tape, x: Any, y: Any) -> Scalar:
-    """Takes the larger number; of two conditions, as in torch, whether one of them holds."""
+    """Takes the larger number, the first of two equal ones; of two conditions, as in torch, whether one of
+    them holds.
+    """
     operands = scalar(tape, x), scalar(tape, y)
     if are_conditions(*operands):
         return logical_or(tape, *operands)
@@ -359,6 +363,29 @@ def maximum(tape: Tape, x: Any, y: Any) -> Scalar:
     kind = "float" if "float" in (a.kind, b.kind) else a.kind
     low, high = max(a.low, b.low), max(a.high, b.high)
     return like(tape, Scalar(tape, tape.add(kind, "call", "max", a.at, b.at), low, high), *operands)
+
+
+@operation("minimum")
+def smaller(tape: Tape, x: Any, y: Any) -> Scalar:
+    """Takes the smaller number. Of equal ones each has half of the gradient."""
+    return _halved_if_equal(tape, x, y, minimum(tape, x, y))
+
+
+@operation("maximum")
+def larger(tape: Tape, x: Any, y: Any) -> Scalar:
+    """Takes the larger number. Of equal ones each has half of the gradient."""
+    return _halved_if_equal(tape, x, y, maximum(tape, x, y))
+
+
+def _halved_if_equal(tape: Tape, x: Any, y: Any, found: Scalar) -> Scalar:
+    """Returns one of two numbers that was found; where they are equal, their mean. Without a gradient that is
+    the same; infinities, of which there is none, have no mean.
+    """
+    if found.kind != "float" or not tape.has_derivative(found.at) or tape.may_be_infinite(found.at):
+        return found
+    a, b = scalar(tape, x), scalar(tape, y)
+    mean = add(tape, mul(tape, 0.5, a), mul(tape, 0.5, b))
+    return like(tape, where(tape, compare(tape, "==", a, b), mean, found), found)
 
 
 @operation("clamp", "clip")

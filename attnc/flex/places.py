@@ -22,8 +22,9 @@ def place_error(
     tape = traced.tape
     scale = float(tape.numbers[0]) if layout.scaled else None
     again = trace(
-        *mods, scale=scale, sizes=tape.sizes, device=tape.device, learned=tape.learned, is_placed=True
-    )
+        *mods, scale=scale, sizes=tape.sizes, device=tape.device,
+        learned=tape.learned, gradients=tape.gradients, is_placed=True,
+    )  # fmt: skip
     places = again.tape.places
     assert places is not None
     wanted = failure.shown if isinstance(failure, FlexError) else _quote_place(failure)

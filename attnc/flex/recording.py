@@ -16,6 +16,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from attnc.flex.errors import refused_branch, refused_number
+from attnc.flex.shown import show_hidden
 
 #: (kind, what): "symbol" and "step" by position, "tensor", "float" and "integer" by position in their lists,
 #: "constant", and "several" of references.
@@ -42,8 +43,12 @@ class Recorder:
 
     def record(self, mod: Callable[..., Any], dtypes: tuple[torch.dtype, ...]) -> Steps:
         mode = _StepRecording(self, [torch.empty((), dtype=dtype, device="meta") for dtype in dtypes])
-        with mode:
-            returned = mod(*mode.values)
+        show_hidden(True)
+        try:
+            with mode:
+                returned = mod(*mode.values)
+        finally:
+            show_hidden(False)
         result = mode.refer(returned)
         return tuple(mode.steps), result
 

@@ -128,9 +128,10 @@ class Tape:
     """sizes: B, H, M, N of the call as far as they are known; device: of the call's tensors; infers: whether
     a size that is not known is that of an axis that is indexed so; compared: captures whose elements are
     compared; learned: tensors that get gradients, by identity, where torch does not know: inside of an
-    operator; views: (tensor, axis, index, view) of these, by the identity of the view; named: names of
-    tensors of ours, by identity; computes: whether torch computed something beside symbols, from data;
-    places: where the user's file has each entry, if that is asked for, which takes time.
+    operator; gradients: whether the score gets one; views: (tensor, axis, index, view) of the learned, by the
+    identity of the view; named: names of tensors of ours, by identity; computes: whether torch computed
+    something beside symbols, from data; places: where the user's file has each entry, if that is asked for,
+    which takes time.
     """
 
     sizes: Sizes
@@ -142,12 +143,14 @@ class Tape:
     captures: list[Capture] = field(default_factory=list)
     compared: set[int] = field(default_factory=set)
     learned: set[int] = field(default_factory=set)
+    gradients: bool = False
     views: dict[int, View] = field(default_factory=dict)
     named: dict[int, str] = field(default_factory=dict)
     computes: bool = False
     places: dict[int, Span] | None = None
     _known: dict[Entry, int] = field(default_factory=dict)
     _captured: dict[tuple[int, tuple[str, ...]], int] = field(default_factory=dict)
+    _derived: list[bool] = field(default_factory=list)
 
     def add(self, type: Type, *entry: Any) -> int:
         """Returns the position of an operation: its name, then positions of operands or what else it has."""
@@ -190,6 +193,24 @@ class Tape:
             self.learned.add(id(view))
             self.views[id(view)] = (tensor, axis, index, view)
         return view
+
+    def has_derivative(self, at: int) -> bool:
+        """Returns whether an entry depends on what gets a gradient."""
+        for entry in self.entries[len(self._derived) : at + 1]:  # operands come before what is made of them
+            is_leaf = entry[0] == "score" and self.gradients
+            is_leaf = is_leaf or (entry[0] == "load" and self.captures[entry[1]].learned)
+            self._derived.append(is_leaf or any(self._derived[operand] for operand in operands(entry)))
+        return self._derived[at]
+
+    def may_be_infinite(self, at: int) -> bool:
+        """Returns whether an infinity that a mod writes is part of an entry."""
+        todo, seen = [at], set[int]()
+        while todo:
+            seen.add(at := todo.pop())
+            if self.constant(at) in (math.inf, -math.inf):
+                return True
+            todo += [operand for operand in operands(self.entries[at]) if operand not in seen]
+        return False
 
     def constant(self, at: int) -> bool | float | None:
         """Returns the value of an entry that is part of the structure; None for others."""

@@ -21,6 +21,7 @@ from attnc.flex import operations
 from attnc.flex.errors import FlexError, defined_at, move_error, refuse, span_of_line
 from attnc.flex.symbols import Recording, Scalar, scalar
 from attnc.flex.tape import Sizes, Tape
+from attnc.source import Span
 
 ScoreMod: TypeAlias = Callable[[Any, Any, Any, Any, Any], Any]
 MaskMod: TypeAlias = Callable[[Any, Any, Any, Any], Any]
@@ -50,14 +51,16 @@ def trace(
     device: torch.device,
     infers: bool = False,
     learned: Collection[int] = (),
+    gradients: bool = False,
     is_placed: bool = False,
 ) -> Trace:
     """Calls the mods. FlexError for what no spec can say; whatever else they raise is theirs.
 
-    scale: the first number of the tape, unless it is None; sizes, infers, learned: of `Tape`; is_placed:
-    whether it says where the mods have each entry.
+    scale: the first number of the tape, unless it is None; sizes, infers, learned, gradients: of `Tape`;
+    is_placed: whether it says where the mods have each entry.
     """
-    tape = Tape(dict(sizes), device, infers, learned=set(learned), places={} if is_placed else None)
+    places: dict[int, Span] | None = {} if is_placed else None
+    tape = Tape(dict(sizes), device, infers, learned=set(learned), gradients=gradients, places=places)
     if scale is not None:
         tape.number(_finite(scale))
     positions = [

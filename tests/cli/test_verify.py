@@ -215,6 +215,22 @@ def test_a_failure_runs_again_for_the_target_that_failed(
     assert elsewhere == f"bf16_w16 for triton: {said}"
 
 
+def test_a_failure_of_a_target_that_the_spec_has_lost(run: Run, folder: Path) -> None:
+    kept = Kept(case=Case(dims={"B": 1, "H": 1, "M": 3, "N": 4}), target="cuda.sm_80")
+    (folder / "kept.json").write_text(kept.to_json())
+    given = ("fuzz", "specs/tiny.attn", *VARIANT, "--repro", "kept.json")
+    done = run(*given)
+    assert done.code == 2
+    lost = "there is no target 'cuda.sm_80' among the schedules"
+    assert f"the case in 'kept.json' failed for cuda.sm_80, and {lost}" in done.err
+    assert "add one: schedule NAME for cuda.sm_80 { }" in done.err
+    assert "--target runs the case for another" in done.err
+    assert run(*given, "--target", "triton").code == 0
+    mistaken = run(*given, "--target", "cuda.sm_8").err
+    assert "failed for" not in mistaken
+    assert "there is no target 'cuda.sm_8'" in mistaken
+
+
 def test_a_case_of_another_module(run: Run) -> None:
     done = run("verify", *VARIANT, "--case", '{"dims": {"B": 1, "M": 3, "N": 4}}')
     assert done.code == 2

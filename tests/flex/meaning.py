@@ -85,15 +85,21 @@ def spec_scores(
 
 def spec_slopes(score_mod: Mod, product: torch.Tensor) -> torch.Tensor:
     """Returns the derivatives of the spec's scores by products."""
-    attention, environment = _read(score_mod, None, product, {})
+    attention, environment = _read(score_mod, None, product, {}, gradients=True)
     return torch.as_tensor(evaluate(derive(attention.score).dot, environment)).expand_as(product)
 
 
 def _read(
-    score_mod: Mod, mask_mod: Mod, product: torch.Tensor, numbers: Mapping[int, float]
+    score_mod: Mod,
+    mask_mod: Mod,
+    product: torch.Tensor,
+    numbers: Mapping[int, float],
+    *,
+    gradients: bool = False,
 ) -> tuple[Attention, Env]:
     sizes = dict(zip("BHMN", product.shape, strict=True))
-    traced = trace(score_mod, mask_mod, scale=1.0, sizes=sizes, device=torch.device("cpu"))
+    cpu = torch.device("cpu")
+    traced = trace(score_mod, mask_mod, scale=1.0, sizes=sizes, device=cpu, gradients=gradients)
     layout = CallLayout(
         dtype="f32", head_dim=16, value_dim=16, scaled=True, grouped=False, lse=False, differentiable=False
     )

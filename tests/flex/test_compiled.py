@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -207,6 +208,42 @@ def test_operations_are_the_same_in_a_graph() -> None:
         return flex_attention(q, q, q, mod)
 
     assert torch.equal(compiled(call, dynamic=True)[0](q), call(q))
+
+
+class Seen(torch.Tensor):
+    """Notes by name what is called with it."""
+
+    names: ClassVar[list[str]] = []
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        cls.names.append(f"{function.__module__}.{function.__name__}")
+        show = super().__torch_function__
+        return show(function, types, args, kwargs or {})  # type: ignore[no-untyped-call]  # torch's
+
+
+def raising(score: Any, b: Any, h: Any, q: Any, kv: Any) -> Any:
+    raise ValueError("of the mod")
+
+
+def branching(score: Any, b: Any, h: Any, q: Any, kv: Any) -> Any:
+    return score if kv > 3 else -score
+
+
+@pytest.mark.parametrize("mod", [lambda score, b, h, q, kv: F.tanh(score), raising, branching])
+def test_what_mods_call_is_shown_to_recordings_alone(mod: Any) -> None:
+    """Subclasses of tensors see of F.tanh and F.sigmoid what they see without attnc: nothing, in a graph."""
+    from torch._dynamo.variables.torch import get_overridable_functions
+
+    before, q = set(get_overridable_functions()), torch.randn(1, 1, 9, 16)
+
+    def call(q: torch.Tensor, x: torch.Tensor) -> Any:
+        return flex_attention(q, q, q, mod), F.tanh(x) + F.sigmoid(x)
+
+    with suppress(Exception):
+        compiled(call)[0](q, torch.ones(3).as_subclass(Seen))
+    assert set(get_overridable_functions()) == before
+    assert not any(name.startswith("torch.nn.functional.") for name in Seen.names)
 
 
 @pytest.mark.one_in(2)

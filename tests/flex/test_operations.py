@@ -79,6 +79,8 @@ OF_POSITIVE = _split(
 OF_TWO = _split(
     """
     torch.logaddexp(x, y); torch.logaddexp2(x, y); torch.logaddexp(x, x);
+    torch.maximum(x, abs(x)); torch.minimum(x, y * 0 + x); torch.maximum(-x, torch.tensor(0.0));
+    torch.max(3 * x, x); torch.min(x, torch.relu(x)); torch.fmax(2 * x, abs(x)); torch.fmin(x, 3 * x);
     x + y; x - y; x * y; x / (y * y + 1); torch.add(x, y); torch.add(x, y, alpha=3); torch.sub(x, y);
     torch.sub(x, y, alpha=0.5); torch.sub(x, y, alpha=-1); torch.add(x, y, alpha=-1);
     torch.subtract(x, y); torch.rsub(x, y); torch.mul(x, y);

@@ -40,6 +40,29 @@ def test_a_tape_shows_what_it_holds() -> None:
     assert not traced.tape.computes
 
 
+def test_ties_are_looked_for_where_there_are_gradients() -> None:
+    """Kernels without them, and masks, compute nothing more."""
+    table, learned = torch.ones(4), torch.ones(4, requires_grad=True)
+
+    def tied(traced: Any) -> bool:
+        return any(entry[:2] == ("call", "where") for entry in traced.tape.entries)
+
+    def mod(score: Any, b: Any, h: Any, q: Any, kv: Any) -> Any:
+        return torch.maximum(score, table[kv])
+
+    def fixed(score: Any, b: Any, h: Any, q: Any, kv: Any) -> Any:
+        return score + torch.maximum(table[q], table[kv])
+
+    def bias(score: Any, b: Any, h: Any, q: Any, kv: Any) -> Any:
+        return score + torch.minimum(learned[q], table[kv])
+
+    for score_mod, gradients, ties in (
+        (mod, True, True), (mod, False, False), (fixed, True, False), (bias, False, True),
+    ):  # fmt: skip
+        traced = trace(score_mod, None, sizes={}, device=torch.device("cpu"), gradients=gradients)
+        assert tied(traced) == ties
+
+
 def test_what_is_computed_from_data_is_noted() -> None:
     table = torch.ones(2, 4)
     mods: list[tuple[Any, bool]] = [

@@ -147,8 +147,10 @@ class _WithSinks(PagedWrapper):
         if sinks is None:
             raise TypeError("run: sinks: expected a tensor, got None")
         self._plan_of_run()
-        self._revise(scale=number_of("run: sm_scale", sm_scale, self._scale))
-        return super().run(q, paged_kv_cache, sinks=sinks, **options)
+        scale, run = number_of("run: sm_scale", sm_scale, self._scale), super().run
+        return self._run_revised(
+            lambda: self._revise(scale=scale), lambda: run(q, paged_kv_cache, sinks=sinks, **options)
+        )
 
     def run_return_lse(self, q: torch.Tensor, paged_kv_cache: Cache, *given: Any, **options: Any) -> Result:
         """Returns (o, lse), as `run` does."""

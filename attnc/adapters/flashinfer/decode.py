@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partialmethod
+from functools import partial, partialmethod
 
 import torch
 
@@ -163,7 +163,8 @@ class BatchDecodeWithPagedKVCacheWrapper(PagedWrapper):
         return_lse: bool = False,
     ) -> Result:
         """Returns what `run` does, with these in the place of what the plan says; a new one compiles once."""
-        self._revise_all(
+        revise = partial(
+            self._revise_all,
             pos_encoding_mode=pos_encoding_mode,
             window_left=window_left,
             logits_soft_cap=logits_soft_cap,
@@ -171,9 +172,16 @@ class BatchDecodeWithPagedKVCacheWrapper(PagedWrapper):
             rope_scale=rope_scale,
             rope_theta=rope_theta,
         )
-        return self.run(
-            q, paged_kv_cache, q_scale=q_scale, k_scale=k_scale, v_scale=v_scale, return_lse=return_lse
+        run = partial(
+            self.run,
+            q,
+            paged_kv_cache,
+            q_scale=q_scale,
+            k_scale=k_scale,
+            v_scale=v_scale,
+            return_lse=return_lse,
         )
+        return self._run_revised(revise, run)
 
     forward_return_lse = partialmethod(forward, return_lse=True)
 

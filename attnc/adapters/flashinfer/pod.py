@@ -251,8 +251,10 @@ class BatchPODWithPagedKVCacheWrapper:
         is not supported: masks, for which FlashInfer has no place where those of a request begin.
         """
         refuse("run", custom_mask_p=custom_mask_p, packed_custom_mask_p=packed_custom_mask_p)
-        self._prefill._revise(causal=bool(causal_p))
-        prefilled = self._prefill.run(q_p, paged_kv_cache_p, return_lse=True)
+        prefilled = self._prefill._run_revised(
+            lambda: self._prefill._revise(causal=bool(causal_p)),
+            lambda: self._prefill.run(q_p, paged_kv_cache_p, return_lse=True),
+        )
         decoded = self._decode.run(
             q_d, paged_kv_cache_d, q_scale=q_scale, k_scale=k_scale, v_scale=v_scale, return_lse=True
         )

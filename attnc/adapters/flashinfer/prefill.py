@@ -220,7 +220,8 @@ class BatchPrefillWithPagedKVCacheWrapper(PagedWrapper):
         return_lse: bool = False,
     ) -> Result:
         """Returns what `run` does, with these in the place of what the plan says; a new one compiles once."""
-        self._revise_all(
+        revise = partial(
+            self._revise_all,
             causal=bool(causal),
             pos_encoding_mode=pos_encoding_mode,
             window_left=window_left,
@@ -229,7 +230,8 @@ class BatchPrefillWithPagedKVCacheWrapper(PagedWrapper):
             rope_scale=rope_scale,
             rope_theta=rope_theta,
         )
-        return self.run(q, paged_kv_cache, k_scale=k_scale, v_scale=v_scale, return_lse=return_lse)
+        run = partial(self.run, q, paged_kv_cache, k_scale=k_scale, v_scale=v_scale, return_lse=return_lse)
+        return self._run_revised(revise, run)
 
     forward_return_lse = partialmethod(forward, return_lse=True)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partialmethod
+from functools import partial, partialmethod
 from itertools import pairwise
 from typing import Any
 
@@ -181,7 +181,8 @@ class BatchPrefillWithRaggedKVCacheWrapper(Wrapper):
         return_lse: bool = False,
     ) -> Result:
         """Returns what `run` does, with these in the place of what the plan says; a new one compiles once."""
-        self._revise_all(
+        revise = partial(
+            self._revise_all,
             causal=bool(causal),
             pos_encoding_mode=pos_encoding_mode,
             window_left=window_left,
@@ -190,7 +191,8 @@ class BatchPrefillWithRaggedKVCacheWrapper(Wrapper):
             rope_scale=rope_scale,
             rope_theta=rope_theta,
         )
-        return self.run(q, k, v, return_lse=return_lse)
+        run = partial(self.run, q, k, v, return_lse=return_lse)
+        return self._run_revised(revise, run)
 
     forward_return_lse = partialmethod(forward, return_lse=True)
 

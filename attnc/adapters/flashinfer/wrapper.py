@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 
@@ -28,6 +28,7 @@ from attnc.api.repeats import are_left_out, keep, repeat
 from attnc.api.tensors import INTEGERS, GivenTensors, refuse_gradients
 
 Result: TypeAlias = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
+Found = TypeVar("Found")
 
 
 def read_starts(name: str, indptr: torch.Tensor) -> list[int]:
@@ -196,6 +197,16 @@ class Wrapper:
         )
         if asked != (plan.wanted.scale, plan.mask[0], plan.window_left, plan.wanted.softcap):
             self._planned = self._derive(asked, lambda plan: _change(plan, *asked))
+
+    def _run_revised(self, revise: Callable[[], None], run: Callable[[], Found]) -> Found:
+        """Revises the plan and runs. A call that is refused leaves the plan as it was."""
+        planned = self._planned
+        try:
+            revise()
+            return run()
+        except BaseException:
+            self._planned = planned
+            raise
 
     def _revise_all(
         self,

@@ -171,19 +171,8 @@ class AttncMLAPrefill(OrderedSums, MLAPrefillBackend):  # type: ignore[misc]  # 
         q, k: [T, H, D]; v: [T, H, Dv]; out: where it goes. ValueError for outputs of 8 bits.
         """
         refuse("attnc's latent attention", output_scale=output_scale)
-        ends = self._prefill_metadata.query_start_loc
-        return attend_packed(
-            q,
-            k,
-            v,
-            cu_seqlens_q=ends,
-            cu_seqlens_k=ends,
-            scale=self.scale,
-            causal=True,
-            lse=return_softmax_lse,
-            out=out,
-            order=self._order,
-        )
+        starts = self._prefill_metadata.query_start_loc
+        return self._attend(q, k, v, starts, starts, causal=True, lse=return_softmax_lse, out=out)
 
     def run_prefill_context_chunk(
         self,
@@ -194,17 +183,19 @@ class AttncMLAPrefill(OrderedSums, MLAPrefillBackend):  # type: ignore[misc]  # 
         out: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns the attention of new tokens to a chunk of their contexts, as above, and its logsumexp."""
-        found = attend_packed(
-            q,
-            k,
-            v,
-            cu_seqlens_q=chunk.query_start_loc,
-            cu_seqlens_k=chunk.cu_seq_lens,
-            scale=self.scale,
-            causal=False,
-            lse=True,
-            out=out,
-            order=self._order,
-        )
+        starts = chunk.query_start_loc, chunk.cu_seq_lens
+        found = self._attend(q, k, v, *starts, causal=False, lse=True, out=out)
         assert isinstance(found, tuple)
         return found
+
+    def _attend(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        starts: torch.Tensor,
+        key_starts: torch.Tensor,
+        **options: Any,
+    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+        options |= {"scale": self.scale, "order": self._order}
+        return attend_packed(q, k, v, cu_seqlens_q=starts, cu_seqlens_k=key_starts, **options)

@@ -9,7 +9,9 @@ import pytest
 import torch
 
 from attnc.adapters.flashinfer import (
+    BatchAttentionWithAttentionSinkWrapper,
     BatchDecodeWithPagedKVCacheWrapper,
+    BatchPrefillWithCausalBidirectionalRangesWrapper,
     BatchPrefillWithPagedKVCacheWrapper,
     BatchPrefillWithRaggedKVCacheWrapper,
     fast_decode_plan,
@@ -59,6 +61,34 @@ def test_forward_stands_in_the_place_of_the_plan(kind: str, monkeypatch: pytest.
             monkeypatch.delattr("attnc.adapters.flashinfer.wrapper.kernel_name")
     with pytest.raises(ValueError, match="forward: pos_encoding_mode: expected 'NONE', as planned, got 'AL"):
         plain.forward(*tensors, pos_encoding_mode="ALIBI")
+
+
+@pytest.mark.parametrize("kind", ["decode", "prefill", "ragged"])
+def test_a_call_that_is_refused_leaves_the_plan(kind: str) -> None:
+    wrapper, (q, *cache) = planned(kind)
+    before = wrapper._planned
+    with pytest.raises(ValueError, match="q: expected"):
+        wrapper.forward(q[:, 1:], *cache, **SAID)
+    assert wrapper._planned is before
+
+
+def test_wrappers_of_other_calls_have_no_forward_that_changes_them() -> None:
+    """What sinks and ranges add to `run` an older call cannot say."""
+    k, v, table, *_ = pages(LENGTHS, 4, HEADS, SIZE)
+    sizes: dict[str, Any] = {"head_dim_qk": SIZE, "head_dim_vo": SIZE}
+    types: dict[str, Any] = {"q_data_type": torch.float32, "kv_data_type": torch.float32}
+    ranges = BatchPrefillWithCausalBidirectionalRangesWrapper(workspace(), **sizes, **types)
+    sinks = BatchAttentionWithAttentionSinkWrapper(workspace())
+    q, before = torch.randn(12, HEADS * GROUP, SIZE), None
+    for wrapper in (ranges, sinks):
+        wrapper.plan(STARTS, *csr(LENGTHS, table), head_dim_qk=SIZE, **SIZES)
+        before = wrapper._planned
+        with pytest.raises(TypeError, match=r"sinks|bidirectional_ranges"):
+            wrapper.forward(q, (k, v), **SAID)
+        assert wrapper._planned is before
+    with pytest.raises(ValueError, match="q: expected"):
+        sinks.run(q[:, 1:], (k, v), torch.zeros(HEADS * GROUP), 0.3)
+    assert sinks._planned is before
 
 
 def test_a_plan_in_the_place_of_the_wrappers() -> None:
