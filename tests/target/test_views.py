@@ -44,6 +44,14 @@ def test_what_templates_of_hopper_print_is_planned_and_not_made_beside_them() ->
     assert sum(len(path.read_text(encoding="utf-8").splitlines()) for path in folder.glob("*.py")) <= 1200
 
 
+def test_the_algorithm_of_a_kernel_for_hopper_comes_within_a_hundred_and_fifty_lines() -> None:
+    """Both products, the exponentials and the consumer that runs them come before checks and other roles."""
+    text = (resource("generated") / "causal_gqa" / "cuda_sm_90a" / "d128.cu").read_text(encoding="utf-8")
+    head = "\n".join(text.splitlines()[:150])
+    for function in ("mma_qk", "mma_pv", "exponentials", "run_consumer"):
+        assert re.search(rf"void {function}\(", head), function
+
+
 # --- C++ in Python
 
 #: What looks like C++ in a string: a statement, an argument, a call, an operator, an index, a namespace.

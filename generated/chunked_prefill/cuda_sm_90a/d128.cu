@@ -24,16 +24,14 @@
 // q_pos = q_idx + N - M aligns the last query with the last key.
 //
 // Persistent blocks, specialised by warp. The scheduler, one warp, takes tiles of queries from a counter and publishes
-// each as a work tile, with the keys that it sees.
-// The producers are three warps that copy pages by TMA, a box each lane.
-// Each consumer, one of CONSUMERS warpgroups, has 64 rows: mma q k^T of the next tile of keys runs during the softmax
-// of this one. Roles wait for each other at mbarriers in shared memory; a PipelineState is a role's place among
+// each as a work tile, with the keys that it sees. The producers are three warps that copy pages by TMA, a box each
+// lane. Each consumer, one of CONSUMERS warpgroups, has 64 rows: mma q k^T of the next tile of keys runs during the
+// softmax of this one. Roles wait for each other at mbarriers in shared memory; a PipelineState is a role's place among
 // buffers.
 //
 // Lazy maximum. Exponents subtract m: the maximum of a row when it was last computed, plus M_OFFSET. Any m gives the
 // same o = acc / l and lse = m + log(l), since p, acc and l have one scale; m only has to keep p in range.
-// - Once every row has seen a key, tiles of keys are `lazy`: no maximum is computed, and p = exp2(s - m) under the last
-//   m.
+// - Once every row has seen a key, tiles of keys are `lazy`: no maximum is computed, p = exp2(s - m) under the last m.
 // - While the sum of p over a tile, a quarter of the row in each of four threads, stays below SUM_LIMIT, the maximum
 //   has grown by less than HEADROOM. If a sum reaches it, and is below 1e30, then p, l and acc are scaled by
 //   2^-(floor(log2(sum)) + M_OFFSET), and m grows by as much.
@@ -85,12 +83,6 @@ constexpr int K_FULL = Q_EMPTY + Q_TILES, K_EMPTY = K_FULL + STAGES, V_FULL = K_
     V_EMPTY = V_FULL + STAGES;
 constexpr int BARRIERS = V_EMPTY + STAGES;
 constexpr int WORK_AT = BARRIERS_AT + 8 * BARRIERS;
-
-// setmaxnreg would wait forever for registers that the launch does not have.
-constexpr int ENTRY_REGISTERS = 65536 / THREADS / 8 * 8 > 255 ? 255 : 65536 / THREADS / 8 * 8;
-static_assert(OTHER_WARPGROUPS * PRODUCER_REGISTERS + CONSUMERS * CONSUMER_REGISTERS
-    <= ENTRY_REGISTERS * (CONSUMERS + OTHER_WARPGROUPS), "registers");
-static_assert(BLOCK_M % 64 == 0 && BLOCK_N % 16 == 0 && STAGES >= 2, "tiles");
 
 struct Args {
     TensorMap q_map, k_map, v_map, o_map;
@@ -660,6 +652,12 @@ __device__ __forceinline__ void run_producer(const Args& args, u32 base, const W
         }
     }
 }
+
+static_assert(BLOCK_M % 64 == 0 && BLOCK_N % 16 == 0 && STAGES >= 2, "tiles");
+// setmaxnreg would wait forever for registers that the launch does not have.
+constexpr int ENTRY_REGISTERS = 65536 / THREADS / 8 * 8 > 255 ? 255 : 65536 / THREADS / 8 * 8;
+static_assert(OTHER_WARPGROUPS * PRODUCER_REGISTERS + CONSUMERS * CONSUMER_REGISTERS
+    <= ENTRY_REGISTERS * (CONSUMERS + OTHER_WARPGROUPS), "registers");
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) chunked_prefill_forward(const __grid_constant__ Args args)
 {

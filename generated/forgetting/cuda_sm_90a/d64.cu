@@ -21,10 +21,9 @@
 // q_pos = q_idx + N - M aligns the last query with the last key.
 //
 // Persistent blocks, specialised by warp. The scheduler, one warp, takes tiles of queries from a counter and publishes
-// each as a work tile, with the keys that it sees.
-// The producer is a thread that copies by TMA; a warp loads values of each key.
-// Each consumer, one of CONSUMERS warpgroups, has 64 rows: mma q k^T of the next tile of keys runs during the softmax
-// of this one. Roles wait for each other at mbarriers in shared memory; a PipelineState is a role's place among
+// each as a work tile, with the keys that it sees. The producer is a thread that copies by TMA; a warp loads values of
+// each key. Each consumer, one of CONSUMERS warpgroups, has 64 rows: mma q k^T of the next tile of keys runs during the
+// softmax of this one. Roles wait for each other at mbarriers in shared memory; a PipelineState is a role's place among
 // buffers.
 
 // One compilation for each configuration: d64.py passes these with -D.
@@ -69,12 +68,6 @@ constexpr int K_FULL = Q_EMPTY + Q_TILES, K_EMPTY = K_FULL + STAGES, V_FULL = K_
     V_EMPTY = V_FULL + STAGES;
 constexpr int BARRIERS = V_EMPTY + STAGES;
 constexpr int WORK_AT = BARRIERS_AT + 8 * BARRIERS;
-
-// setmaxnreg would wait forever for registers that the launch does not have.
-constexpr int ENTRY_REGISTERS = 65536 / THREADS / 8 * 8 > 255 ? 255 : 65536 / THREADS / 8 * 8;
-static_assert(OTHER_WARPGROUPS * PRODUCER_REGISTERS + CONSUMERS * CONSUMER_REGISTERS
-    <= ENTRY_REGISTERS * (CONSUMERS + OTHER_WARPGROUPS), "registers");
-static_assert(BLOCK_M % 64 == 0 && BLOCK_N % 16 == 0 && STAGES >= 2, "tiles");
 
 struct Args {
     TensorMap q_map, k_map, v_map, o_map;
@@ -560,6 +553,12 @@ __device__ __forceinline__ void run_vector_producer(const Args& args, u32 base, 
         }
     }
 }
+
+static_assert(BLOCK_M % 64 == 0 && BLOCK_N % 16 == 0 && STAGES >= 2, "tiles");
+// setmaxnreg would wait forever for registers that the launch does not have.
+constexpr int ENTRY_REGISTERS = 65536 / THREADS / 8 * 8 > 255 ? 255 : 65536 / THREADS / 8 * 8;
+static_assert(OTHER_WARPGROUPS * PRODUCER_REGISTERS + CONSUMERS * CONSUMER_REGISTERS
+    <= ENTRY_REGISTERS * (CONSUMERS + OTHER_WARPGROUPS), "registers");
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) forgetting_forward(const __grid_constant__ Args args)
 {
