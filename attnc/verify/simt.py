@@ -210,7 +210,8 @@ def _load(text: str, folder: str, flags: list[str], libraries: Sequence[Path] = 
     ]
     content = "\0".join([text, *headers, *flags, *(library.name for library in libraries)])
     name = f"{hashlib.sha256(content.encode()).hexdigest()}.so"
-    flags = [*flags, f"-Wl,-soname,{name}", *map(str, libraries)]
+    # The library of a kernel has C's from the machine's, and to look into them takes half the time to link.
+    flags = [*flags, f"-Wl,-soname,{name}", *(map(str, libraries) if libraries else ("-lm", "-lc"))]
     try:
         library = kept_entry(name, lambda: _build(text, resource("templates", folder), flags))
     except OSError as failure:  # writing names no file
@@ -264,7 +265,7 @@ def _build(text: str, include: Path, flags: list[str]) -> bytes:
     with tempfile.TemporaryDirectory(prefix="build-", dir=own_folder()) as folder:
         library = Path(folder, "kernel.so")
         done = subprocess.run(
-            [*command, "-lm", "-lc", "-lgcc", "-o", str(library)],
+            [*command, "-lgcc", "-o", str(library)],
             input=text,
             capture_output=True,
             text=True,
