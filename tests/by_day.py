@@ -4,7 +4,6 @@ list of parameters made here, where cases need marks or names of their own.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import product
 from typing import Any
@@ -42,30 +41,51 @@ def some_by_day(*factors: Iterable[Any], of: int) -> list[ParameterSet]:
     return found
 
 
-def left_to_the_night(items: Iterable[pytest.Item]) -> Iterator[pytest.Item]:
-    """Yields the cases of tests marked `one_in(n)` that do not run by day: one in n of the others does,
-    along diagonals where a test has several lists of parameters.
+def part_by_day(metafunc: pytest.Metafunc, *, is_night: bool) -> None:
+    """Leaves out the cases of a test that run by night alone, or marks them `nightly` if it is night: those
+    of a test marked `one_in(n)` but one in n, along diagonals where it has several lists of parameters.
+
+    That is before pytest makes an item of each, which takes seconds. Where no case runs by day one stays, for
+    a test without cases would be called without arguments; it is marked, and so runs by night alone.
     """
-    seen: Counter[str] = Counter()
-    for item in items:
-        mark, spec = item.get_closest_marker("one_in"), getattr(item, "callspec", None)
-        if mark is None or spec is None or item.get_closest_marker("nightly") is not None:
-            continue
-        lists = [len([*made.args[1]]) for made in item.iter_markers("parametrize")]
-        if len(lists) > 1:
-            rest, number = (
-                next(iter(spec.indices.values())),
-                0,
-            )  # the place among all cases, which pytest counts
-            for length in reversed(lists):
-                rest, place = divmod(rest, length)
-                number += place
-        else:
-            test = item.nodeid.partition("[")[0]
-            number = seen[test]
-            seen[test] += 1
-        if number % int(mark.args[0]):
-            yield item
+    calls = metafunc._calls  # has no public name
+    later = [*_find_left_out(metafunc.definition, calls)]
+    if is_night:
+        for number in later:
+            calls[number].marks.append(pytest.mark.nightly.mark)
+    elif later:
+        left_out = {*later}
+        kept = [call for number, call in enumerate(calls) if number not in left_out]
+        metafunc._calls = kept or calls[:1]
+
+
+def _find_left_out(test: pytest.Item, calls: Sequence[Any]) -> Iterator[int]:
+    """Yields the numbers of the cases that do not run by day."""
+    if test.get_closest_marker("nightly") is not None:
+        yield from range(len(calls))
+        return
+    mark = test.get_closest_marker("one_in")
+    lists = [len([*made.args[1]]) for made in test.iter_markers("parametrize")] if mark else []
+    by_day = 0
+    for number, call in enumerate(calls):
+        if any(mark.name == "nightly" for mark in call.marks):
+            yield number
+        elif mark is not None:
+            place = _sum_places(number, lists) if len(lists) > 1 else by_day
+            by_day += 1
+            if place % int(mark.args[0]):
+                yield number
+
+
+def _sum_places(number: int, lists: Sequence[int]) -> int:
+    """Returns the sum of the places in lists of so many parameters of a case, given its number among all, and
+    that of the parameters of fixtures, which pytest varies last.
+    """
+    total = 0
+    for length in reversed(lists):
+        number, place = divmod(number, length)
+        total += place
+    return total + number
 
 
 def _left_to_the_night(case: ParameterSet) -> ParameterSet:

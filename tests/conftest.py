@@ -11,7 +11,7 @@ import gc
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,7 +21,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, Verbosity, settings
 from hypothesis.internal.conjecture import providers
 
-from tests.by_day import left_to_the_night
+from tests.by_day import part_by_day
 from tests.golden_files import golden, pytest_addoption
 from tests.profiles import is_night
 
@@ -30,7 +30,9 @@ __all__ = [
     "pytest_addoption",
     "pytest_collection_finish",
     "pytest_collection_modifyitems",
+    "pytest_configure",
     "pytest_configure_node",
+    "pytest_generate_tests",
     "pytest_report_header",
     "pytest_sessionstart",
 ]
@@ -103,16 +105,25 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """
     if named := [item.nodeid for item in items if " at 0x" in item.nodeid]:
         raise pytest.UsageError(f"workers disagree about an address in the name of a case: {named[0]}")
-    for item in [*left_to_the_night(items)]:
-        item.add_marker("nightly")
     for item in items:
-        place = item.path.relative_to(Path(__file__).parent).parts[0]
-        if place in _QUICK and item.get_closest_marker("slow") is None:
+        if _is_quick(item.path) and item.get_closest_marker("slow") is None:
             item.add_marker("quick")
     if not is_night():
         nightly = {item for item in items if item.get_closest_marker("nightly") is not None}
         config.hook.pytest_deselected(items=[*nightly])
         items[:] = [item for item in items if item not in nightly]
+
+
+@cache
+def _is_quick(path: Path) -> bool:
+    return path.relative_to(Path(__file__).parent).parts[0] in _QUICK
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> Iterator[None]:
+    """Parts the cases of a test by day and by night, once all that makes cases has run."""
+    yield
+    part_by_day(metafunc, is_night=is_night())
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -133,6 +144,36 @@ def _is_fresh() -> bool:
         if is_kept and not any(folder.glob(f"{path.stem}.*.pyc")):
             return True
     return False
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Lets a worker report only what is read (`is_read`), and not that a test begins: reports take two
+    thirds of the time of an empty test.
+    """
+    for plugin in config.pluginmanager.get_plugins():
+        interactor: Any = type(plugin)
+        if interactor.__name__ == "WorkerInteractor":  # of xdist, in a module that cannot be imported
+
+            class Terse(interactor):  # type: ignore[misc]  # likewise
+                pytest_runtest_logstart = None
+
+                @pytest.hookimpl
+                def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+                    if is_read(report):
+                        super().pytest_runtest_logreport(report)
+
+            config.pluginmanager.unregister(plugin)
+            plugin.__class__ = Terse
+            config.pluginmanager.register(plugin)
+
+
+def is_read(report: pytest.TestReport) -> bool:
+    """Returns whether a report changes what pytest prints. Those of setting up and tearing down do where
+    these fail, skip, print, or take long enough for `--durations`.
+    """
+    is_silent = report.passed and not report.sections and report.duration < 0.005
+    return report.when == "call" or not is_silent
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
