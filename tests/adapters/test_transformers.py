@@ -75,6 +75,7 @@ def test_logits_of_padded_prompts(side: str) -> None:
     torch.testing.assert_close(ours[kept.bool()], eager[kept.bool()], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.one_in(2)
 @torch.no_grad()
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
 @pytest.mark.parametrize(
@@ -263,6 +264,7 @@ def draw_by_eager(
     return (weights @ value).transpose(1, 2).contiguous(), None
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", ["GPT2LMHeadModel", "BertForMaskedLM"])
 def test_dropout_in_training(name: str) -> None:
     """Loss and gradients are those of `eager` with the same mask; a seed repeats them, with activations

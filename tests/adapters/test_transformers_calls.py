@@ -220,7 +220,7 @@ CASES = covering(AXES, fits)
 
 @pytest.mark.filterwarnings("ignore:attnc. no tile is skipped:UserWarning")
 @pytest.mark.parametrize(
-    "x", each_by_day(CASES, of=7), ids=lambda x: "-".join(str(value) for value in x.values())
+    "x", each_by_day(CASES, of=14), ids=lambda x: "-".join(str(value) for value in x.values())
 )
 def test_every_pair_of_arguments(x: Values) -> None:
     check(x)
@@ -463,6 +463,7 @@ def kept_keys(kind: str) -> torch.Tensor | None:
     return kept
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.filterwarnings("ignore:attnc. no tile is skipped")
 @pytest.mark.parametrize("kind", ["all", "padding", "holes"])
 def test_a_graph_holds_a_mask_and_needs_no_break(kind: str) -> None:
@@ -475,7 +476,7 @@ def test_a_graph_holds_a_mask_and_needs_no_break(kind: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:attnc. no tile is skipped")
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("strict", [False, True])
 @pytest.mark.parametrize("kind", ["all", "padding", "holes"])
 @pytest.mark.parametrize("function", [None, before])

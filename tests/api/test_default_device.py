@@ -123,6 +123,7 @@ def by_paged_cache(rows: int) -> Any:
 ALL = [*DOORS, by_gradients, by_custom_mask, by_cache_of_8_bits, by_unified_attention, by_paged_cache]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("door", ALL, ids=lambda door: door.__name__)
 def test_doors_name_the_device_and_type_of_what_they_make(door: Callable[[int], Any]) -> None:
     repeats.forget()

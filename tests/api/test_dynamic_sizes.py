@@ -55,7 +55,7 @@ def _same(found: Any, expected: Any) -> bool:
 @pytest.mark.parametrize(
     ("name", "dynamic"),
     [
-        *each_by_day(((name, True) for name in TRACED), of=9),
+        *each_by_day(((name, True) for name in TRACED), of=18),
         *(pytest.param(name, False, marks=pytest.mark.nightly) for name in TRACED[1:]),
         (TRACED[0], False),
     ],

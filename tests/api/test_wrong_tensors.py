@@ -209,7 +209,7 @@ def test_layouts_are_taken_for_what_they_are_or_named(door: Door, argument: str)
         assert not said
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize(
     ("door", "argument"), [(door, name) for door in DOORS.values() for name in door.written if name in _OUT]
 )

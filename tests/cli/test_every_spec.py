@@ -137,7 +137,7 @@ def test_cubins_are_made_ahead_of_time(
     assert (int(wrote[1]) > 0) == has_some
 
 
-@pytest.mark.parametrize("name", some_by_day(SPECS, of=6))
+@pytest.mark.parametrize("name", some_by_day(SPECS, of=12))
 def test_editors_have_something_to_say(name: str) -> None:
     text = spec_of(name).read_text()
     source = Source(f"{name}.attn", text)

@@ -21,7 +21,7 @@ def test_it_compiles_for_each_of_its_targets(path: Path) -> None:
     assert diagnose(path) == ()
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("path", SPECS, ids=lambda path: path.stem)
 def test_it_is_within_its_bound(path: Path) -> None:
     module = next(module for module in plan_program(front(path)).modules if module.target == "triton")

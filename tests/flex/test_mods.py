@@ -34,7 +34,7 @@ def tensors(setting: Setting, d: int = 16) -> list[torch.Tensor]:
     return [setting.floats(setting.B, setting.H, setting.S, d).requires_grad_() for _ in range(3)]
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.usefixtures("gradients_on_cpu")
 @pytest.mark.parametrize("case", TODAY, ids=lambda case: case.name)
 def test_mods_compute_what_torch_computes(case: Case) -> None:

@@ -294,7 +294,7 @@ def count_reads(patch: pytest.MonkeyPatch) -> list[None]:
     return reads
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("make", CASES)
 def test_mods_are_read_again_where_they_may_do_something_else(
     make: Callable[[pytest.MonkeyPatch], Case], monkeypatch: pytest.MonkeyPatch
@@ -347,7 +347,7 @@ def test_gradients_of_what_mods_read() -> None:
     assert all(torch.equal(x, y) for other in found for x, y in zip(other, found[0], strict=True))
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("learns", [False, True])
 @pytest.mark.parametrize("rows", [1, M])
 def test_numbers_that_vary_repeat_too(rows: int, learns: bool) -> None:

@@ -37,7 +37,7 @@ STORAGES = {"two": PACKED, "self": SELF, "queries": QUERIES, "keys": KEYS}
 subject = partial(packed.subject, schedule=SCHEDULE)
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize(("storage", "seed"), some_by_day(STORAGES, range(4), of=4))
 def test_every_storage(storage: str, seed: int) -> None:
     made = subject(STORAGES[storage])
@@ -51,7 +51,7 @@ def test_properties(storage: str) -> None:
     assert list(violations(made, case(made, 2))) == []
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize(("feature", "seed"), some_by_day(FEATURES, (3, 4), of=4))
 def test_every_feature(feature: str, seed: int) -> None:
     made = subject(**FEATURES[feature])

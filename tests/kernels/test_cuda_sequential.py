@@ -31,7 +31,7 @@ SCHEDULE = """schedule a for cuda.sm_80 {
 subject = partial(packed.subject, PLAIN, schedule=SCHEDULE)
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize(
     "spec",
     each_by_day(

@@ -33,7 +33,7 @@ def decode(splits: str, mask: str = "causal", pack: str = "gqa") -> Subject:
     return paged(16, mask=mask, schedule=schedule(splits, pack=pack))
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize(("mask", "splits"), some_by_day(MASKS, ("1", "5", "auto", "fixed(64)"), of=4))
 def test_every_mask_and_split(mask: str, splits: str) -> None:
     made = decode(splits, mask)
@@ -94,7 +94,7 @@ def test_the_size_of_shares_decides_how_many_there_are() -> None:
         assert torch.equal(one, other)
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize(
     ("dims", "pack"),
     some_by_day([{"G": 1}, {"G": 8, "M": 1}, {"G": 5, "M": 7}, {"N": 0}, {"B": 0}], ["gqa", "none"], of=2),

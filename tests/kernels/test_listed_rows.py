@@ -182,7 +182,7 @@ BY_DAY = (
 )
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     "name", [pytest.param(x, marks=[] if x in BY_DAY else [pytest.mark.nightly]) for x in CASES]
 )

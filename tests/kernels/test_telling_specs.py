@@ -26,7 +26,7 @@ SUBJECTS = [
 BY_DAY = [subject for subject in SUBJECTS if subject[1] == "triton"][::3]
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(8)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("path", "target"),

@@ -122,6 +122,7 @@ def subject(**changes: str) -> Subject:
 SIZES = {"B": 2, "M": 11, "N": 190, "R": 5, "S": 60, "P": 9, "T": 21, "U": 300}
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "name",
     [pytest.param(x, marks=[] if i < 4 else [pytest.mark.nightly]) for i, x in enumerate(CASES)],
@@ -131,6 +132,7 @@ def test_queries_see_the_keys_of_their_own_lists(name: str) -> None:
     assert not list(wrong(subject(**CASES[name]), SIZES, range(1, 1 + examples(2))))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("keys", [1700, 17_000])
 def test_keys_of_several_words_of_a_thread_and_of_several_passes(keys: int) -> None:
     """A thread has words of four keys; with 128 threads a pass has 16,384."""

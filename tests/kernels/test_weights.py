@@ -68,7 +68,7 @@ def hstu(element: str, wanted: str = "") -> tuple[str, ...]:
 KINDS = {"hstu": hstu("bf16"), "hstu of f16": hstu("f16", ", table"), "relu": RELU, "linear": LINEAR}
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize(("kind", "target"), some_by_day(KINDS, EACH, of=2))
 def test_weights(kind: str, target: str) -> None:
     skip_without_compiler(target)

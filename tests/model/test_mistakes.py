@@ -61,7 +61,7 @@ def chain(first: str, step: str, length: int = 1500) -> str:
     return "\n".join(lines) + "\n" + plain(mask=f"g{length - 1}")
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     ("text", "code"),
     [

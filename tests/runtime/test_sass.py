@@ -205,7 +205,7 @@ def test_addresses_that_differ_between_threads_are_told_from_uniform_ones() -> N
             "softcap/cuda_sm_90a/d128.py",
             "varlen/cuda_sm_90a/d128.py",
         ],
-        of=4,
+        of=8,
     ),
 )
 def test_committed_kernels_hide_their_exponentials(module: str) -> None:

@@ -55,6 +55,7 @@ def gradients(
     return torch.autograd.grad((attend(*leaves) * weights).sum(), leaves)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("axis", [0, -1])
 def test_torch_func_maps_and_differentiates(attend: Callable[..., torch.Tensor], axis: int) -> None:
     """As torch.autograd does, one after the other: gradients of each sample, too."""
@@ -84,6 +85,7 @@ def test_torch_func_maps_and_differentiates(attend: Callable[..., torch.Tensor],
     torch.testing.assert_close(dk, sum(one[1] for one in expected))
 
 
+@pytest.mark.one_in(2)
 def test_rows_of_a_jacobian(attend: Callable[..., torch.Tensor]) -> None:
     """By torch.func, and by torch.autograd with gradients in a batch."""
     q, k, v = drawn((1, 2, 1, 16), (1, 3, 1, 16), (1, 3, 1, 16))
@@ -184,6 +186,7 @@ def test_kernels_that_serve_two_specs_have_operators_of_both() -> None:
         assert all(map(torch.equal, found, expected)), names
 
 
+@pytest.mark.one_in(2)
 def test_torch_func_works_inside_of_torch_compile(attend: Callable[..., torch.Tensor]) -> None:
     """In the graph, with each sample and without; and gradients of a compiled call come in batches."""
     qs, k, v, weights = drawn((3, 1, 5, 2, 16), (1, 7, 2, 16), (1, 7, 2, 16), (3, 1, 5, 2, 16))

@@ -220,6 +220,7 @@ def test_numbers_on_the_device_are_tensors_as_others(wants: bool, monkeypatch: p
         family(q, k, v, windows[0].long())
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("order", [(0, 1, 2, 3), (0, 2, 1, 3), (2, 0, 1, 3)])
 def test_gradients_lie_as_their_inputs(attention: Any, order: tuple[int, ...]) -> None:
     """As torch's own do, for the first call, for those that repeat it, and as torch.compile is told."""

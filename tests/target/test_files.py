@@ -107,7 +107,7 @@ def test_a_type_of_another_tensor_is_no_element() -> None:
     assert names == {f"{t}_{s}" for t in ("bf16", "f16") for s in ("bf16", "f16")}
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("target", SCHEDULES)
 @pytest.mark.parametrize("element", ["bf16", "f16"])
 def test_shared_kernels_compute_in_the_type_of_each_variant(element: str, target: str) -> None:

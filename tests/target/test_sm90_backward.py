@@ -56,7 +56,7 @@ def test_rows_of_rounded_dq_lie_in_different_banks(d: int) -> None:
     assert f'"shared": "{2 * pitch} * config.BLOCK_M"' in files["default.py"]
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("mask", "d", "accumulate"),
@@ -165,7 +165,7 @@ def gradients(
     return list(found), list(torch.autograd.grad(p @ exact[2], exact, do.double()))
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.skipif(not available(), reason="g++ compiles the kernels for the CPU")
 @pytest.mark.parametrize(
     ("d", "accumulate"),
@@ -227,6 +227,7 @@ def test_a_mistake_in_it_is_found(
         gradients(host, (1, 2, 400, 300), 64)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.slow
 @pytest.mark.skipif(not available(), reason="g++ compiles the kernels for the CPU")
 @pytest.mark.parametrize(
@@ -260,6 +261,7 @@ def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.slow
 @pytest.mark.usefixtures("poisoned")
 @pytest.mark.skipif(not available(), reason="g++ compiles the kernels for the CPU")
@@ -291,7 +293,7 @@ ENDS = {
 }
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.slow
 @pytest.mark.skipif(not available(), reason="g++ compiles the kernels for the CPU")
 @pytest.mark.parametrize(
@@ -387,7 +389,7 @@ def test_lanes_share_what_a_mask_asks_of_columns(accumulate: str, d: int) -> Non
         assert found.ok, found.message
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", each_by_day(HOPPERS, of=2))
 def test_who_finds_tiles_computes_all_that_bounds_are_made_from(name: str) -> None:

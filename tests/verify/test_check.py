@@ -31,7 +31,7 @@ BY_NIGHT = "selected_rows"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", some_by_day((name for name in NAMES if name != BY_NIGHT), of=7))
+@pytest.mark.parametrize("name", some_by_day((name for name in NAMES if name != BY_NIGHT), of=14))
 def test_specs_are_right(name: str) -> None:
     right_by_day(committed(name))
 
@@ -203,7 +203,7 @@ def test_failures_shrink_and_are_saved(tmp_path: Path) -> None:
     assert f"--variant {real.variant.name} --target triton --case '{{" in report.failures[0].repro
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("name", some_by_day(NAMES, of=4))
 def test_cases_are_affordable_and_survive_json(name: str) -> None:
     variant = plans_of(name).modules[0].variant

@@ -108,6 +108,7 @@ def test_autograd_counts_changes_of_each_tensor_of_an_arena() -> None:
     assert q._version == before
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("name", "target"),
     [

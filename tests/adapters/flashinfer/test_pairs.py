@@ -313,7 +313,7 @@ def run(call: str, x: Values) -> None:
 
 
 @pytest.mark.parametrize(
-    ("call", "x"), each_by_day(CASES, of=5), ids=lambda x: x if isinstance(x, str) else ""
+    ("call", "x"), each_by_day(CASES, of=10), ids=lambda x: x if isinstance(x, str) else ""
 )
 def test_every_pair_of_arguments(call: str, x: Values) -> None:
     run(call, x)
