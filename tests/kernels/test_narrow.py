@@ -206,7 +206,7 @@ def test_numbers_that_are_stored_are_those_of_the_type(dtype: DType) -> None:
     assert torch.equal(alter(kept, lambda x: x).view(torch.uint8), kept.view(torch.uint8))
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize(
     ("kind", "scale"),
     some_by_day(
@@ -335,7 +335,7 @@ def test_scales_of_columns_give_the_bits_of_rows_that_were_converted(kind: str) 
         assert same_bits(output, same[name]), name
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("kind", some_by_day(KINDS, of=2))
 def test_the_lse_is_without_the_scale_of_v(kind: str) -> None:
     scaled = FinishedRun.of(subject(kind, "e4m3", "e4m3"), case(subject(kind, "e4m3", "e4m3")))
@@ -372,6 +372,7 @@ schedule kv for triton {{
 """
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("params", "q", "k", "v", "count"),
     [
@@ -477,6 +478,7 @@ schedule a for {target} {{
 """
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("target", "schedule"),
     [

@@ -213,6 +213,7 @@ class Layer(torch.nn.Module):
         return self.function(*tensors)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", ["local_sink", "decode"])
 def test_callables_are_exported(name: str, target: str) -> None:
     made = Loaded(name, target)

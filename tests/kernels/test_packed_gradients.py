@@ -72,7 +72,7 @@ def case(made: Subject, seed: int, **changes: int) -> Case:
     return Case(dims={name: sizes[name] for name in free_dims(made.variant.attention)}, seed=seed)
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("storage", [PACKED, SELF, QUERIES, KEYS], ids=["two", "self", "queries", "keys"])
 @pytest.mark.parametrize("seed", range(2))
 def test_every_storage(storage: tuple[str, str, str], seed: int) -> None:
@@ -123,7 +123,7 @@ FEATURES = {
 }
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.slow
 @pytest.mark.parametrize("feature", each_by_day(FEATURES, of=2))
 def test_every_feature(feature: str) -> None:
@@ -181,6 +181,7 @@ def test_the_reference_takes_sequences_one_by_one() -> None:
     assert not any(whole[name][12:].any() for name in whole)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("sizes", [{"M": 0}, {"N": 0}, {"B": 0}, {"B": 1}, {"M": 1, "N": 1}], ids=str)
 def test_sizes_of_nothing(sizes: dict[str, int]) -> None:
     made = subject()

@@ -109,7 +109,7 @@ KINDS = {
 }
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", some_by_day(KINDS, of=3))
 def test_masks_and_scores_are_right(kind: str) -> None:
@@ -241,7 +241,7 @@ def test_values_of_a_prompt_are_columns_of_its_keys(d: int, dv: int, more: str, 
 MEET = "            __syncwarp();\n            mbarrier_arrive_if(barrier_of(base, "
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "wrong", "instead"),
@@ -310,7 +310,7 @@ def test_columns_are_bf16_whatever_k_is() -> None:
     assert found.ok, found.message
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["bf16", "f16"])
 @pytest.mark.parametrize("logits", JUMPS)
@@ -350,6 +350,7 @@ def test_a_tile_that_is_not_computed_again_shows(wrong: str, instead: str) -> No
     assert not all(verdict(made, logits).ok for logits in JUMPS)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("lengths", [("N",), ("M",), ("M", "N")], ids="".join)
 def test_a_block_takes_tiles_of_sequences_of_other_lengths(lengths: tuple[str, ...]) -> None:

@@ -84,6 +84,7 @@ def test_softpick_on_cuda(lines: tuple[str, ...], target: str, schedule: str) ->
     right_by_day(subject_of_text(spec(lines, schedule, target=target)), count=1)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("softmax", ["online", "online(rescale = every_step)", "online(rescale = lazy(4))"])
 def test_softpick_of_warps_with_keys_of_their_own(softmax: str) -> None:
     skip_without_compiler("cuda.sm_80")
@@ -100,7 +101,7 @@ def test_softpick_of_packed_rows(target: str) -> None:
     assert_within_bound(made, Case(dims={"B": 3, "M": 21, "N": 21, "H": 2}))
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("target", EACH)
 @pytest.mark.parametrize("split", ["1", "3", "fixed(32)"])
 def test_splits_share_one_denominator(split: str, target: str) -> None:

@@ -62,7 +62,7 @@ def paged(page: int, layout: str = "[B, N, Hkv, 16]", **named: str) -> Subject:
 DIMS = {"B": 2, "M": 3, "N": 70, "Hkv": 2, "G": 3}
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("page", [1, 3, 16, 32, 48, 64, 256])
 def test_every_page_size(page: int) -> None:
     assert_within_bound(paged(page), Case(dims=DIMS, seed=page), fills=every_fill())
@@ -91,7 +91,7 @@ def test_a_sequence_is_as_long_as_its_pages() -> None:
     assert found == ["k", "v", "table", "kv_len"]
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("mask", ["true", "window(20, 3)", "chunk(16)", "q_pos + h >= kv_idx"])
 @pytest.mark.parametrize("dims", [{"M": 1}, {"M": 17}, {"N": 0}, {"N": 1, "M": 2}], ids=str)
 def test_masks_over_pages(mask: str, dims: Mapping[str, int]) -> None:
@@ -119,7 +119,7 @@ def packed(
     )
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("shared", [False, True], ids=["two", "self"])
 def test_packed_sequences(seed: int, shared: bool) -> None:

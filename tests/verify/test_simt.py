@@ -36,12 +36,14 @@ def subject(name: str, number: int = 0) -> Subject:
     return subject_of(modules(name)[number])
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", some_by_day(NAMES, of=14))
 def test_specs_are_right(name: str) -> None:
     right_by_day(subject(name), count=1)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("number", range(0, 8, 2))
 def test_the_four_orders_are_right(number: int) -> None:
