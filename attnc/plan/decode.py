@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from attnc.expr.affine import Q_HI, Q_LO, affine
-from attnc.expr.construct import ZERO
+from attnc.expr.construct import ZERO, mul
 from attnc.expr.interval import SIZE
 from attnc.expr.nodes import TRUE, Binary, Call, Const, Dim, Expr, Index, Load, Ref, children, uses
 from attnc.expr.simplify import make, substitute
@@ -29,7 +29,7 @@ from attnc.plan.ir.kernel import Pack, Regions, Split
 from attnc.plan.ir.module import ListedRows, Module
 from attnc.plan.layout import Layout
 from attnc.plan.listed_rows import TILE_ROWS, along_rows
-from attnc.plan.lists import KV_HEAD, Listing, along_entries, along_lists
+from attnc.plan.lists import KV_HEAD, LISTED, Listing, along_entries, along_lists
 from attnc.plan.loads import LoadNames
 from attnc.plan.regions import kept_by_some, regions, segments_of, with_fills, within
 from attnc.plan.signature import kv_heads, parts
@@ -203,9 +203,12 @@ def _split_keys(
     loops: Regions,
 ) -> Split:
     staged = tuple(target.count_staged_bytes(variant, config) for config in choices)
+    lo, hi, listed = loops.loops[0].start, loops.loops[-1].stop, loops.loops[0].listed
+    if listed is not None and not target.lists_are_bits:  # keys of the blocks that a list names, in its order
+        hi = mul(replace(LISTED, within=(-1, SIZE // listed.block + 1)), Const(listed.block))
     return Split(
-        lo=loops.loops[0].start,
-        hi=loops.loops[-1].stop,
+        lo=lo,
+        hi=hi,
         in_turn=target.splits_in_turn and attention.softmax.form != "stick_breaking",
         max_visible_keys=max_visible_keys(attention.mask),
         staged=staged,

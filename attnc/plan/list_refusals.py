@@ -13,7 +13,7 @@ from attnc.expr.nodes import Const, Dim, Expr, Index, InList, Load, walk
 from attnc.expr.simplify import substitute
 from attnc.model.attention import Attention, Variant
 from attnc.model.dtypes import DType
-from attnc.model.schedule import Knob, Phase, Schedule
+from attnc.model.schedule import Choice, Knob, Phase, Schedule
 from attnc.plan.fitting import several_values, unsupported
 from attnc.plan.listed_rows import lists_rows, queries_together, unites_lists
 from attnc.plan.lists import (
@@ -260,8 +260,12 @@ def _refuse_decoding(
 ) -> Iterator[Diagnostic]:
     knob = schedule.forward.get("split.kv")
     if knob is not None and knob.choices != (1,) and not splits:
-        label, hint = "a list has one program", "remove it"
-        yield unsupported("listed blocks are not split", knob.span, label, hint)
+        if attention.grads:
+            label = "gradients are made of what one program leaves"
+            yield unsupported("lists are not split beside gradients", knob.span, label, "remove it")
+        elif any(isinstance(choice, Choice) and "size" in choice.args for choice in knob.choices):
+            label, hint = "a list has fewer keys", "write 'split.kv = auto', or a number of splits"
+            yield unsupported("splits of lists have no fixed size", knob.span, label, hint)
     reads_head = [index for index in listing.condition.indices if Index("h") in walk(index)]
     shared = (GROUP, Index("h")) if kv_heads(normalise(attention)) == Dim("H") else (GROUP,)
     if packs_heads(schedule) and any(index not in shared for index in reads_head):

@@ -47,6 +47,8 @@ KEPT_BLOCKS = "_kept_blocks"
 HIDES_SOME = Ref("hides_some", "bool")
 #: Keys that the list of a program names.
 LIST_LENGTH = Ref("list_length", "int", natural=True)
+#: Blocks that it names, where they are numbers.
+LISTED = Ref("listed", "int")
 #: Blocks of keys of the longest sequence, and blocks of queries that a list can be of; of the whole call.
 BLOCKS, LIST_ROWS = Dim("list_blocks"), Dim("list_rows")
 

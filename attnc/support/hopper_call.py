@@ -12,6 +12,7 @@ import torch
 
 from .arguments import Tensor
 from .binaries import Program, list_defines
+from .call import Launch
 from .configs import KernelConfig
 from .cuda_call import (
     Arguments,
@@ -44,6 +45,8 @@ _MAP_TYPES = {
 }
 #: Bytes of the columns of a box, which the swizzle permutes, and what addresses and strides are multiples of.
 _COLUMN_BYTES, _CHUNK = 128, 16
+#: Of the GPUs that the kernels are for.
+_CAPABILITY = (9, 0)
 #: Tensor maps that a launch keeps of each tensor.
 _MOST_MAPS = 64
 
@@ -175,7 +178,7 @@ def padded(shape: Sequence[int], dtype: torch.dtype) -> Memory:
 def hopper_of(index: int) -> Gpu:
     """`gpu_of`. ValueError for a GPU of another compute capability than 9.0."""
     gpu = gpu_of(index)
-    if index >= 0 and gpu.capability != (9, 0):
+    if index >= 0 and gpu.capability != _CAPABILITY:
         major, minor = gpu.capability
         raise ValueError(
             f"q: this kernel is for GPUs of compute capability 9.0, and {gpu.name} has {major}.{minor}"
@@ -279,7 +282,10 @@ class HopperLaunch(CudaLaunch):
         self.tma = tma
         self.maps: dict[int, dict[int, bytes]] = {}
         self.mapped: Sequence[int] = ()
-        self.on_copies: CudaLaunch | None = None
+        self.on_copies: Sequence[CudaLaunch] = ()
+        #: Rounds that come after this one, which run on its copies; whether this is one of them.
+        self.rest: Sequence[HopperLaunch] = ()
+        self.is_later = False
         super().__init__(program, gpu, kernels, arguments)
 
     def _runner(self) -> Callable[[Sequence[torch.Tensor | None]], None]:
@@ -304,7 +310,8 @@ class HopperLaunch(CudaLaunch):
             made = kept.get(addresses)
             if made is None:
                 if not takes or any(found[i] % _CHUNK for i in copied):
-                    self.run_on_copies(given)
+                    if not self.is_later:
+                        self.run_on_copies(given)
                     return
                 by_position = dict(zip(read, found, strict=False))
                 made = self.keep(addresses, self.packed_behind_maps(by_position, found[len(read) :]))
@@ -350,14 +357,17 @@ class HopperLaunch(CudaLaunch):
         return found
 
     def run_on_copies(self, given: Sequence[torch.Tensor | None]) -> None:
-        """Launches with copies of all matrices."""
+        """Launches with copies of all matrices, and so all rounds."""
         assert self.tma is not None
         boxes, call, kernels, place = self.tma
         matrices = [name for name, tensor in place.declared.items() if tensor.has_rows or name in boxes]
         matrices = [name for name in matrices if name in place.memories]
-        if self.on_copies is None:
+        if not self.on_copies:
             plain = {name: padded(*place.memories[name][::2]) for name in matrices}
-            self.on_copies = call.tma_launch(kernels, place.with_memories({**place.memories, **plain}))
+            places = (launch.tma.place for launch in (self, *self.rest) if launch.tma is not None)
+            self.on_copies = [
+                call.tma_launch(kernels, at.with_memories({**at.memories, **plain})) for at in places
+            ]
         tensors: list[Any] = list(given)
         found = list(zip(matrices, place.positions(matrices), strict=True))
         for name, at in found:  # callers who know that only addresses matter may give other views
@@ -366,7 +376,8 @@ class HopperLaunch(CudaLaunch):
         seen = list(tensors)
         for _, at in found:
             tensors[at] = call.copied(tensors[at])
-        self.on_copies.run(tensors)
+        for launch in self.on_copies:
+            launch.run(tensors)
         for name, at in found:
             if name in place.results:
                 seen[at].copy_(tensors[at])
@@ -378,11 +389,26 @@ class HopperAttention(CudaAttention):
 
     program_type: ClassVar[type[Program]] = HopperProgram
 
+    @staticmethod
+    def serves(gpu: Gpu) -> bool:
+        return gpu.capability == _CAPABILITY
+
     def __post_init__(self) -> None:
         super().__post_init__()
         self.launch_type: type[HopperLaunch] = HopperLaunch
         self.gpu_of = hopper_of
         self.tensor_map, self.counter, self.copied = tensor_map, counter_of, copied
+
+    def made_ready(self, launches: tuple[Any, ...], place: Place) -> tuple[Launch, ...]:
+        made: list[Launch] = []
+        for kernels in launches:
+            first, *rest = rounds = [self._launch(kernels, at) for at in kernels.list_places(place)]
+            if isinstance(first, HopperLaunch):
+                first.rest = [launch for launch in rest if isinstance(launch, HopperLaunch)]
+                for launch in first.rest:
+                    launch.is_later = True
+            made += rounds
+        return tuple(made)
 
     def _launch(self, launch: Kernels, place: Place) -> CudaLaunch:
         if not isinstance(launch, TmaKernels):

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from textwrap import wrap
 from typing import TypeAlias
 
+from attnc.expr.construct import mul
 from attnc.expr.nodes import Binary, Const, Expr, Load, show
 from attnc.model.schedule import DkDvConfig
 from attnc.model.tensors import Role, group_size, is_static
@@ -243,7 +244,7 @@ def split_record(module: Module, kernel: Decode, split: Split, most: int | None)
     visited = keys if most_visible is None else f"min({keys}, {most_visible} + BLOCK_M)"
     if module.lists is not None:  # no more than a list names
         rows = module.listed_rows
-        named = module.lists.extents[-1] if rows is None else rows.entries
+        named = mul(module.lists.extents[-1], Const(module.lists.keys)) if rows is None else rows.entries
         visited = f"min({keys}, {show(named)})"
     dv = feature(attention.v)
     fields: dict[str, Value] = {

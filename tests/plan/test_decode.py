@@ -50,3 +50,7 @@ def test_splits_are_counted_for_a_list_not_for_the_cache() -> None:
     (module,) = (m for m in plans_of("selected_tokens").modules if m.target == "cuda.sm_90a")
     files = render_files(module, path="spec.attn", sha256="", tuned={})
     assert 'key_tiles="cdiv(min(N, S), BLOCK_N)"' in files[f"{module.variant.name}.py"]
+    (module,) = plans_of("selected_steps").modules  # of blocks
+    text = render_files(module, path="spec.attn", sha256="", tuned={})[f"{module.variant.name}.py"]
+    assert 'key_tiles="cdiv(min(N, S * 64), BLOCK_N)"' in text
+    assert "split_hi = tl.minimum(split_lo + split_size, listed * 64)" in text  # in 32 bits

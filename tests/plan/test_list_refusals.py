@@ -37,6 +37,23 @@ def test_the_first_refusal(mask: str, target: str, message: str) -> None:
     assert found[:1] == ([message] if message else [])
 
 
+@pytest.mark.parametrize(
+    ("splits", "grads", "message"),
+    [
+        ("auto", "", ""),
+        ("{2, auto}", "", ""),
+        ("fixed(64)", "", "splits of lists have no fixed size"),
+        ("auto", "q, k, v", "lists are not split beside gradients"),
+    ],
+)
+def test_keys_of_a_list_are_split_into_a_number_of_parts(splits: str, grads: str, message: str) -> None:
+    knobs = f"  loops = [kv], pack = gqa, tile.q = 16, split.kv {'in' if '{' in splits else '='} {splits}"
+    mask, inputs = "listed(idx, rows = 1, keys = 48)", ("idx: i32[B, H, M, S]",)
+    variant, schedule = resolved(mask, inputs=inputs, schedule=knobs, grads=grads)
+    found = [diagnostic.message for diagnostic in refuse_lists(variant, schedule, target_of("triton"))]
+    assert found == ([message] if message else [])
+
+
 def test_a_count_is_a_number_of_the_call_or_of_each_list() -> None:
     lists = (Index("b"), Index("h"))
     condition: Any = SimpleNamespace(indices=lists)

@@ -289,4 +289,25 @@ BUGS: tuple[TritonBug, ...] = (
         anchor="for start in range(0, first + 128, 64):",
         patch="for start in range(0, 128, 64):",
     ),
+    TritonBug(
+        name="a split of blocks, not of their keys",
+        attention="steps",
+        story="the end of the last split was the number of entries",
+        anchor="split_hi = tl.minimum(split_lo + split_size, listed * 32)",
+        patch="split_hi = tl.minimum(split_lo + split_size, listed)",
+    ),
+    TritonBug(
+        name="a split begins at a block",
+        attention="steps",
+        story="the first tile of a split was counted in blocks, of which each has two",
+        anchor="range(split_lo // BLOCK_N, split_hi // BLOCK_N)",
+        patch="range(split_lo // 32, split_hi // BLOCK_N)",
+    ),
+    TritonBug(
+        name="every split begins with the list",
+        attention="token_steps",
+        story="only the end of a loop over listed keys was a split's",
+        anchor="range(split_lo, split_hi, BLOCK_N)",
+        patch="range(0, split_hi, BLOCK_N)",
+    ),
 )

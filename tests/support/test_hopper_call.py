@@ -193,7 +193,7 @@ def test_a_launch_on_copies_knows_tensors_whose_view_is_another(view: str) -> No
     launch: Any = object.__new__(HopperLaunch)
     launch.tma, launch.on_copies = (
         ({"q": None, "o": None}, SimpleNamespace(copied=copied), None, place),
-        Doubling(),
+        [Doubling()],
     )
     given = VIEWS[view]
     expected, beside = 2 * q, other.clone()
@@ -201,6 +201,48 @@ def test_a_launch_on_copies_knows_tensors_whose_view_is_another(view: str) -> No
     assert torch.equal(o, expected)
     beside[9:].as_strided((3, 5, 8), (8, 40, 1)).copy_(expected)
     assert torch.equal(other, beside)
+
+
+@pytest.mark.parametrize("offset", [0, 1])
+def test_all_rounds_run_on_the_same_copies(offset: int) -> None:
+    """Of what TMA cannot take, which is copied before the first and behind the last."""
+    copies, seen = [0], list[tuple[int, int]]()
+
+    class Noting(HopperLaunch):
+        """Notes its round, and which matrix it runs on, in place of kernels."""
+
+        def keep(self, addresses: tuple[int, ...], made: Any) -> Any:
+            assert self.tma is not None
+            seen.append((self.tma.place.names["ROUND"], addresses[0]))
+            return int, 0, ctypes.c_char_p()
+
+        def packed_behind_maps(self, addresses: Any, counter: Any) -> Any:
+            return None
+
+    def counted(x: torch.Tensor) -> torch.Tensor:
+        copies[0] += 1
+        return copied(x)
+
+    x = torch.zeros(256, dtype=BF16)[offset : 128 + offset].view(4, 2, 16)
+    declared = {"q": Tensor("q", "bf16[M, H, 16]", "mh")}
+    place = Place({"ROUNDS": 3}, {}, declared, ("q",), (), pretended(), torch.device("cpu"))
+    kernels = hopper_call.TmaKernels(
+        kernels=(),
+        addresses="q",
+        strides="q:mh",
+        numbers="ROUND",
+        rounds="ROUNDS",
+        maps={"q": "2"},
+        counts=False,
+    )
+    call: Any = object.__new__(hopper_call.HopperAttention)
+    call.launch_type, call.program, call.chunk, call.counter, call.copied = Noting, None, 8, None, counted
+    launches = call.made_ready((kernels,), place.with_memories({"q": memory_of(x)}))
+    for launch in launches:
+        launch.run([x])
+    assert [number for number, _ in seen] == [0, 1, 2]
+    assert len({address for _, address in seen}) == 1
+    assert (seen[0][1] == x.data_ptr(), copies[0]) == (offset == 0, offset)
 
 
 def test_a_counter_that_stays_is_made_apart(monkeypatch: pytest.MonkeyPatch) -> None:

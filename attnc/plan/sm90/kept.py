@@ -31,9 +31,9 @@ from attnc.plan.sm90.layout import WGMMA_ROWS
 #: their way.
 KEPT_TILE, KEPT_STAGES = 2 * WGMMA_ROWS, 3
 KEPT_BYTES = 2 * KEPT_TILE * KEPT_TILE
-#: Walks over queries that a round has for each multiprocessor, at least. With fewer it lasts as long as its
-#: longest, and two passes take less time (one H200, blocks of 10 and 25 %).
-LEAST_WALKS = 3
+#: Walks over queries that a round of some heads has for each multiprocessor, at least. With fewer it lasts as
+#: long as its longest, and two passes take as long, or less (one H200, 10 to 25 % of all blocks).
+LEAST_WALKS = 4
 
 
 def can_keep_ds(variant: Variant, by_wgmma: Collection[KernelName]) -> bool:

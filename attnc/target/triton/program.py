@@ -6,7 +6,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from attnc.expr.nodes import Index, Ref
+from attnc.expr.construct import ZERO
+from attnc.expr.nodes import Expr, Index, Ref
 from attnc.plan.decode import decodes_packed_rows
 from attnc.plan.ir import Forward, Kernel, Loop, Module
 from attnc.plan.ir.lists import ListWalk
@@ -115,7 +116,7 @@ class ProgramText:
         pipeline.
         """
         if loop.listed is not None:
-            return self._listed_tiles(loop.listed)
+            return self._listed_tiles(loop.listed, loop.start)
         bounds = f"{scalar(loop.start)}, {scalar(loop.stop)}, BLOCK_N"
         is_edge = loop.zero_fill and self.fills_when == "ZERO_FILL"
         return f"tl.range({bounds}, num_stages=1)" if is_edge else f"range({bounds})"
@@ -128,7 +129,11 @@ class ProgramText:
     def walks_by(self, loop: Loop) -> str:
         return "list_item" if loop.listed is not None else f"{self.kernel.regions.axis}_lo"
 
-    def _listed_tiles(self, walk: ListWalk) -> str:
+    def _listed_tiles(self, walk: ListWalk, start: Expr = ZERO) -> str:
+        """start: where a split begins, of the keys that the list names."""
+        if start != ZERO:
+            tiles = "split_lo // BLOCK_N, split_hi // BLOCK_N"
+            return f"range({'split_lo, split_hi, BLOCK_N' if walk.gathers else tiles})"
         if walk.gathers:
             return f"range(0, listed * {walk.block}, BLOCK_N)"
         return f"range(0, listed * ({walk.block} // {self._inner_tile}))"

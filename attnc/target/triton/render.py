@@ -21,6 +21,7 @@ from attnc.target.declaration import (
     CallText,
     Items,
     Table,
+    add_scratch,
     attention_fields,
     operator_name,
     print_value,
@@ -241,7 +242,8 @@ def triton_declaration(
         scratch = {"acc": f"(B, H, M, {dv})", "l": "(B, H, M)", "m": "(B, H, M)"}
         fields["scratch"] = Table({name: quote_word(shape) for name, shape in scratch.items()})
     if lists is not None:
-        fields["scratch"] = Table({name: quote_word(shape) for name, shape in lists.list_memory.items()})
+        for name, size in lists.list_memory.items():
+            add_scratch(fields, name, size)
     first = [] if lists is None else [*lists.launches()]
     fields["launches"] = Items([*first, *_launches(module, kernel, text)])
     if back is not None:

@@ -109,7 +109,7 @@ CALL = HopperAttention(
             "HEAD_BYTES": "G * cdiv(M, 128) * LIST_TILES * 32768",
             "KEPT_HEADS": (
                 "count_kept(HEAD_BYTES, B * Hkv, kept_room(), dkdv_config.kept, cdiv(N, "
-                "dkdv_config.BLOCK_N), 3 * multiprocessors())"
+                "dkdv_config.BLOCK_N), 4 * multiprocessors())"
             ),
             "HEADS_AT_ONCE": "KEPT_HEADS + B * Hkv * (KEPT_HEADS == 0)",
             "ROUNDS": "cdiv(B * Hkv, HEADS_AT_ONCE)",
