@@ -26,6 +26,10 @@ _UNIFORM = re.compile(r"\bUR(\d+)")
 _REGISTER, _PREDICATE = re.compile(r"R\d+"), re.compile(r"!?U?P(?:\d|T)")
 #: Instructions that write a uniform register, besides those of uniform registers alone.
 _TO_UNIFORM = ("R2UR", "S2UR", "VOTEU", "CS2UR", "REDUX")
+#: A product's first matrix in registers, behind the sum.
+_FIRST = re.compile(r"R\d+, R(\d+), gdesc")
+#: How many registers of threads an instruction writes, of those that write several.
+_SEVERAL = re.compile(r"\.(64|128|WIDE|M88\.[24])\b")
 #: Instructions after which no instruction follows.
 _ENDS = ("EXIT", "RET", "BRX", "JMP", "KILL")
 
@@ -107,6 +111,24 @@ def unwritten(text: str) -> tuple[str, ...]:
     )
 
 
+def staying(text: str, *, is_lost: bool = False) -> tuple[str, ...]:
+    """Returns the products in loops of nvdisasm's text, kernel by kernel, whose first matrix lies in
+    registers that are written in front of the loop. is_lost: those of them whose registers are also written
+    in the loop behind the product, and not restored: in the second turn they hold what is written there.
+
+    ptxas of CUDA 12.8 to 13.0 makes such products, without a word, where registers are few. Kernels that mean
+    to carry a matrix from turn to turn look alike.
+    """
+    starts = [*_FUNCTION.finditer(text)]
+    ends = [match.start() for match in starts[1:]] + [len(text)]
+    return tuple(
+        one
+        for match, end in zip(starts, ends, strict=True)
+        for one, lost in _Graph(text[match.end() : end]).staying()
+        if lost or not is_lost
+    )
+
+
 def _unwritten(text: str) -> Iterator[str]:
     """Yields such instructions of a kernel, whose text is taken in order: what is written only behind a read,
     in a loop, is not there when it is read first. A MOV to a register of threads keeps what may be dead.
@@ -124,6 +146,23 @@ def _unwritten(text: str) -> Iterator[str]:
             yield f"{code} {match['rest'].strip()}"
         is_pair = ".64" in code or ".WIDE" in code
         written |= {n for one in made for n in _uniform(one, operands, is_pair)}
+
+
+def _made(one: Instruction) -> Iterator[str]:
+    """Yields the registers of threads that an instruction writes, but for sums of products."""
+    operands = [part.strip() for part in _COMMA.split(one.operands)]
+    if one.does("HGMMA") or one.code.startswith(("ST", "BAR", "SYNCS", "UTMA", "R2UR")):
+        return
+    made = next((part for part in operands[:2] if not _PREDICATE.fullmatch(part)), "")
+    if _REGISTER.fullmatch(made):
+        several = _SEVERAL.search(one.code)
+        count = {"64": 2, "WIDE": 2, "M88.2": 2, "128": 4, "M88.4": 4}[several[1]] if several else 1
+        yield from (f"R{int(made[1:]) + more}" for more in range(count))
+
+
+def _restores(one: Instruction) -> bool:
+    """Returns whether an instruction may bring back what was put aside, in memory or in other registers."""
+    return one.code.startswith(("LDL", "MOV", "IMAD.MOV"))
 
 
 def _uniform(operand: str, operands: Sequence[str], is_pair: bool) -> set[int]:
@@ -216,6 +255,21 @@ class _Graph:
         }
         inner = [body for body in bodies if not any(other < body for other in bodies)]
         return sorted(sorted(body) for body in inner)
+
+    def staying(self) -> Iterator[tuple[str, bool]]:
+        """Yields the products in loops whose first matrix stays in registers, and whether it is lost."""
+        for body in self.multiplying():
+            code = [one for block in body for one in self.blocks[block]]
+            for at, one in enumerate(code):
+                first = _FIRST.match(one.operands) if one.does("HGMMA") else None
+                if first is None:
+                    continue
+                held = {f"R{int(first[1]) + more}" for more in range(4)}
+                stay = held - {made for other in code[:at] for made in _made(other)}
+                last = {made: other for other in code[at + 1 :] for made in _made(other)}
+                if stay:
+                    is_lost = any(x in last and not _restores(last[x]) for x in stay)
+                    yield f"{one.code} {one.operands}", is_lost
 
     def count(self, body: Sequence[int], kernel: str) -> Loop:
         found, under_way, has_turn = Loop(kernel=kernel), 0, False

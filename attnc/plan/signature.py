@@ -315,16 +315,16 @@ def is_plain(attention: Attention) -> bool:
 
 def has_descriptors(attention: Attention) -> bool:
     """Returns whether tiles of q, k and v may come through tensor descriptors: of ordinary tensors, but for
-    wide f32, and for values whose tile has more columns than the copy engine moves.
+    f32, and for values whose tile has more columns than the copy engine moves.
 
-    Of f32, tensor cores multiply tiles in two parts. What a descriptor brought Triton parts in registers,
-    which then spill at 128 columns; what pointers brought it parts in shared memory, where `wgmma` reads it
-    (on an H200 the forward is 1.2 times as fast so; at 64 columns descriptors are 1.1 times as fast).
+    Of f32, tensor cores multiply tiles in two parts. What a descriptor brought Triton parts in registers. A
+    tile that stays from turn to turn of a loop, such as that of q, then spills at 128 columns, and at 64
+    ptxas (of CUDA 12.8 to 13.0) may give its registers to p within the loop, without a word: the second turn
+    multiplies p by k. What pointers brought Triton parts in shared memory, where `wgmma` reads it.
     """
-    is_wide = max(block(feature(tensor)) for tensor in (attention.q, attention.v)) > 64
-    has_v = not attention.v.storage.is_part
-    if DType(attention.q.dtype) is DType.F32 and is_wide:
+    if DType(attention.q.dtype) is DType.F32:
         return False
+    has_v = not attention.v.storage.is_part
     return is_plain(attention) and has_v and not has_wide_values(attention)
 
 

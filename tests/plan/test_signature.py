@@ -11,8 +11,8 @@ from tests.plan.wide_attention import variant
 
 
 @pytest.mark.parametrize(("d", "dtype"), [(64, DType.F32), (128, DType.F32), (256, DType.BF16)])
-def test_wide_tiles_of_f32_come_by_pointers(d: int, dtype: DType) -> None:
-    assert has_descriptors(variant(d, dtype=dtype).attention) == (dtype is DType.BF16 or d == 64)
+def test_tiles_of_f32_come_by_pointers(d: int, dtype: DType) -> None:
+    assert has_descriptors(variant(d, dtype=dtype).attention) == (dtype is DType.BF16)
 
 
 def test_columns_are_a_constant() -> None:

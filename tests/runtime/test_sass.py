@@ -13,7 +13,7 @@ from attnc.runtime.nvrtc import compile_cubin
 from attnc.runtime.toolchains import tool
 from tests.by_day import each_by_day, some_by_day
 from tests.compiled import compile_configs
-from tests.sass import Loop, findings, loops, unwritten
+from tests.sass import Loop, findings, loops, staying, unwritten
 from tests.verify.judging import modules_of, spec
 
 GENERATED = Path(__file__).parents[2] / "generated"
@@ -55,6 +55,39 @@ TEXT = """
 .L_x_5:
         /*0180*/                   BRA `(.L_x_5);
 """
+
+#: A matrix that stays in R88 to R91 and is put aside, and one that is overwritten in the second turn.
+STAYS = """
+.text.attention:
+        /*0000*/                   FADD R88, R4, -R5 ;
+        /*0010*/                   FADD R92, R6, -R7 ;
+.L_x_1:
+        /*0020*/                   HGMMA.64x64x8.F32.TF32 R24, R88, gdesc[UR8], RZ, !UPT ;
+        /*0030*/                   HGMMA.64x64x8.F32.TF32 R24, R92, gdesc[UR8], R24, gsb0 ;
+        /*0040*/                   STL.128 [R1+0x10], R88 ;
+        /*0050*/                   LDS.128 R88, [R5] ;
+        /*0060*/                   LDS.128 R96, [R4] ;
+        /*0070*/                   HGMMA.64x64x8.F32.TF32 R56, R88, gdesc[UR8], RZ, !UPT ;
+        /*0080*/                   HGMMA.64x64x8.F32.TF32 R56, R96, gdesc[UR8], R56, gsb0 ;
+        /*0090*/                   LDL.LU.128 R88, [R1+0x10] ;
+        /*00a0*/               @P0 BRA `(.L_x_1) ;
+        /*00b0*/                   EXIT ;
+"""
+
+
+def test_a_matrix_that_stays_is_not_overwritten() -> None:
+    """What is put aside, or made in each turn, is as it was."""
+    first, last = (f"HGMMA.64x64x8.F32.TF32 R24, {matrix}, gdesc[UR8]" for matrix in ("R88", "R92"))
+    both = f"{first}, RZ, !UPT", f"{last}, R24, gsb0"
+    lost = STAYS.replace("LDL.LU.128 R88, [R1+0x10]", "NOP")
+    for text in (STAYS, lost):
+        assert staying(text) == both
+    assert staying(STAYS, is_lost=True) == ()
+    assert staying(lost, is_lost=True) == both[:1]
+    assert staying(lost.replace("LDS.128 R96", "LDS.128 R92"), is_lost=True) == both
+    apart = lost.replace("LDS.128 R88", "LDS.128 R84").replace("R56, R88", "R56, R84")
+    assert staying(apart, is_lost=True) == ()
+
 
 FOUND = Loop(
     kernel="attention", products=2, exponentials=3, hidden=2, moves=1, sums=3, apart=2, local=1, untimely=2

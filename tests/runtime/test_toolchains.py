@@ -14,7 +14,7 @@ from tests.by_day import each_by_day
 from tests.plans import SPECS
 from tests.processes import compiling
 from tests.profiles import is_night
-from tests.sass import unwritten
+from tests.sass import staying, unwritten
 from tests.verify.judging import modules_of, spec
 
 PROGRAM = """
@@ -122,6 +122,34 @@ def test_products_on_hopper_read_no_register_that_nothing_wrote(
     text = compiling(UNALIGNED, NARROW_VALUES.format(dtype=dtype, d=d, dv=dv, keys=keys)).stdout
     assert text.count(".text.") >= 2
     assert unwritten(text) == ()
+
+
+ALIGNED = UNALIGNED.replace("(False, True)", "(True,)").replace('"forward"', "sys.argv[2]")
+F32 = """
+attention narrow {
+  input q: f32[B, M, H, 64]
+  input k, v: f32[B, N, H, 64]
+  score = dot(q, k) / 8
+  mask = causal
+  normalize = softmax
+  output o: f32[B, M, H, 64]
+  grad q, k, v
+}
+schedule narrow for triton { tile.q = 64, tile.kv = 64, warps = 4, stages = 2 }
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "kernel", ["forward", *(pytest.param(name, marks=pytest.mark.nightly) for name in ("dq", "dkdv"))]
+)
+def test_no_tile_of_f32_stays_in_registers_on_hopper(kernel: str) -> None:
+    """ptxas may give them to another matrix within the loop (`signature.has_descriptors`)."""
+    if tool("nvdisasm") is None:
+        pytest.skip("no nvdisasm in Triton's wheel")
+    text = compiling(ALIGNED, F32, kernel).stdout
+    assert "HGMMA" in text
+    assert staying(text) == ()
 
 
 SIZES = """

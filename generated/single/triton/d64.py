@@ -78,60 +78,33 @@ BACKWARD_TUNED: dict[str, Tuned] = {
 
 
 @triton.jit
-def _load_rows(
-    x, b, h, start, stop, stride,
-    ROWS: tl.constexpr, BLOCK_D: tl.constexpr, TMA: tl.constexpr,
-):
-    """Rows start .. start + ROWS - 1 as a [ROWS, BLOCK_D] tile, zeros past row `stop`.
-
-    x is a tensor descriptor over [B, H, rows, D] (TMA: the copy engine loads the tile), or a pointer to row 0
-    of head h.
-    """
-    if TMA:
-        tile = x.load([b, h, start, 0]).reshape(ROWS, BLOCK_D)
-    else:
-        row = start + tl.arange(0, ROWS)
-        col = tl.arange(0, BLOCK_D)
-        inside = row[:, None] < stop
-        tile = tl.load(x + row.to(tl.int64)[:, None] * stride + col[None, :], mask=inside, other=0.0)
-    return tile
+def _load_rows(x, start, stop, stride, ROWS: tl.constexpr, BLOCK_D: tl.constexpr):
+    """Rows start .. start + ROWS - 1 as a [ROWS, BLOCK_D] tile, zeros past row `stop`; x points to row 0."""
+    row = start + tl.arange(0, ROWS)
+    col = tl.arange(0, BLOCK_D)
+    return tl.load(x + row.to(tl.int64)[:, None] * stride + col[None, :], mask=row[:, None] < stop, other=0.0)
 
 
 @triton.jit
-def _store_rows(
-    x, b, h, start, stop, stride, tile,
-    ROWS: tl.constexpr, BLOCK_D: tl.constexpr, TMA: tl.constexpr,
-):
-    """Writes a [ROWS, BLOCK_D] tile to rows start .. start + ROWS - 1, except past row `stop`."""
-    if TMA:
-        x.store([b, h, start, 0], tile.reshape(1, 1, ROWS, BLOCK_D))
-    else:
-        row = start + tl.arange(0, ROWS)
-        col = tl.arange(0, BLOCK_D)
-        inside = row[:, None] < stop
-        tl.store(x + row.to(tl.int64)[:, None] * stride + col[None, :], tile, mask=inside)
+def _store_rows(x, start, stop, stride, tile, ROWS: tl.constexpr, BLOCK_D: tl.constexpr):
+    """Writes a [ROWS, BLOCK_D] tile to rows start .. start + ROWS - 1; what lies past row `stop` is dropped."""
+    row = start + tl.arange(0, ROWS)
+    col = tl.arange(0, BLOCK_D)
+    tl.store(x + row.to(tl.int64)[:, None] * stride + col[None, :], tile, mask=row[:, None] < stop)
 
 
 @triton.jit
-def _load_vector(x, row, start, SIZE: tl.constexpr, TMA: tl.constexpr):
-    """Elements start .. start + SIZE - 1 of a row that is padded to whole tiles, so that no mask is needed.
-
-    x is a descriptor of all rows (TMA), or a pointer to this one.
-    """
-    if TMA:
-        vector = x.load([row, start]).reshape(SIZE)
-    else:
-        vector = tl.load(x + start + tl.arange(0, SIZE))
-    return vector
+def _load_vector(x, start, SIZE: tl.constexpr):
+    """Elements start .. start + SIZE - 1 of a row that is padded to whole tiles, so that no mask is needed."""
+    return tl.load(x + start + tl.arange(0, SIZE))
 
 
 @triton.jit
 def _forward_step(
-    acc, l, m, q, K, V, b, h, kv_lo, N, stride_kn, stride_vn, q_pos, MASKED: tl.constexpr,
-    BLOCK_N: tl.constexpr, TMA: tl.constexpr,
+    acc, l, m, q, K, V, kv_lo, N, stride_kn, stride_vn, q_pos, MASKED: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
     """One kv tile: FlashAttention-2, algorithm 1, lines 8 to 10."""
-    k = _load_rows(K, b, h, kv_lo, N, stride_kn, BLOCK_N, 64, TMA)
+    k = _load_rows(K, kv_lo, N, stride_kn, BLOCK_N, 64)
     s = tl.dot(q, k.T, input_precision="tf32x3")
     if MASKED:
         # f32.attn:8  mask = causal
@@ -144,7 +117,7 @@ def _forward_step(
     p = tl.exp2(s * SCALE - shift[:, None])
     alpha = tl.exp2(m - shift)
     l_new = l * alpha + tl.sum(p, 1)
-    v = _load_rows(V, b, h, kv_lo, N, stride_vn, BLOCK_N, 64, TMA)
+    v = _load_rows(V, kv_lo, N, stride_vn, BLOCK_N, 64)
     acc = tl.dot(p.to(v.dtype), v, acc * alpha[:, None], input_precision="tf32x3")
     return acc, l_new, m_new
 
@@ -158,7 +131,7 @@ def single_forward(
     stride_ob, stride_oh, stride_om,
     stride_lseb, stride_lseh, stride_lsem,
     B, H, M, N, SECTION,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, TMA: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
     """o and lse of one q tile of one head."""
     tile = tl.program_id(0)
@@ -172,15 +145,14 @@ def single_forward(
     b = head // H
     h = head % H
     q_hi = tl.minimum(q_lo + BLOCK_M, M) - 1
-    if not TMA:
-        Q += b.to(tl.int64) * stride_qb + h.to(tl.int64) * stride_qh
-        K += b.to(tl.int64) * stride_kb + h.to(tl.int64) * stride_kh
-        V += b.to(tl.int64) * stride_vb + h.to(tl.int64) * stride_vh
-        O += b.to(tl.int64) * stride_ob + h.to(tl.int64) * stride_oh
+    Q += b.to(tl.int64) * stride_qb + h.to(tl.int64) * stride_qh
+    K += b.to(tl.int64) * stride_kb + h.to(tl.int64) * stride_kh
+    V += b.to(tl.int64) * stride_vb + h.to(tl.int64) * stride_vh
+    O += b.to(tl.int64) * stride_ob + h.to(tl.int64) * stride_oh
 
     q_idx = q_lo + tl.arange(0, BLOCK_M)
     q_pos = q_idx + N - M
-    q = _load_rows(Q, b, h, q_lo, M, stride_qm, BLOCK_M, 64, TMA)
+    q = _load_rows(Q, q_lo, M, stride_qm, BLOCK_M, 64)
     m = tl.full([BLOCK_M], -float("inf"), tl.float32)
     l = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, 64], tl.float32)
@@ -192,18 +164,16 @@ def single_forward(
     full_hi = tl.maximum(first_pos + 1, 0) // BLOCK_N * BLOCK_N
     for kv_lo in range(0, full_hi, BLOCK_N):
         acc, l, m = _forward_step(
-            acc, l, m, q, K, V, b, h, kv_lo, N, stride_kn, stride_vn, q_pos, MASKED=False, BLOCK_N=BLOCK_N,
-            TMA=TMA,
+            acc, l, m, q, K, V, kv_lo, N, stride_kn, stride_vn, q_pos, MASKED=False, BLOCK_N=BLOCK_N,
         )
     for kv_lo in range(full_hi, hi, BLOCK_N):
         acc, l, m = _forward_step(
-            acc, l, m, q, K, V, b, h, kv_lo, N, stride_kn, stride_vn, q_pos, MASKED=True, BLOCK_N=BLOCK_N,
-            TMA=TMA,
+            acc, l, m, q, K, V, kv_lo, N, stride_kn, stride_vn, q_pos, MASKED=True, BLOCK_N=BLOCK_N,
         )
 
     # line 12: o = diag(l)^-1 acc. A row that saw nothing has l = 0 and gives o = 0, lse = -inf.
     o = acc * (1.0 / tl.where(l == 0.0, 1.0, l))[:, None]
-    _store_rows(O, b, h, q_lo, M, stride_om, o.to(tl.float32), BLOCK_M, 64, TMA)
+    _store_rows(O, q_lo, M, stride_om, o.to(tl.float32), BLOCK_M, 64)
     # line 13: lse = m + log(l), natural logarithm
     lse_rows = lse_ptr + b.to(tl.int64) * stride_lseb + h.to(tl.int64) * stride_lseh
     tl.store(lse_rows + q_idx.to(tl.int64) * stride_lsem, (m + tl.log2(l)) * LN2, mask=q_idx < M)
@@ -211,12 +181,12 @@ def single_forward(
 
 @triton.jit
 def _backward_dq_step(
-    dq, q, K, V, do, lse2, delta, b, h, kv_lo, N, stride_kn, stride_vn, q_pos, MASKED: tl.constexpr,
-    BLOCK_N: tl.constexpr, TMA: tl.constexpr,
+    dq, q, K, V, do, lse2, delta, kv_lo, N, stride_kn, stride_vn, q_pos, MASKED: tl.constexpr,
+    BLOCK_N: tl.constexpr,
 ):
     """One kv tile: the scores once more, and dq."""
-    k = _load_rows(K, b, h, kv_lo, N, stride_kn, BLOCK_N, 64, TMA)
-    v = _load_rows(V, b, h, kv_lo, N, stride_vn, BLOCK_N, 64, TMA)
+    k = _load_rows(K, kv_lo, N, stride_kn, BLOCK_N, 64)
+    v = _load_rows(V, kv_lo, N, stride_vn, BLOCK_N, 64)
     s = tl.dot(q, k.T, input_precision="tf32x3")
     dp = tl.dot(do, v.T, input_precision="tf32x3")
     p = tl.exp2(s * SCALE - lse2[:, None])
@@ -242,7 +212,7 @@ def single_backward_dq(
     stride_lseb, stride_lseh, stride_lsem,
     stride_dlseb, stride_dlseh, stride_dlsem,
     B, H, M, N, M_padded, SECTION,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, TMA: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
     """dq of one q tile of one head."""
     tile = tl.program_id(0)
@@ -255,20 +225,19 @@ def single_backward_dq(
     head = first_head + rank % heads
     b = head // H
     h = head % H
-    if not TMA:
-        Q += b.to(tl.int64) * stride_qb + h.to(tl.int64) * stride_qh
-        K += b.to(tl.int64) * stride_kb + h.to(tl.int64) * stride_kh
-        V += b.to(tl.int64) * stride_vb + h.to(tl.int64) * stride_vh
-        O += b.to(tl.int64) * stride_ob + h.to(tl.int64) * stride_oh
-        DO += b.to(tl.int64) * stride_dob + h.to(tl.int64) * stride_doh
-        DQ += b.to(tl.int64) * stride_dqb + h.to(tl.int64) * stride_dqh
+    Q += b.to(tl.int64) * stride_qb + h.to(tl.int64) * stride_qh
+    K += b.to(tl.int64) * stride_kb + h.to(tl.int64) * stride_kh
+    V += b.to(tl.int64) * stride_vb + h.to(tl.int64) * stride_vh
+    O += b.to(tl.int64) * stride_ob + h.to(tl.int64) * stride_oh
+    DO += b.to(tl.int64) * stride_dob + h.to(tl.int64) * stride_doh
+    DQ += b.to(tl.int64) * stride_dqb + h.to(tl.int64) * stride_dqh
     q_hi = tl.minimum(q_lo + BLOCK_M, M) - 1
 
     q_idx = q_lo + tl.arange(0, BLOCK_M)
     q_pos = q_idx + N - M
-    q = _load_rows(Q, b, h, q_lo, M, stride_qm, BLOCK_M, 64, TMA)
-    o = _load_rows(O, b, h, q_lo, M, stride_om, BLOCK_M, 64, TMA)
-    do = _load_rows(DO, b, h, q_lo, M, stride_dom, BLOCK_M, 64, TMA)
+    q = _load_rows(Q, q_lo, M, stride_qm, BLOCK_M, 64)
+    o = _load_rows(O, q_lo, M, stride_om, BLOCK_M, 64)
+    do = _load_rows(DO, q_lo, M, stride_dom, BLOCK_M, 64)
     first_row = (b * H + h).to(tl.int64) * M_padded
     delta = tl.sum(o.to(tl.float32) * do.to(tl.float32), 1)
     if dlse_ptr is not None:
@@ -289,31 +258,30 @@ def single_backward_dq(
     full_hi = tl.maximum(first_pos + 1, 0) // BLOCK_N * BLOCK_N
     for kv_lo in range(0, full_hi, BLOCK_N):
         dq = _backward_dq_step(
-            dq, q, K, V, do, lse2, delta, b, h, kv_lo, N, stride_kn, stride_vn, q_pos, MASKED=False,
-            BLOCK_N=BLOCK_N, TMA=TMA,
+            dq, q, K, V, do, lse2, delta, kv_lo, N, stride_kn, stride_vn, q_pos, MASKED=False,
+            BLOCK_N=BLOCK_N,
         )
     for kv_lo in range(full_hi, hi, BLOCK_N):
         dq = _backward_dq_step(
-            dq, q, K, V, do, lse2, delta, b, h, kv_lo, N, stride_kn, stride_vn, q_pos, MASKED=True,
-            BLOCK_N=BLOCK_N, TMA=TMA,
+            dq, q, K, V, do, lse2, delta, kv_lo, N, stride_kn, stride_vn, q_pos, MASKED=True, BLOCK_N=BLOCK_N,
         )
 
     # 0.125: constant factor of d score / d dot, left out of ds
-    _store_rows(DQ, b, h, q_lo, M, stride_dqm, (dq * 0.125).to(tl.float32), BLOCK_M, 64, TMA)
+    _store_rows(DQ, q_lo, M, stride_dqm, (dq * 0.125).to(tl.float32), BLOCK_M, 64)
 
 
 @triton.jit
 def _backward_dkdv_step(
-    dk, dv, k, v, q_head, do_head, lse2_head, delta_head, b, h, row, q_lo, M, N, stride_qm, stride_dom,
-    kv_idx, MASKED: tl.constexpr, BLOCK_M: tl.constexpr, TMA: tl.constexpr,
+    dk, dv, k, v, q_head, do_head, lse2_head, delta_head, q_lo, M, N, stride_qm, stride_dom, kv_idx,
+    MASKED: tl.constexpr, BLOCK_M: tl.constexpr,
 ):
     """One q tile: FlashAttention-2, algorithm 2, lines 11 to 16, with keys as rows and queries as columns."""
     q_idx = q_lo + tl.arange(0, BLOCK_M)
     q_pos = q_idx + N - M
-    q = _load_rows(q_head, b, h, q_lo, M, stride_qm, BLOCK_M, 64, TMA)
-    lse2 = _load_vector(lse2_head, row, q_lo, BLOCK_M, TMA)
-    delta = _load_vector(delta_head, row, q_lo, BLOCK_M, TMA)
-    do = _load_rows(do_head, b, h, q_lo, M, stride_dom, BLOCK_M, 64, TMA)
+    q = _load_rows(q_head, q_lo, M, stride_qm, BLOCK_M, 64)
+    lse2 = _load_vector(lse2_head, q_lo, BLOCK_M)
+    delta = _load_vector(delta_head, q_lo, BLOCK_M)
+    do = _load_rows(do_head, q_lo, M, stride_dom, BLOCK_M, 64)
     s = tl.dot(k, q.T, input_precision="tf32x3")
     dp = tl.dot(v, do.T, input_precision="tf32x3")
     p = tl.exp2(s * SCALE - lse2[None, :])
@@ -337,7 +305,7 @@ def single_backward_dkdv(
     stride_dkb, stride_dkh, stride_dkn,
     stride_dvb, stride_dvh, stride_dvn,
     B, H, M, N, M_padded, SECTION,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, TMA: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
     """dk and dv of one kv tile of one KV head."""
     tile = tl.program_id(0)
@@ -350,47 +318,43 @@ def single_backward_dkdv(
     head = first_head + rank % heads
     b = head // H
     h = head % H
-    if not TMA:
-        K += b.to(tl.int64) * stride_kb + h.to(tl.int64) * stride_kh
-        V += b.to(tl.int64) * stride_vb + h.to(tl.int64) * stride_vh
-        DK += b.to(tl.int64) * stride_dkb + h.to(tl.int64) * stride_dkh
-        DV += b.to(tl.int64) * stride_dvb + h.to(tl.int64) * stride_dvh
+    K += b.to(tl.int64) * stride_kb + h.to(tl.int64) * stride_kh
+    V += b.to(tl.int64) * stride_vb + h.to(tl.int64) * stride_vh
+    DK += b.to(tl.int64) * stride_dkb + h.to(tl.int64) * stride_dkh
+    DV += b.to(tl.int64) * stride_dvb + h.to(tl.int64) * stride_dvh
     kv_idx = kv_lo + tl.arange(0, BLOCK_N)
-    k = _load_rows(K, b, h, kv_lo, N, stride_kn, BLOCK_N, 64, TMA)
-    v = _load_rows(V, b, h, kv_lo, N, stride_vn, BLOCK_N, 64, TMA)
+    k = _load_rows(K, kv_lo, N, stride_kn, BLOCK_N, 64)
+    v = _load_rows(V, kv_lo, N, stride_vn, BLOCK_N, 64)
     dk = tl.zeros([BLOCK_N, 64], tl.float32)
     dv = tl.zeros([BLOCK_N, 64], tl.float32)
     row = b * H + h
-    if TMA:
-        q_head, do_head, lse2_head, delta_head = Q, DO, LSE2, DELTA
-    else:
-        q_head = Q + b.to(tl.int64) * stride_qb + h.to(tl.int64) * stride_qh
-        do_head = DO + b.to(tl.int64) * stride_dob + h.to(tl.int64) * stride_doh
-        lse2_head = LSE2 + row.to(tl.int64) * M_padded
-        delta_head = DELTA + row.to(tl.int64) * M_padded
+    q_head = Q + b.to(tl.int64) * stride_qb + h.to(tl.int64) * stride_qh
+    do_head = DO + b.to(tl.int64) * stride_dob + h.to(tl.int64) * stride_doh
+    lse2_head = LSE2 + row.to(tl.int64) * M_padded
+    delta_head = DELTA + row.to(tl.int64) * M_padded
     kv_hi = tl.minimum(kv_lo + BLOCK_N, N) - 1
     # causal: which q tiles are partial, and which are full
     lo = tl.maximum(kv_lo + M - N, 0) // BLOCK_M * BLOCK_M
     full_lo = tl.minimum((tl.maximum(kv_hi + M - N, 0) + (BLOCK_M - 1)) // BLOCK_M * BLOCK_M, M)
     for q_lo in range(lo, full_lo, BLOCK_M):
         dk, dv = _backward_dkdv_step(
-            dk, dv, k, v, q_head, do_head, lse2_head, delta_head, b, h, row, q_lo, M, N, stride_qm,
-            stride_dom, kv_idx, MASKED=True, BLOCK_M=BLOCK_M, TMA=TMA,
+            dk, dv, k, v, q_head, do_head, lse2_head, delta_head, q_lo, M, N, stride_qm, stride_dom, kv_idx,
+            MASKED=True, BLOCK_M=BLOCK_M,
         )
     for q_lo in range(full_lo, M, BLOCK_M):
         dk, dv = _backward_dkdv_step(
-            dk, dv, k, v, q_head, do_head, lse2_head, delta_head, b, h, row, q_lo, M, N, stride_qm,
-            stride_dom, kv_idx, MASKED=False, BLOCK_M=BLOCK_M, TMA=TMA,
+            dk, dv, k, v, q_head, do_head, lse2_head, delta_head, q_lo, M, N, stride_qm, stride_dom, kv_idx,
+            MASKED=False, BLOCK_M=BLOCK_M,
         )
 
     # 0.125: constant factor of d score / d dot, left out of ds
-    _store_rows(DK, b, h, kv_lo, N, stride_dkn, (dk * 0.125).to(tl.float32), BLOCK_N, 64, TMA)
-    _store_rows(DV, b, h, kv_lo, N, stride_dvn, dv.to(tl.float32), BLOCK_N, 64, TMA)
+    _store_rows(DK, kv_lo, N, stride_dkn, (dk * 0.125).to(tl.float32), BLOCK_N, 64)
+    _store_rows(DV, kv_lo, N, stride_dvn, dv.to(tl.float32), BLOCK_N, 64)
 
 
 CALL = TritonAttention(
     name="single",
-    operator="single_d64_ca60ae96",
+    operator="single_d64_f5e2e9b8",
     inputs=(
         Tensor("q", "f32[B, H, M, 64]", "bhm"),
         Tensor("k", "f32[B, H, N, 64]", "bhn"),
