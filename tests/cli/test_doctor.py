@@ -89,7 +89,7 @@ def machine(project: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable
     found: Any = importlib.util.find_spec
 
     def make(name: str, capability: tuple[int, int], packages: set[str]) -> None:
-        gpu = Properties(0, name, capability, 1, 1, 132, 1)
+        gpu = Properties(0, name, capability, 1, 1, 132, 1, 1 << 37)
         known = devices.CudaDevice(name=name, arch=gpu.arch, memory=1)
         monkeypatch.setattr(devices, "gpus", lambda: (known,))
         by_target.runs.cache_clear()
