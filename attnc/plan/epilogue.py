@@ -8,9 +8,10 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from attnc.expr.derive import derive
-from attnc.expr.nodes import Index, Ref, walk
+from attnc.expr.nodes import COLUMN, Index, Ref, uses, walk
 from attnc.expr.simplify import simplify
 from attnc.model.attention import Attention
+from attnc.model.dtypes import DType
 from attnc.plan.gradients import WantedLoad, adjoint_of
 from attnc.plan.ir import Decode, Epilogue, Fetch, Statement, statement_expressions
 from attnc.plan.ir.backward import Accumulate, EpilogueGradient
@@ -64,6 +65,15 @@ def plan_epilogue_gradient(
         span=attention.epilogue.span,
     )
     return replace(made, dims=sizes(attention, dims_of((*made.expressions, made.stored))))
+
+
+def is_row(fetch: Fetch, dtype: DType) -> bool:
+    """Returns whether columns of 16 bits are loaded in their order, under a condition of the row alone, so
+    that several may be loaded at once.
+    """
+    *others, last = fetch.load.indices
+    is_alone = last == Index(COLUMN) and not any(COLUMN in uses(x) for x in (*others, fetch.guard))
+    return is_alone and dtype in (DType.F16, DType.BF16)
 
 
 def list_lengths(kernel: Decode) -> tuple[Statement, ...]:

@@ -13,4 +13,5 @@ def test_each_sum_has_its_place() -> None:
     assert "args.drow_ptr[(long long)(b * H + h) * args.M_padded + q_idx] = drow;" in text
     assert "args.dw_ptr[(long long)blockIdx.x * DV + d] = dw;" in text
     assert "atomic_add(&args.dhalf_ptr[(d / 2) * args.stride_dhalf_0], dhalf);" in text
-    assert "args.dgate_ptr[((long long)(b * H + h) * args.M_padded + q_idx) * DV + d] =" in text
+    place = "((long long)(b * H + h) * args.M_padded + q_idx) * DV + first"
+    assert f"store_columns(&args.dgate_ptr[{place}], dgate);" in text

@@ -21,7 +21,6 @@ from attnc.expr.nodes import (
     Call,
     Const,
     Expr,
-    Index,
     Ref,
     children,
     uses,
@@ -29,6 +28,7 @@ from attnc.expr.nodes import (
 )
 from attnc.expr.simplify import substitute
 from attnc.model.dtypes import DType
+from attnc.plan.epilogue import is_row
 from attnc.plan.ir import Decode, Epilogue, Fetch, Forward
 from attnc.plan.sm80.layout import CudaLayout
 from attnc.plan.sm90.layout import Sm90Layout
@@ -75,7 +75,7 @@ def plan_finishing(kernel: Forward, layout: Sm90Layout, dtypes: Mapping[str, DTy
     epilogue = kernel.epilogue
     if epilogue is None:
         return None
-    rows = tuple(fetch for fetch in epilogue.fetches if _is_row(fetch, dtypes))
+    rows = tuple(fetch for fetch in epilogue.fetches if is_row(fetch, dtypes[fetch.load.tensor]))
     if not rows:
         return None
     in_order = (
@@ -95,18 +95,12 @@ def pair_rows(kernel: Decode, dtypes: Mapping[str, DType]) -> Finishing:
     columns = Const(kernel.layout.dv)
     whole = (fetch for fetch in fetches if fetch.load.extents[-1] == columns)
     rows = (replace(x, guard=conj(*_conditions_of_rows(x.guard))) for x in whole)
-    return Finishing(paired=tuple(fetch for fetch in rows if _is_row(fetch, dtypes)))
+    return Finishing(paired=tuple(fetch for fetch in rows if is_row(fetch, dtypes[fetch.load.tensor])))
 
 
 def _conditions_of_rows(guard: Expr) -> Iterator[Expr]:
     conditions = guard.operands if isinstance(guard, And) else (guard,)
     return (condition for condition in conditions if COLUMN not in uses(condition))
-
-
-def _is_row(fetch: Fetch, dtypes: Mapping[str, DType]) -> bool:
-    *others, last = fetch.load.indices
-    is_alone = last == Index(COLUMN) and not any(COLUMN in uses(x) for x in (*others, fetch.guard))
-    return is_alone and dtypes[fetch.load.tensor] in (DType.F16, DType.BF16)
 
 
 def _stage(epilogue: Epilogue, fetch: Fetch) -> Staged:

@@ -4,26 +4,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from attnc.expr.construct import conj
 from attnc.expr.nodes import FALSE, TRUE, Binary, Const, Ref
 from attnc.model.dtypes import DType
-from attnc.plan.ir import Let, Module, Statement
+from attnc.plan.epilogue import is_row
+from attnc.plan.ir import Fetch, Let, Module, Statement
 from attnc.plan.ir.backward import Adjoint, EpilogueGradient
 from attnc.target.printer import IN_ROWS
 from attnc.target.sm80.arguments import ArgumentText
 from attnc.target.sm80.backward import ROWS_WARPS, CudaFileText, default_of
-from attnc.target.sm80.printer import CudaWalk, address, scalar, sizes_of_call, statement
+from attnc.target.sm80.printer import CudaWalk, address, local, scalar, sizes_of_call, statement, stored_type
 
 
 class CudaEpilogueText(CudaFileText):
     """Attribute by attribute what the template prints. A sum of a row is shared by eight threads, one of a
-    column by all that have it, in shared memory, and one of the tile by all.
+    column by all that have it, in shared memory, and one of the tile by all. Rows of 16 bits whose columns
+    are read in their order come 16 bytes at a time, beside elements of 16 bits.
     """
 
     numbers = ()
+    _chunked: Mapping[str, Fetch] = {}
 
     def __init__(self, module: Module, arguments: ArgumentText, planned: EpilogueGradient) -> None:
         assert module.backward is not None
@@ -31,6 +34,8 @@ class CudaEpilogueText(CudaFileText):
         super().__init__(module, arguments, planned.name, replace(first, warps=ROWS_WARPS, stages=1))
         self.planned = planned
         self.rows, self.fetches = planned.rows, planned.fetches
+        if not self.layout.is_f32:
+            self._chunked = {x.name: x for x in planned.fetches if is_row(x, self.dtypes[x.load.tensor])}
         self.stored = scalar(planned.stored)
         self.width = f"DV = {self.layout.dv}"
         self.slope = scalar(planned.slope)
@@ -40,7 +45,40 @@ class CudaEpilogueText(CudaFileText):
         self.sums_tile = any(not a.along for a in self._adjoints)
 
     def statement(self, item: Statement) -> str:
+        if isinstance(item, Fetch) and item.name in self._chunked:
+            return local("const float", {item.name: f"to_float({item.name}_columns[c])"})
         return statement(item, self.dtypes, self.planned.dims, scalar)
+
+    @property
+    def columns(self) -> Iterator[str]:
+        """What is loaded of rows before elements are computed."""
+        for name, fetch in self._chunked.items():
+            load, row = fetch.load, fetch.row
+            kind = stored_type(self.dtypes[load.tensor], self.module.variant)
+            base, done = (f"args.{load.tensor}_ptr", 0) if row is None else (row.name, len(row.indices))
+            columns = (*load.indices[:-1], Ref("first", "int"))
+            at = address(base, load.tensor, columns, scalar, done=done)
+            stride = f"args.stride_{load.tensor}_{len(load.indices) - 1}"
+            yield f"alignas(16) {kind} {name}_columns[COLUMNS] = {{}};"
+            if fetch.guard != TRUE:
+                yield f"if ({scalar(fetch.guard)})"
+            yield f"{'    ' * (fetch.guard != TRUE)}load_columns({name}_columns, &{at}, {stride});"
+        for adjoint in self._kept_whole:
+            yield f"alignas(16) {self._stored(adjoint)} {adjoint.name}[COLUMNS];"
+
+    @property
+    def stores(self) -> Iterator[str]:
+        for adjoint in self._kept_whole:
+            at = "((long long)(b * H + h) * args.M_padded + q_idx) * DV + first"
+            yield "if (inside)"
+            yield f"    store_columns(&args.{adjoint.name}_ptr[{at}], {adjoint.name});"
+
+    @property
+    def _kept_whole(self) -> list[Adjoint]:
+        return [a for a in self._adjoints if a.along == ("q", "d") and a.accumulate == "two_pass"]
+
+    def _stored(self, adjoint: Adjoint) -> str:
+        return "float" if self.arguments.adjoint_dtype(adjoint) is DType.F32 else "element"
 
     @property
     def sizes(self) -> Iterator[str]:
@@ -103,12 +141,9 @@ class CudaEpilogueText(CudaFileText):
             term = f"inside ? {self._term(adjoint)} : 0.0f"
             match adjoint.along:
                 case ("q", "d") if adjoint.accumulate == "two_pass":
-                    at = "((long long)(b * H + h) * args.M_padded + q_idx) * DV + d"
-                    made = f"args.{adjoint.name}_ptr[{at}]"
-                    is_wide = self.arguments.adjoint_dtype(adjoint) is DType.F32
+                    is_wide = self._stored(adjoint) == "float"
                     value = self._term(adjoint) if is_wide else self.elements.rounded(self._term(adjoint))
-                    yield "if (inside)"
-                    yield f"    {made} = {value};"
+                    yield f"{adjoint.name}[c] = {value};"
                 case ("q", "d"):
                     yield f"if ({scalar(conj(IN_ROWS, adjoint.guard))})"
                     yield f"    atomic_add(&{self._at(adjoint)}, {self._term(adjoint)});"

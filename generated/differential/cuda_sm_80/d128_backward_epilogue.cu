@@ -64,6 +64,10 @@ struct Args {
     int B, H, G, M, N, Hkv, pairs_size, M_padded, SECTION, KV_SECTION;
 };
 
+#include "columns.cuh"
+
+constexpr int COLUMNS = 16 / sizeof(element);  // of a row that a thread has at a time
+
 // do = dresult * d result / d attention of one q tile of one head and damount. O is the attention, as the forward keeps
 // it, and dresult the gradient of what the epilogue makes of it.
 extern "C" __global__ void __launch_bounds__(THREADS) differential_backward_epilogue(const __grid_constant__ Args args)
@@ -82,14 +86,22 @@ extern "C" __global__ void __launch_bounds__(THREADS) differential_backward_epil
         const float amount_q = q_idx < M && h / 2 < pairs_size
             ? to_float(amount_row[q_idx * args.stride_amount_1 + (h / 2) * args.stride_amount_2]) : 0.0f;
         float damount = 0.0f;
-        for (int d = threadIdx.x % 8; d < DV; d += 8) {
-            const float o = inside ? to_float(O[q_idx * args.stride_om + d]) : 0.0f;
-            const float dresult = inside ? to_float(DRESULT[q_idx * args.stride_dresultm + d]) : 0.0f;
-            if (q_idx < M)
-                DO[q_idx * args.stride_dom + d] = element{(unsigned short)pack(inside
+        for (int first = threadIdx.x % 8 * COLUMNS; first < DV; first += 8 * COLUMNS) {
+            alignas(16) element attention[COLUMNS] = {}, given[COLUMNS] = {}, made[COLUMNS];
+            if (inside) {
+                load_columns(attention, O + q_idx * args.stride_om + first, 1);
+                load_columns(given, DRESULT + q_idx * args.stride_dresultm + first, 1);
+            }
+            #pragma unroll
+            for (int c = 0; c < COLUMNS; ++c) {
+                const float o = to_float(attention[c]), dresult = to_float(given[c]);
+                made[c] = element{(unsigned short)pack(inside
                     ? dresult * (where<float>(h % 2 == 0, 1, -sigmoid_(amount_q))) : 0.0f, 0.0f)};
-            damount += inside ? dresult * (-where<float>(h % 2 == 0, 0.0f, o)
-                * (sigmoid_(amount_q) * (1.0f - sigmoid_(amount_q)))) : 0.0f;
+                damount += inside ? dresult * (-where<float>(h % 2 == 0, 0.0f, o)
+                    * (sigmoid_(amount_q) * (1.0f - sigmoid_(amount_q)))) : 0.0f;
+            }
+            if (q_idx < M)
+                store_columns(DO + q_idx * args.stride_dom + first, made);
         }
         damount += shuffle_xor(damount, 1);
         damount += shuffle_xor(damount, 2);

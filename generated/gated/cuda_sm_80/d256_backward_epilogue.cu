@@ -63,6 +63,10 @@ struct Args {
     int B, H, G, M, N, Hkv, M_padded, SECTION, KV_SECTION;
 };
 
+#include "columns.cuh"
+
+constexpr int COLUMNS = 16 / sizeof(element);  // of a row that a thread has at a time
+
 // do = dresult * d result / d attention of one q tile of one head and dgate. O is the attention, as the forward keeps
 // it, and dresult the gradient of what the epilogue makes of it.
 extern "C" __global__ void __launch_bounds__(THREADS) gated_backward_epilogue(const __grid_constant__ Args args)
@@ -78,18 +82,29 @@ extern "C" __global__ void __launch_bounds__(THREADS) gated_backward_epilogue(co
     for (int row = threadIdx.x / 8; row < BLOCK_M; row += THREADS / 8) {  // eight threads share a row
         const int q_idx = q_lo + row;
         const bool inside = q_idx < M;
-        for (int d = threadIdx.x % 8; d < DV; d += 8) {
-            const float o = inside ? to_float(O[q_idx * args.stride_om + d]) : 0.0f;
-            const float dresult = inside ? to_float(DRESULT[q_idx * args.stride_dresultm + d]) : 0.0f;
-            const float gate_tile = q_idx < M ? to_float(gate_row[q_idx * args.stride_gate_1 + h * args.stride_gate_2
-                + d * args.stride_gate_3]) : 0.0f;
+        for (int first = threadIdx.x % 8 * COLUMNS; first < DV; first += 8 * COLUMNS) {
+            alignas(16) element attention[COLUMNS] = {}, given[COLUMNS] = {}, made[COLUMNS];
+            if (inside) {
+                load_columns(attention, O + q_idx * args.stride_om + first, 1);
+                load_columns(given, DRESULT + q_idx * args.stride_dresultm + first, 1);
+            }
+            alignas(16) bf16 gate_tile_columns[COLUMNS] = {};
             if (q_idx < M)
-                DO[q_idx * args.stride_dom + d] = element{(unsigned short)pack(inside ? dresult * (sigmoid_(gate_tile))
-                    : 0.0f, 0.0f)};
+                load_columns(gate_tile_columns, &gate_row[q_idx * args.stride_gate_1 + h * args.stride_gate_2
+                    + first * args.stride_gate_3], args.stride_gate_3);
+            alignas(16) element dgate[COLUMNS];
+            #pragma unroll
+            for (int c = 0; c < COLUMNS; ++c) {
+                const float o = to_float(attention[c]), dresult = to_float(given[c]);
+                const float gate_tile = to_float(gate_tile_columns[c]);
+                made[c] = element{(unsigned short)pack(inside ? dresult * (sigmoid_(gate_tile)) : 0.0f, 0.0f)};
+                dgate[c] = element{(unsigned short)pack(dresult
+                    * (o * (sigmoid_(gate_tile) * (1.0f - sigmoid_(gate_tile)))), 0.0f)};
+            }
+            if (q_idx < M)
+                store_columns(DO + q_idx * args.stride_dom + first, made);
             if (inside)
-                args.dgate_ptr[((long long)(b * H + h) * args.M_padded + q_idx) * DV + d] =
-                    element{(unsigned short)pack(dresult * (o * (sigmoid_(gate_tile) * (1.0f - sigmoid_(gate_tile)))),
-                    0.0f)};
+                store_columns(&args.dgate_ptr[((long long)(b * H + h) * args.M_padded + q_idx) * DV + first], dgate);
         }
     }
 }
