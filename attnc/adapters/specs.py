@@ -53,8 +53,9 @@ _ORDERED = {2: "tile.kv = 64, stages in {3, 2, 1}", 4: "tile.kv = 32, stages in 
 _ORDERED_WIDE, _ORDERED_COLUMNS = "tile.kv = 32, stages in {2, 1}", 128
 #: The same of latents, whose sums are twice in the registers of prompts.
 _ORDERED_LATENT = "tile.q = 32, tile.kv = 32, stages in {2, 1}, warps = 8"
-#: Of those for Hopper; and the most columns that its kernels have, of values and of latents.
-_ORDERED_ON_HOPPER, _MOST_ON_HOPPER = "softmax = online(maximum = lazy(20))", (512, 576)
+#: What Hopper's kernels do without in most tiles; and the most columns that they have under an order of sums,
+#: of values and of latents.
+_LAZY, _MOST_ON_HOPPER = "softmax = online(maximum = lazy(20))", (512, 576)
 #: Query rows that a key of 8 bits is multiplied by from which a prompt is faster, on an H200, on keys and
 #: values that were converted before its kernel than on tiles that it converts; and bytes that they may take.
 ROWS_TO_CONVERT, MOST_CONVERTED = 1024, 1 << 30
@@ -141,7 +142,7 @@ class Wanted:
             return f"{self.attention}\nschedule {self.name} for {HOPPER} {{\n  {self._hopper_knobs}\n}}\n"
         if self.converts and not self.decode:
             order = ", order = longest_first" if self.mask else ""
-            knobs = f"softmax = online(maximum = lazy(20)){order}\n  convert = before"
+            knobs = f"{_LAZY}{order}\n  convert = before"
             return f"{self.attention}\nschedule {self.name} for {HOPPER} {{\n  {knobs}\n}}\n"
         if self.unites:
             knobs = "loops = [kv], pack = gqa, split.kv = auto, lists = union"
@@ -153,6 +154,7 @@ class Wanted:
         knobs = f"loops = [kv], pack = gqa{warps}\n  split.kv = {split}"
         if self.rows > _MOST_ROWS and self.cache is None:
             knobs += f"\n  tile.q = {self.rows}, overlap = true"
+            knobs += "" if self.slopes or self.terms else f", {_LAZY}"
         return f"{self.attention}\nschedule {self.name} for {HOPPER} {{\n  {knobs}\n}}\n"
 
     @property
@@ -238,8 +240,8 @@ class Wanted:
         if (self.value_dim or self.head_dim) > WIDE:  # prompts have the kernel that decodes
             return structure + (split if self.decode and not self.walks else "")
         if self.decode:
-            return f"{structure}{split}\n  {_ORDERED_ON_HOPPER}"
-        return f"order = longest_first\n  {_ORDERED_ON_HOPPER}" + "\n  convert = before" * self.converts
+            return f"{structure}{split}\n  {_LAZY}"
+        return f"order = longest_first\n  {_LAZY}" + "\n  convert = before" * self.converts
 
     @property
     def _ordered_knobs(self) -> str:

@@ -15,7 +15,7 @@ from math import gcd
 from typing import Any, Literal, Self, TypeAlias, TypeVar
 
 from attnc.diagnostics import Diagnostic, DiagnosticError, error
-from attnc.expr.nodes import TRUE, Const
+from attnc.expr.nodes import TRUE, Const, Index, walk
 from attnc.model.attention import Attention, Form
 from attnc.model.dtypes import DType
 from attnc.model.schedule import Knob, Phase, Schedule, TileConfig, Value, field_of, key_of
@@ -162,7 +162,8 @@ class TileShape:
     queries follow each other. segment: keys that tiles divide under `order = absolute(...)`, of which all
     schedules have the same; 0: there are none. is_one_segment: of all variants. shares_sums: there are
     gradients beside a forward that decodes (`Target.refuse_wide_gradients`). unites: neighbouring queries can
-    share tiles over the union of their lists.
+    share tiles over the union of their lists. drifts: scores depend on where a key is, and may grow from tile
+    to tile.
     """
 
     dtype: str
@@ -179,6 +180,7 @@ class TileShape:
     shares_sums: bool = False
     narrow_cache: bool = False
     unites: bool = False
+    drifts: bool = False
 
     @property
     def lists_blocks_of_queries(self) -> bool:
@@ -207,6 +209,7 @@ def shape_of(attention: Attention) -> TileShape:
         packed=attention.q.storage.is_packed,
         segment=_count_segment(attention),
         narrow_cache=_has_narrow_cache(attention),
+        drifts=any(node == Index("kv_idx") for node in walk(attention.score)),
     )
 
 

@@ -85,11 +85,12 @@ _NARROW_TILES = (Tiles(tile_kv=_NARROW_KEYS, stages=2),)
 #: The same where each warpgroup has rows of its own, as many as one has keys.
 _TILES_OF_ROWS = (
     Tiles(tile_kv=128, stages=4),
+    Tiles(tile_kv=128, stages=3),
     Tiles(tile_kv=128, stages=2),
     Tiles(tile_kv=96, stages=2),
     Tiles(tile_kv=64, stages=2),
 )
-#: Splits up to which some threads join those of a row.
+#: Splits up to which one group of threads joins those of a row, and not a block.
 _FEW_SPLITS = 8
 _REMEDIES: Mapping[str, Sequence[Value]] = {
     "tile.q": (WGMMA_ROWS,),
@@ -141,7 +142,7 @@ def check_sm90_decode(variant: Variant, schedule: Schedule) -> Iterator[Diagnost
             "write 'consumers = 2'" if in_k else "write a schedule for the target 'triton'",
         )
     shares = layout.sharing == 2 and layout.v_in_k
-    lazy = attention.segment is not None and layout.consumers == 1
+    lazy = layout.walks_again or (attention.segment is not None and layout.consumers == 1)
     overlaps = layout.sharing == 1 and not (
         layout.v_in_k or layout.in_order or layout.narrow or lists_blocks(attention)
     )
@@ -272,8 +273,13 @@ def sm90_decode_layout(variant: Variant, schedule: Schedule) -> Sm90DecodeLayout
         narrow=narrow,
         joined=d - feature(attention.k),
         overlaps="overlap" in knobs,
+        walks_again="overlap" in knobs and attention.segment is None and _is_lazy(knobs.get("softmax")),
         few_splits=_FEW_SPLITS if "overlap" in knobs and _joins_rows(attention) else 0,
     )
+
+
+def _is_lazy(knob: Knob | None) -> bool:
+    return knob is not None and any(isinstance(x, Choice) and "maximum" in x.args for x in knob.choices)
 
 
 def sm90_decode_configs(variant: Variant, schedule: Schedule) -> tuple[HopperConfig, ...]:
@@ -404,6 +410,7 @@ def sm90_decode_estimate(layout: Sm90DecodeLayout, config: TileConfig) -> Estima
         "scales": f"{tile_kv}x{layout.narrow.scales}",
         "p": f"{WGMMA_ROWS}x{tile_kv}",
         "statistics": f"2 x {5 if layout.in_order else 2}x{WGMMA_ROWS}",
+        "failures": f"{4 * layout.consumers} warps",
         "barriers": str(sum(layout.barriers(config).values())),
     }
     return Estimate(

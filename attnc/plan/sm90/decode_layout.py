@@ -23,8 +23,10 @@ CONVERTING_REGISTERS: Mapping[int, tuple[int, int]] = {1: (48, 208), 2: (48, 208
 BLOCKS: Mapping[int, int] = {1: 2, 2: 1}
 #: Columns of a product where two warpgroups convert, and a thread starts with 128 registers.
 EVEN_PART = 128
-#: Bytes of a row of a piece of a tile, and of a barrier.
-_ROW, _BARRIER = 128, 8
+#: As `some_splits` and `many_rows` say: three such blocks live on a multiprocessor. Measured on an H200.
+SOME_SPLITS, MANY_ROWS = (12, 48), 3 * 132
+#: Bytes of a row of a piece of a tile, of a barrier, and of what a warp tells others by itself.
+_ROW, _BARRIER, _WORD = 128, 8, 16
 #: Barriers of two warpgroups with three stages, and some more.
 _MOST_BARRIERS = 32
 
@@ -37,8 +39,9 @@ class Sm90DecodeLayout(CudaLayout):
     share the columns of o; page: keys that lie one behind the other in memory, 0: all; copies: how keys come;
     room: bytes of shared memory of a block; narrow: what is converted; in_order: sums are those of an
     absolute order (`sm90.order`); joined: columns of keys that are of another input, behind those of k;
-    overlaps: p v of a tile runs beside the softmax of the next one; few_splits: of which some threads join
-    those of a row, where a block does otherwise.
+    overlaps: p v of a tile runs beside the softmax of the next one; walks_again: a block whose lazy maximum
+    has failed in some row walks over its keys again, under a running one; few_splits: up to which one
+    group of threads joins those of a row, of any number of rows; 0: a block always does.
     """
 
     consumers: int
@@ -51,6 +54,7 @@ class Sm90DecodeLayout(CudaLayout):
     in_order: bool
     joined: int
     overlaps: bool
+    walks_again: bool
     few_splits: int
 
     @property
@@ -78,8 +82,25 @@ class Sm90DecodeLayout(CudaLayout):
     def joining_blocks(self) -> str:
         if not self.few_splits:
             return "rows"
-        at_once = f"config.WARPS * 128 // {self.split_columns}"
-        return f"cdiv(rows, 1 + ({self.few_splits + 1} > SPLITS) * ({at_once} - 1))"
+        groups = f"config.WARPS * 128 // {self.split_columns}"  # of threads that read a split
+        few, some = (f"({most + 1} > SPLITS) * (rows > {self.many_rows})" for most in self.some_splits)
+        few = f"max({self.few_splits + 1} > SPLITS, {few})"
+        return f"cdiv(rows, 1 + {few} * ({groups} - 1) + (1 - {few}) * {some} * ({groups} // 3 - 1))"
+
+    @property
+    def some_splits(self) -> tuple[int, int]:
+        """Splits of many rows up to which one group of threads, and three, join those of each."""
+        return SOME_SPLITS
+
+    @property
+    def many_rows(self) -> int:
+        """Rows whose splits have a block each, at once."""
+        return MANY_ROWS
+
+    @property
+    def join_bytes(self) -> int:
+        """Shared memory of a warp that joins splits: sums, and statistics of groups of threads."""
+        return 32 * 16 + (64 if self.few_splits else 0)
 
     @property
     def shares_columns(self) -> bool:
@@ -231,6 +252,7 @@ class Sm90DecodeLayout(CudaLayout):
 
     def _barriers(self, config: TileConfig, ahead: int) -> dict[str, int]:
         found = {"keys": 2 * config.stages * self.groups, **({"p": 2} if self.shares_columns else {})}
+        found |= {"walks": 1} if self.walks_again else {}
         return found | ({"8 bits": ahead * self.narrow.barriers} if ahead else {})
 
     def shared_memory(self, config: TileConfig) -> dict[str, int]:
@@ -246,6 +268,7 @@ class Sm90DecodeLayout(CudaLayout):
             "scales": self.narrow.scale_bytes(tile_kv, whole=not self.gathers),
             "p": WGMMA_ROWS * _ROW if self.shares_columns else 0,
             "statistics": self.statistic_bytes if self.shares_columns else 0,
+            "failures": 4 * self.consumers * _WORD if self.walks_again else 0,
             "barriers": _BARRIER * sum(self._barriers(config, ahead).values()),
         }
         return {name: size for name, size in buffers.items() if size}

@@ -204,7 +204,9 @@ class Sm90a(Target):
         is_usual = shape.form == "softmax" and not shape.latent and not shape.segment  # others were not timed
         if is_usual and not shape.packed and shape.listed is None:
             yield from self.default_steps(shape, splits)
-            yield f"tile.q = {2 * WGMMA_ROWS}, overlap = true"
+            # keys come in ascending order: where scores grow with them, all would be computed again and again
+            lazy = "" if shape.drifts else ", softmax = online(maximum = lazy(20))"
+            yield f"tile.q = {2 * WGMMA_ROWS}, overlap = true{lazy}"
 
     def configs(self, variant: Variant, schedule: Schedule) -> tuple[HopperConfig, ...]:
         if has_keys_of_warps(schedule):

@@ -58,7 +58,7 @@ def hopper_declaration(
     passed, names = text.arguments, text.arguments.names
     if isinstance(text, Sm90DecodeText):
         shares = f" * ({text.layout.dv} // config.BLOCK_D)" if text.layout.shares else ""
-        kernels, of_splits, parts = decode_kernels(module, text, 32 * 16, shares)
+        kernels, of_splits, parts = decode_kernels(module, text, text.layout.join_bytes, shares)
         fields |= of_splits
         names += parts
         strides, boxes = list(passed.strides), dict.fromkeys(passed.maps, text.wgmma.box_rows)
