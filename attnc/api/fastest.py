@@ -45,10 +45,14 @@ SHORT_KEYS = 2048
 #: Up to so many queries of a sequence, programs share its keys: tiles of rows would leave most of a GPU idle.
 FEW = 16
 #: More queries on a Hopper GPU, measured on an H200: rows of a tile of the kernel whose programs share keys,
-#: of all heads, and of the one whose tiles of one head walk over all keys; how many of the former there may
-#: be for each multiprocessor (for each of the latter, where these are more); and the keys that the latter
-#: have walked over when the programs that share keys begin. The tables of `attnc.tuned` follow.
-SHARED_ROWS, IDLE, BEGUN = 128, 0.8, 800
+#: of all heads, and of the one whose tiles of one head walk over all keys; how much longer splits of the keys
+#: of the former take than all multiprocessors need; and the keys that a tile of the latter walks over while
+#: splits begin and are joined, in all and for each tile. The tables of `attnc.tuned` follow.
+SHARED_ROWS, ROUNDED, BEGUN, JOINED = 128, 1.03, 800, 9
+#: The same where more than half of the multiprocessors have a tile, so that splits come in several rounds,
+#: for each tile; where tiles fill fewer rounds without splits, for each of these; and keys beside a query, at
+#: least, of which all tiles of a head see about as many: then the last round lasts as long as the others.
+CROWDED, STARTED, CHUNK = 26, 400, 4
 
 #: Query heads for each head of keys, at least, and queries of a packed sequence, on average and at most, up
 #: to which tiles have rows of several heads on Hopper: one head would fill at most five eighths of its tiles
@@ -179,8 +183,20 @@ def share_keys(
         q.shape[0] * count * -(-queries // SHARED_ROWS)
         for count, queries in ((heads[1], rows), (heads[0], q.shape[1]))
     )
-    rounds = max(processors, apart)
-    return keys * (IDLE * rounds - shared) > BEGUN * rounds
+    return saves_rounds(shared, apart, processors, queries=q.shape[1], keys=keys)
+
+
+def saves_rounds(shared: int, apart: int, processors: int, *, queries: int, keys: int) -> bool:
+    """Returns whether `shared` tiles of rows of all heads, whose programs share keys, take clearly less time
+    than `apart` tiles of one head.
+    """
+    are_even = keys >= CHUNK * queries
+    places = processors * -(-apart // processors) if are_even else max(processors, apart)
+    spared = places // processors - -(-shared // processors)  # rounds, without splits
+    if are_even and keys * spared > STARTED * -(-shared // processors):
+        return True
+    begun = CROWDED * shared if 2 * shared > processors else BEGUN + JOINED * shared
+    return keys * (places - ROUNDED * shared) > processors * begun
 
 
 def class_of_length(most: int | None) -> int:

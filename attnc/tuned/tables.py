@@ -48,7 +48,7 @@ _FEW = 16
 #: of how many tiles of rows of all heads; and what `api.fastest` says of when such tiles share keys, of an
 #: H200.
 _CHUNKS, _PARTS, _CHUNK_TILES = (128, 256, 512), (32, 64), (16, 32, 64, 96)
-PROCESSORS, SHARED_ROWS, IDLE, BEGUN = 132, 128, 0.8, 800
+PROCESSORS, SHARED_ROWS, ROUNDED, BEGUN, JOINED, CROWDED = 132, 128, 1.03, 800, 9, 26
 #: Queries of a call that have tiles of their own, where others share them over the union of their lists. With
 #: shared ones steps of decoding take longer, and 4,096 queries a third of the time. Measured on an H200.
 _ALONE = 256
@@ -250,11 +250,19 @@ def _guess_chunks(family: Sequence[ir.Module]) -> LabelRows:
     for tiles in _CHUNK_TILES:
         most = ((queries, None, SHARED_ROWS * tiles // queries) for queries in (*parts, *_CHUNKS))
         rows = tuple((limits, decode.label) for limits in most)
-        steps.append((int(BEGUN * PROCESSORS / (IDLE * PROCESSORS - tiles)), rows))
+        steps.append((_count_spared_keys(tiles), rows))
     for queries in parts:  # of any number of heads, for tiles of one are as empty
-        keys = int(BEGUN / (IDLE - queries / SHARED_ROWS))
+        keys = _count_spared_keys(PROCESSORS * queries // SHARED_ROWS)
         steps.append((keys, (((queries, None, None), decode.label),)))
     return tuple(row for keys, rows in sorted(steps) for row in (((None, keys, None), other.label), *rows))
+
+
+def _count_spared_keys(tiles: int) -> int:
+    """Returns the keys up to which tiles of rows of one head, as many as there are multiprocessors at most,
+    are as fast as so many whose programs share keys.
+    """
+    begun = CROWDED * tiles if 2 * tiles > PROCESSORS else BEGUN + JOINED * tiles
+    return int(PROCESSORS * begun / (PROCESSORS - ROUNDED * tiles))
 
 
 def _is_grouped(module: ir.Module) -> bool:

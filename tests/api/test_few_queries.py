@@ -369,9 +369,13 @@ def test_flex_takes_them_too(length: int, target: str, hopper: None) -> None:
         ((1, 384, 32, 128), 8, 11264, True),
         ((1, 512, 32, 128), 8, 32768, False),  # 128
         ((8, 64, 32, 128), 8, 4096, True),  # 128, of which one head would fill half of twice as many
-        ((8, 64, 32, 128), 8, 1024, False),
+        ((8, 64, 32, 128), 8, 1024, True),
+        ((8, 64, 32, 128), 8, 400, False),  # which end before another round would begin
+        ((1, 640, 32, 128), 8, 16384, True),  # 160, whose second round would leave most idle
+        ((1, 640, 32, 128), 8, 4096, False),
+        ((1, 34816, 4, 128), 4, 34816, False),  # a prompt, whose last tiles are short
         ((1, 17, 8, 128), 1, 2048, True),
-        ((1, 17, 8, 128), 1, 1000, False),
+        ((1, 17, 8, 128), 1, 800, False),
         ((4, 512, 1, 64), 1, 8192, True),
         ((1, 64, 8, 100), 8, 8192, False),  # rows that TMA does not read
     ],
