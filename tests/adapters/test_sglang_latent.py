@@ -102,10 +102,11 @@ def test_latent_attention_reads_latents(backend: ModuleType, cache: torch.dtype,
             check(o, own, request, scale=0.3)
 
 
-def test_prompts_of_latent_attention_come_with_keys_and_values(backend: ModuleType) -> None:
+@pytest.mark.parametrize("heads", [4, 1])  # of a rank, which may have one
+def test_prompts_of_latent_attention_come_with_keys_and_values(backend: ModuleType, heads: int) -> None:
     """New tokens among each other, and a chunk of the prefix, which one request does not have."""
     pool = LatentPool(32, LATENT + ROPE, torch.bfloat16)
-    layer = layer_of(tp_k_head_num=4, qk_head_dim=24, v_head_dim=SIZE, scaling=0.3)
+    layer = layer_of(tp_q_head_num=heads, tp_k_head_num=heads, qk_head_dim=24, v_head_dim=SIZE, scaling=0.3)
     given: dict[str, Any] = {"token_to_kv_pool": pool, "use_mla_backend": True}
     runner = Runner(backend, 16, layer, dtype=torch.bfloat16, **given)
     counts, context = [7, 4], [0, 9]
@@ -124,16 +125,16 @@ def test_prompts_of_latent_attention_come_with_keys_and_values(backend: ModuleTy
     )
     runner.backend.init_forward_metadata(batch)
     for own, causal in ((counts, True), (context, False)):
-        q, k = torch.randn(11, 4, 24).bfloat16(), torch.randn(sum(own), 4, 24).bfloat16()
-        v = torch.randn(sum(own), 4, SIZE).bfloat16()
+        q, k = torch.randn(11, heads, 24).bfloat16(), torch.randn(sum(own), heads, 24).bfloat16()
+        v = torch.randn(sum(own), heads, SIZE).bfloat16()
         batch.attn_attend_prefix_cache, batch.mha_return_lse = not causal, not causal
         found = runner.backend.forward_extend(q.flatten(1), k, v, layer, batch, save_kv_cache=False)
         parts = (torch.split(q, counts), torch.split(k, own), torch.split(v, own))
         expected = [attend(*rows, scale=0.3, causal=causal) for rows in zip(*parts, strict=True)]
         o = torch.cat([o for o, _ in expected])
         if causal:
-            assert found.shape == (11, 4 * SIZE)
-            torch.testing.assert_close(found.view(-1, 4, SIZE).double(), o, rtol=2e-2, atol=2e-2)
+            assert found.shape == (11, heads * SIZE)
+            torch.testing.assert_close(found.view(-1, heads, SIZE).double(), o, rtol=2e-2, atol=2e-2)
         else:
             torch.testing.assert_close(found[0].double(), o, rtol=2e-2, atol=2e-2)
             lse = torch.cat([lse for _, lse in expected])

@@ -80,7 +80,7 @@ def calls(draw: st.DrawFn, queries: tuple[int, ...] = (1, 15, 16, 33, 70, 97, 13
     rng = np.random.default_rng(draw(st.integers(0, 2**16)))
     ranks = draw(st.integers(1, 5))
     batch = draw(st.integers(1, 3))
-    kinds = ("square", "square", "oblong", "packed", "packed apart", "lengths", "both lengths")
+    kinds = ("square", "square", "oblong", "packed", "packed apart", "packed keys", "lengths", "both lengths")
     kind = draw(st.sampled_from(kinds))
     rows = draw(st.sampled_from(queries))
     keys = rows if kind in ("square", "packed") else draw(st.sampled_from((0, 1, 16, 47, 101, 128)))
@@ -88,8 +88,10 @@ def calls(draw: st.DrawFn, queries: tuple[int, ...] = (1, 15, 16, 33, 70, 97, 13
     if kind.startswith("packed"):
         ends_q = np.sort(np.append(rng.integers(0, rows + 1, batch - 1), [0, rows]))
         ends_k = ends_q
-        if kind == "packed apart":
+        if kind != "packed":
             ends_k = np.sort(np.append(rng.integers(0, keys + 1, batch - 1), [0, keys]))
+        if kind == "packed keys":
+            ends_q = None
     longest = max(keys, 1)
     lengths = {"N": spell("kv_len[b]")} if kind.endswith("lengths") else {}
     if kind == "both lengths":

@@ -279,8 +279,12 @@ def test_a_spread_names_every_position_once() -> None:
         assert np.array_equal(np.sort(torch.cat(found).numpy()), np.arange(length))
 
 
-def test_what_has_no_length_is_refused() -> None:
-    text = spec().replace("length N = kv_len[b]", "").replace("causal", "causal and kv_idx < kv_len[b]")
+@pytest.mark.parametrize(
+    ("length", "mask"),
+    [("", "causal and kv_idx < kv_len[b]"), ("length N = kv_len[B - 1 - b]", "causal")],
+)
+def test_what_has_no_length_of_each_sequence_is_refused(length: str, mask: str) -> None:
+    text = spec().replace("length N = kv_len[b]", length).replace("causal", mask)
     found = refused(on_ranks, 1, lambda group: SpreadKeys(text, group))
     assert "need the length of each sequence" in found.message
 

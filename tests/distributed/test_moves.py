@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from attnc.distributed import ContextParallel
+from attnc.distributed.estimate import Strategy
 from attnc.distributed.moves import Piece, places, with_rows
+from attnc.verify.interpreter import ensure_interpreter
+from tests.distributed.specs import SPECS
+from tests.distributed.threads import Thread, on_ranks
+
+ensure_interpreter()
 
 ROWS = 9
 
@@ -81,3 +90,28 @@ def _is_run(x: torch.Tensor, first: int) -> bool:
     """Returns whether the last axes, from one on, lie in memory one element after the other."""
     part = x[(0,) * first]
     return part.numel() == 1 or part.is_contiguous()
+
+
+@pytest.mark.parametrize("strategy", ["need", "heads"])
+def test_keys_may_lie_otherwise_in_every_call(strategy: Strategy) -> None:
+    """What is known of one call, such as where the rows lie that are sent, says nothing of how others lie."""
+    generator = torch.Generator().manual_seed(0)
+    whole = [torch.randn(1, 45, heads, 16, generator=generator) for heads in (4, 2, 2)]
+    ways: tuple[Callable[[torch.Tensor], torch.Tensor], ...] = (
+        torch.clone,
+        lambda x: x.transpose(1, 2).contiguous().transpose(1, 2),
+        lambda x: torch.cat((x, x), -1)[..., : x.shape[-1]],
+    )
+
+    def work(group: Thread) -> None:
+        cp = ContextParallel(SPECS["causal"], group, strategy=strategy)
+        shards, first = cp.shard(*whole), list[torch.Tensor]()
+        for way_of_k, way_of_v in ((0, 0), (0, 1), (2, 1)):
+            laid = zip(shards, (0, way_of_k, way_of_v), strict=True)
+            q, k, v = (ways[way](x).detach().requires_grad_() for x, way in laid)
+            o, _ = cp(q, k, v)
+            found = [o, *torch.autograd.grad(o.sum(), (q, k, v))]
+            first = first or found
+            assert all(map(torch.equal, found, first)), (way_of_k, way_of_v)
+
+    on_ranks(2, work)

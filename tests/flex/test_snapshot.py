@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.nn.attention.flex_attention import BlockMask
 
 from attnc.flex.snapshot import Snapshot, find_token, keep_token, snapshot
 
@@ -205,6 +206,34 @@ def test_tensors_are_the_same_by_place_and_integers_by_data_too() -> None:
         after = of(closing((a, x)))
         assert after is not None
         assert after.key != before.key
+
+
+def test_block_masks_are_the_same_where_all_that_they_hold_is() -> None:
+    """Their lists by identity and version, however alike: their data is looked at."""
+    counts, indices = torch.ones(1, 1, 2, dtype=torch.int32), torch.zeros(1, 1, 2, 2, dtype=torch.int32)
+    made: dict[str, Any] = {
+        "kv_num_blocks": counts, "kv_indices": indices, "full_kv_num_blocks": counts,
+        "full_kv_indices": indices, "BLOCK_SIZE": 16, "mask_mod": half, "seq_lengths": (32, 32),
+    }  # fmt: skip
+    others = made | {
+        "kv_num_blocks": counts.clone(), "kv_indices": indices.clone(), "full_kv_num_blocks": counts.clone(),
+        "full_kv_indices": indices.clone(), "BLOCK_SIZE": (16, 32), "mask_mod": closing(1),
+        "seq_lengths": (31, 32),
+    }  # fmt: skip
+    masks = [made, made, *(made | {name: others[name]} for name in made)]
+    taken = [snapshot((half,), BlockMask.from_kv_blocks(**mask)) for mask in masks]
+    keys = [each.key for each in taken if each is not None]
+    assert keys[0] == keys[1]
+    assert len({*keys[1:]}) == len(keys[1:]) == len(made) + 1
+    assert taken[0] is not None
+    assert len({id(x) for x in taken[0].looked_at} & {id(counts), id(indices)}) == 2
+    without = snapshot((half,), None)
+    assert without is not None
+    assert without.key not in keys
+    counts.zero_()
+    after = snapshot((half,), BlockMask.from_kv_blocks(**made))
+    assert after is not None
+    assert after.key != keys[0]
 
 
 def test_a_token_stands_for_a_snapshot_while_its_tensors_live(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -55,3 +55,21 @@ def test_each_rank_reads_and_counts_the_keys_that_it_has(lengths: tuple[int, int
             has = [float(at) for at in range(length) if spread.rank(at) == rank]
             assert (k.flatten().tolist(), (v - 100).flatten().tolist()) == (has, has)
         assert cache.counts().tolist() == [len(k) for k, _ in found]
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_the_last_token_is_written_by_the_rank_that_has_it(ranks: int) -> None:
+    """The others write to the page to spare."""
+    spread = Spread(ranks, 2)
+    lengths = [0, *range(1, 4 * ranks + 2)]
+    for rank in range(ranks):
+        cache = PagedCache(
+            pages=24, page=4, kv_heads=1, head_dim=1, sequences=len(lengths), max_length=40, spread=spread,
+            rank=rank, dtype=torch.float32,
+        )  # fmt: skip
+        cache.append([cache.allocate() for _ in lengths], lengths)
+        for length, slot in zip(lengths, cache.last_slots().tolist(), strict=True):
+            is_own = length > 0 and spread.rank(length - 1) == rank
+            assert (slot // cache.page == cache.pages) == (not is_own), (length, rank)
+            if is_own:
+                assert slot % cache.page == spread.row(length - 1) % cache.page

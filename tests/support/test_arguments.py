@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from itertools import permutations, product
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from attnc.support.arguments import check_tensor, plain_number, scalar_tensor
+from attnc.support.arguments import check_tensor, plain_number, require_contiguous_rows, scalar_tensor
 
 pytestmark = pytest.mark.quick
 
@@ -93,3 +94,17 @@ def test_what_is_neither_true_nor_false_is_refused_as_that() -> None:
         scalar_tensor("flag", 2, torch.bool, LIKE, "q")
     with pytest.raises(TypeError, match=r"^flag: expected True or False or a 0-d tensor, got 'yes'$"):
         scalar_tensor("flag", "yes", torch.bool, LIKE, "q")
+
+
+@pytest.mark.parametrize("shape", [*product((1, 2), (1, 3), (1, 5))])
+def test_elements_of_a_row_follow_each_other_whatever_lies_between_rows(shape: tuple[int, ...]) -> None:
+    """In any order of the axes in memory, with one head or many; a row of one element follows itself."""
+    for order in permutations(range(3)):
+        laid = torch.zeros([shape[axis] for axis in order])
+        x = laid.permute([order.index(axis) for axis in range(3)])
+        assert x.shape == shape
+        if shape[2] == 1 or x.stride(-1) == 1:
+            require_contiguous_rows("q", x)
+        else:
+            with pytest.raises(ValueError, match=r"^q: expected a contiguous last axis"):
+                require_contiguous_rows("q", x)

@@ -107,6 +107,18 @@ def test_a_wrong_argument_is_refused_by_name(
         dropout.dropout(*(given[name] for name in inputs), **keywords)
 
 
+def test_a_gradient_that_the_spec_does_not_ask_for_is_refused(dropout: ModuleType) -> None:
+    """It would be None, which a training goes on with."""
+    p, seed = torch.tensor(0.5, requires_grad=True), torch.tensor(3)
+    said = "^p requires a gradient, which the spec does not ask for: detach it, or add it to 'grad'$"
+    for wants in (True, False):
+        q, k, v = (sequence().requires_grad_(wants) for _ in range(3))
+        with pytest.raises(RuntimeError, match=said):
+            dropout.dropout(q, k, v, p, seed)
+    with torch.no_grad():
+        dropout.dropout(sequence(), sequence(), sequence(), p, seed)
+
+
 # --- views, transforms and numbers of torch's own -----------------------------------------------------------
 
 

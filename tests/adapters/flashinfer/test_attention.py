@@ -104,6 +104,13 @@ def test_a_softcap_is_the_plans() -> None:
         wrapper.run(queries(1), (k, v), logits_soft_cap=30.0)
     with pytest.raises(ValueError, match="run: kv_cache_sf: expected None"):
         wrapper.run(queries(1), (k, v), kv_cache_sf=(k, v))
+    capped = {"logits_soft_cap": 3.0}
+    wrapper.plan(torch.tensor([0, 1]), *csr([5], table)[:2], torch.tensor([5]), **sizes, **capped)
+    q = queries(1)
+    for given in ({}, capped, {"logits_soft_cap": 0.0}):  # none, and 0, are that of the plan
+        assert torch.equal(wrapper.run(q, (k, v), **given)[0], wrapper.run(q, (k, v), **capped)[0])
+    with pytest.raises(ValueError, match=r"run: logits_soft_cap: expected 3\.0, as planned, got 2\.0"):
+        wrapper.run(q, (k, v), logits_soft_cap=2.0)
 
 
 @pytest.mark.one_in(2)

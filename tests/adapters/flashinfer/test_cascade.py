@@ -182,6 +182,25 @@ def test_a_prefix_that_is_an_ordinary_tensor(layout: str) -> None:
             compare(found, None, expected)
 
 
+def test_a_prefix_takes_the_tables_that_came_last() -> None:
+    """Calls of one form after each other: with other tables they are those of a wrapper of their own."""
+    k, v, table, *_ = pages([9, 6], PAGE, HEADS, SIZE)
+    shared = [torch.randn(5, HEADS, SIZE) for _ in range(2)]
+    q, starts = torch.randn(3, Q_HEADS, SIZE), torch.tensor([0, 1, 3], dtype=torch.int32)
+    kept = fi.BatchPrefillWithSharedPrefixPagedKVCacheWrapper(workspace())
+    found = []
+    for lengths, rows in (([9, 6], table), ([4, 6], table), ([6, 9], table.flip(0))):
+        alone = fi.BatchPrefillWithSharedPrefixPagedKVCacheWrapper(workspace())
+        results = []
+        for wrapper in (kept, alone):
+            wrapper.begin_forward(starts, *csr(lengths, rows), *SIZES)
+            results += [wrapper.forward(q, *shared, (k, v), causal=True) for _ in range(2)]
+        assert all(torch.equal(o, results[-1]) for o in results)
+        found.append(results[0])
+    assert not torch.equal(found[0], found[1])
+    assert not torch.equal(found[0], found[2])
+
+
 def test_states_that_saw_nothing_are_joined_to_nothing() -> None:
     """Beside others, alone, and none at all; what stands in v there may be no number."""
     v, s = torch.randn(3, 2, 1, 4), torch.randn(3, 2, 1)
