@@ -156,7 +156,11 @@ def family_of(
                     except DiagnosticError as failure:
                         raise SpecError(failure.diagnostics) from None
                     place = _keep(folder, package, cache)
-                family = _FAMILIES[folder] = _import_family(place, package)
+                family = _import_family(place, package)
+                if forward := package.facts["forward"]:
+                    given = (text, tuned, dispatch)
+                    family.take_forward(family_of(*given, target=forward, attention=attention, cache=cache))
+                _FAMILIES[folder] = family
                 if lost := package.facts["lost"]:
                     warn_of_loss(_FUNCTION, lost)
     return family
@@ -275,7 +279,33 @@ def _package(
     package, failure = first_made(targets, compile_package)
     if failure and targets[0] == HOPPER:
         lost = need_of(failure)
-    return replace(package, facts={**package.facts, "lost": lost})
+    forward = _find_forward(program, name, ranked, package.facts["target"])
+    if forward:
+        try:
+            compile_package(forward)
+        except DiagnosticError:  # kernels of one target do for all
+            forward = ""
+    return replace(package, facts={**package.facts, "lost": lost, "forward": forward})
+
+
+def _find_forward(program: Program, name: str, ranked: Ranked, target: str) -> str:
+    """Returns a faster target of an attention whose gradients are made by another one's kernels, of what the
+    forward leaves; "" where there is none.
+    """
+    from attnc.model.variants import variants
+    from attnc.plan.lists import adds_to_keys
+    from attnc.plan.targets import shape_in, target_of
+
+    if "" in ranked or name not in [attention.name for attention in program.attentions]:
+        return ""
+    shape = shape_in(program, name)
+    kind = kind_of(shape.dtype == "f32", shape.width, gradients=False)
+    first = ranked[kind][0]
+    if first == target or _list_scheduled(program, name):
+        return ""
+    made = (variant.attention for variant in variants(program, program.attention(name)))
+    is_left = all(adds_to_keys(x) for x in made) and not target_of(first).has_selected_gradients
+    return first if is_left else ""
 
 
 def refuse_heads(function: str, columns: tuple[int, int], dtype: str, refused: DiagnosticError) -> ValueError:

@@ -14,7 +14,7 @@ from attnc.model.tensors import Tensor
 from attnc.plan.fitting import unsupported
 from attnc.plan.gradients import wanted_loads
 from attnc.plan.key_rows import lay_in_rows
-from attnc.plan.lists import lists_blocks, selects_keys
+from attnc.plan.lists import adds_to_keys, lists_blocks, selects_keys
 from attnc.plan.signature import is_plain, normalise
 from attnc.plan.target import Target
 from attnc.plan.targets import TARGETS, target_of
@@ -32,6 +32,13 @@ def has_backward(attention: Attention, schedule: Schedule) -> bool:
     if schedule.is_decode and lists_blocks(attention):
         is_forward = differentiates_selection(attention, schedule)
     return bool(attention.grads) and is_forward and is_read and can_differentiate(attention, target)
+
+
+def leaves_gradients(attention: Attention, schedule: Schedule) -> bool:
+    """Returns whether gradients of keys that queries select, which a spec asks for, are left to kernels of
+    another target, of what the forward leaves for them.
+    """
+    return adds_to_keys(attention) and not target_of(schedule.target).has_selected_gradients
 
 
 #: What to write for gradients in place of a schedule that decodes.

@@ -15,7 +15,7 @@ from attnc.plan.checks import check_lowerable
 from attnc.plan.conversion import plan_conversion
 from attnc.plan.decay import decay_of, margin_of
 from attnc.plan.decode import plan_decode
-from attnc.plan.differentiable import has_backward
+from attnc.plan.differentiable import has_backward, leaves_gradients
 from attnc.plan.forward import plan_forward
 from attnc.plan.ir import Decode, Forward, Module
 from attnc.plan.ir.backward import Backward
@@ -83,7 +83,9 @@ def _plan(declared: Variant, variant: Variant, schedule: Schedule) -> Module:
         sizes=sizes,
         outputs=results(attention),
         kernel=kernel,
-        kept=kept_for_gradients(attention) if differentiable else (),
+        kept=kept_for_gradients(attention)
+        if differentiable or leaves_gradients(declared.attention, schedule)
+        else (),
         label=schedule.label,
         margin=None if decay is None else margin_of(decay),
         conversion=conversion,

@@ -142,6 +142,8 @@ class Attention(AsksForLess, ABC):
         self.layouts = layouts_of(len(self.inputs))
         self.allocate = allocate
         self.gpu_of: Callable[[int], Gpu] = gpu_of
+        #: Whose kernels make the results in place of these, on the GPUs that they are for (`api.family`).
+        self.forward: Attention | None = None
         self.first_input = 2 if self.lse >= 0 else 1
         gradients = () if self.backward is None else self.backward.gradients
         self.wanted = tuple(self.input_names.index(gradient.name) for gradient in gradients)
@@ -307,8 +309,6 @@ class Attention(AsksForLess, ABC):
         self.repeated_keeping.forget()
         self.repeated_gradients.clear()
 
-    # --- torch.compile
-
     def trace(
         self,
         inputs: tuple[Any, ...],
@@ -365,8 +365,6 @@ class Attention(AsksForLess, ABC):
         if found is None:
             found = self.decoded_configs[chosen] = decode_configs(chosen, self.config_type)
         return found
-
-    # --- arguments
 
     def tensors_of(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         """Returns the inputs with numbers as tensors, once q is checked, which they are made like."""
@@ -440,8 +438,6 @@ class Attention(AsksForLess, ABC):
                     "detach it, or add it to 'grad'"
                 )
 
-    # --- preparation
-
     def _prepare(
         self, inputs: tuple[Any, ...], out: Any, config: KernelConfig | None, extras: tuple[Any, ...]
     ) -> Prepared:
@@ -464,6 +460,8 @@ class Attention(AsksForLess, ABC):
         if evaluate(self.work, sizes) == 0:
             return plain(results), (), ()
         gpu = self.gpu_of(first.get_device())
+        if config is None and self.forward is not None and self.forward.serves(gpu):
+            return self.forward._prepare(inputs, out, None, extras)
         if config is not None and self.split is not None:
             self.split.check(config)
         config = choose_config(
@@ -581,7 +579,10 @@ class Attention(AsksForLess, ABC):
         finish, fill = backward.finish(place, wanted, self.page_kernels)
         return prepared_of(self, made_now, zeroed, launches, finish, copies, fill)
 
-    # --- targets
+    @staticmethod
+    def serves(gpu: Gpu) -> bool:
+        """Returns whether the kernels are for this device."""
+        return True
 
     @abstractmethod
     def made_ready(self, launches: tuple[Any, ...], place: Place) -> tuple[Launch, ...]:

@@ -13,7 +13,9 @@ import torch
 import attnc
 from attnc.api import compile as compiling
 from attnc.api import fastest
+from attnc.support.devices import CPU
 from tests.gpus import fake_gpu
+from tests.support.configs import H200
 
 SPEC = """
 attention {name} {{
@@ -261,6 +263,24 @@ def test_selected_keys_take_a_target_that_has_the_gradients_asked_for(grad: str,
     assert family.target == target
     modules = [family.module.default] if grad else [family.module.union, family.module.each]
     assert [bool(module.CALL.backward) for module in modules] == [bool(grad)] * len(modules)
+    forwards = [module.CALL.forward for module in modules]
+    if not grad:
+        assert forwards == [None, None]
+        return
+    (forward,) = forwards  # Triton's gradients are made of what Hopper's kernels leave
+    assert (forward.file, forward.serves(CPU), forward.serves(H200)) == ("union", False, True)
+
+
+@pytest.mark.usefixtures("hopper")
+def test_gradients_of_selected_keys_stand_behind_a_forward_that_leaves_what_they_read() -> None:
+    """Also an lse that is no result. Blocks of each query, and schedules of a spec, keep to one target."""
+    text = SELECTED.format(grad="grad q, k").replace("output lse: f32[B, 16, M]", "")
+    for more, target in (("", "union"), ("schedule selected for triton { loops = [kv], pack = gqa }\n", "")):
+        call = attnc.compile(text + more, cache=False).module.default.CALL
+        assert [tensor.name for tensor in call.extras] == ["lse"]
+        assert (call.forward.file if call.forward else "") == target
+        assert not call.forward or call.forward.extras == call.extras
+    assert attnc.compile(LISTED["blocks"], cache=False).module.default.CALL.forward is None
 
 
 PACKED_BLOCKS = """

@@ -286,6 +286,38 @@ def test_a_kept_lse_has_memory_for_every_row(target: str) -> None:
         module.alibi(x, x, x, torch.zeros(2), lse=torch.empty(1).expand(1, 2, 16))
 
 
+class Elsewhere:
+    """Kernels that write 3 to the first result. serves: whether they are for the device."""
+
+    def __init__(self, own: Any, *, serves: bool) -> None:
+        self.serves, self._own = lambda gpu: serves, own
+
+    def _prepare(self, *given: Any) -> Any:
+        own, self._own.forward = self._own, None
+        layouts, scratch, _ = own._prepare(*given)
+        own.forward = self
+        return layouts, scratch, (self,)
+
+    def run(self, tensors: Any) -> None:
+        tensors[3].fill_(3)
+
+
+def test_other_kernels_may_make_results_on_the_devices_that_they_are_for(
+    full: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But where a caller names a config, of which they know nothing."""
+    x, call = drawn(1, 16, 2, 64), full.CALL
+    assert call.forward is None
+    own, _ = full.full(x, x, x)
+    for serves in (True, False):
+        call.forget()
+        monkeypatch.setattr(call, "forward", Elsewhere(call, serves=serves))
+        for _ in range(6):  # some are prepared, some repeated
+            assert torch.equal(full.full(x, x, x)[0], torch.full_like(own, 3)) == serves
+        assert torch.equal(full.full(x, x, x, config=full.CONFIGS[0])[0], own)
+    call.forget()
+
+
 def test_an_lse_that_is_asked_for_may_lie_anywhere_but_in_an_input() -> None:
     """Also after calls with one that lies otherwise, and where o is the module's own."""
     ensure_interpreter()
