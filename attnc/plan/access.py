@@ -30,11 +30,13 @@ class Section:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LastSection:
     """How large the last section is, so that what begins last is short. rounds: tiles that it has for each
-    block, at least, 0: it is like the others; sections: of ordinary size that it has at most, 0: any number.
+    block, at least, 0: it is like the others; sections: of ordinary size that it has at most, 0: any number;
+    before: those before it, at least.
     """
 
     rounds: int = 0
     sections: int = 0
+    before: int = 1
 
 
 ALIKE = LastSection()

@@ -91,9 +91,12 @@ def in_words(text: str) -> Words:
     return Words(text.split(" "))
 
 
-def section(planned: Section | None, heads: str, rows: str, row_bytes: int, *, shared: str = "") -> str:
+def section(
+    planned: Section | None, heads: str, rows: str, row_bytes: int, *, shared: str = "", joined: str = ""
+) -> str:
     """Returns how many of the heads a section has: a size, as text. rows: of the matrices that its programs
-    read of a head; shared: what divides them among heads.
+    read of a head; shared: what divides them among heads; joined: the room in which all heads are one
+    section, "" for none.
     """
     if planned is None:
         return "1"
@@ -102,6 +105,8 @@ def section(planned: Section | None, heads: str, rows: str, row_bytes: int, *, s
     part, whole = planned.cache
     room = f"l2() * {part} // {whole}" if part > 1 else f"l2() // {whole}"
     found = f"{heads}, {rows} * {row_bytes}{shared}, {room}"
+    if joined:
+        return f"joined_section({found}, {joined})"
     limits = f", {planned.least}, {planned.most}" if planned.most is not None else ""
     return f"section({found}{limits})"
 

@@ -119,14 +119,19 @@ def as_leaf(tensor: Tensor, value: Any, device: torch.device) -> torch.Tensor:
 
 
 #: Blocks that share a walk over queries, of kernels where several can: as many as suit, one, and several; K/V
-#: heads whose ds is kept at once, of kernels that keep it: as many as suit, none, one, and several.
-_BY_SEED: Mapping[str, tuple[int, ...]] = {"parts": (0, 1, 3), "kept": (0, -1, 1, 2)}
+#: heads whose ds is kept at once, of kernels that keep it: as many as suit, none, one, and several; spans of
+#: keys with a sum of dq each, of kernels that divide keys: as many as suit, one, two, and one for each tile.
+_BY_SEED: Mapping[str, tuple[int, ...]] = {
+    "parts": (0, 1, 3),
+    "kept": (0, -1, 1, 2),
+    "spans": (2, 1, 0, 32),
+}
 
 
 def backward_config(configs: Sequence[Any], case: Case) -> Any:
     """Returns the config of a kernel of the backward that the case has. How many blocks share a walk follows
-    from its seed too, and of how many heads ds is kept: by the size of a call few cases would have one on a
-    small device, or several on a large one.
+    from its seed too, of how many heads ds is kept, and how many spans keys have: by the size of a call few
+    cases would have one on a small device, or several on a large one.
     """
     config = configs[case.backward_config(len(configs))]
     drawn = {

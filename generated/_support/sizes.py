@@ -56,6 +56,11 @@ def section(heads: int, size: int, room: int, least: int = 1, most: int | None =
     return max(1, min(heads, max(least, fitting if most is None else min(fitting, most))))
 
 
+def joined_section(heads: int, size: int, room: int, joined: int) -> int:
+    """Returns the same, but all heads if there is room for them in `joined` bytes."""
+    return max(1, heads) if heads * size <= joined else section(heads, size, room)
+
+
 #: Tiles of queries that a part of a walk has at least, where it is cut within a head; parts for each
 #: multiprocessor, at most, whose sums take memory.
 _LEAST_TILES, _MOST_PARTS = 2, 6
@@ -65,13 +70,17 @@ _NEARLY, _LONGEST = 0.9, 256
 #: In tiles of queries: what a part takes besides; what its sums take, at a multiprocessor's share of the
 #: memory's speed; how far a block that takes turns is behind the one before it. Measured on an H200.
 _BESIDE, _JOINED, _BEHIND = 2.0, 2.0, 0.5
-#: The same where blocks take turns and the longest walks come last: for parts of whole heads and for parts of
-#: one, and how far blocks with such parts are behind; which share of the longest part is left when the other
-#: multiprocessors have ended; a launch more. Tiles of such a part, at least, and parts for each of them, at
-#: most. One of 41 calls takes 2 % longer than by the fastest number of parts, no other more than 1 % (H200).
-_OF_HEADS, _OF_TILES, _STEP_BEHIND = (0.5, 1.0), (2.0, 2.0), 1.0
-_AT_THE_END, _LAUNCH = 0.3, 2.0
+#: The same where blocks take turns and walks get shorter with the keys: for parts of whole heads and for
+#: parts of one; how far blocks with such parts are behind; how much longer walks take because of turns, and
+#: their ends; which share of the longest walk over the last span of keys is left when the others have ended;
+#: what it takes to read a tile's sum of dq of one span. Tiles of such a part, at least, and parts for each
+#: multiprocessor, at most. Of 49 calls on an H200 one takes 5 % longer than by the fastest spans and parts.
+_OF_HEADS, _OF_TILES, _STEP_BEHIND = (0.94, 1.13), (3.02, 3.95), 0.61
+_WAITED, _ENDS, _AT_THE_END, _READ = 1.06, 2.02, 0.72, 0.63
 _LEAST_IN_TURNS, _MOST_IN_TURNS = 4, 16
+#: Bytes of the sums of dq of all spans of keys, at most, of two spans twice that; how many spans there may
+#: be, and how many are tried.
+MOST_SPANNED, _MOST_SPANS, _SPANS = 256 << 20, 32, (1, 2, 4, 8, 16)
 
 
 def count_parts(
@@ -115,31 +124,66 @@ def count_parts(
     return heads * _count_shares(walks * heads, tiles, few, processors, turns)
 
 
-def count_parts_in_turns(
-    walks: int, heads: int, tiles: int, turns: int, processors: int, chosen: int = 0
+def count_spans(
+    walks: int,
+    heads: int,
+    tiles: int,
+    turns: int,
+    processors: int,
+    sum_bytes: int,
+    chosen: int = 0,
+    enough: int = 0,
 ) -> int:
-    """Returns into how many parts each walk over queries is cut where blocks take turns and the longest walks
-    come last: the number with the shortest time, of whole heads each or of an equal share of the tiles of one
-    (then a multiple of `heads`); or about as many as a config has `chosen`.
+    """Returns into how many spans of neighbours the tiles of keys are divided, of which each has a sum of dq,
+    of so many bytes, and turns of its own: as many as make the shortest time, if memory has room for them, or
+    as a config has `chosen`; one where there are `enough` walks, if not 0. The others are as in
+    `count_parts_in_turns`.
+    """
+    if chosen or 0 < enough <= walks:
+        return min(chosen or 1, max(1, turns), _MOST_SPANS)
+
+    call, choices = (walks, heads, tiles, turns, processors), _list_parts(walks, heads, tiles, processors)
+    most = MOST_SPANNED // max(1, sum_bytes)
+    most = max(1, min(turns, 2 if most == 1 else most))
+    fitting = [spans for spans in _SPANS if spans <= most]
+    return min(fitting, key=lambda spans: min(_time_in_turns(*call, spans, parts) for parts in choices))
+
+
+def count_parts_in_turns(
+    walks: int, heads: int, tiles: int, turns: int, processors: int, chosen: int = 0, spans: int = 1
+) -> int:
+    """Returns into how many parts each walk over queries is cut where blocks take turns and walks get shorter
+    with the keys: the number with the shortest time, of whole heads each or of an equal share of the tiles of
+    one (then a multiple of `heads`); or about as many as a config has `chosen`.
 
     walks: of the call; heads, tiles: query heads that a walk goes through, and tiles of each; turns: walks
-    over the same head. Follows from shapes and the device alone, as `count_parts` does.
+    over the same head; spans: of keys, of which those with the longest walks come first. Follows from shapes
+    and the device alone, as `count_parts` does.
     """
     if chosen:
         return _round_parts(chosen, heads, tiles)
+    call, choices = (walks, heads, tiles, turns, processors), _list_parts(walks, heads, tiles, processors)
+    return min(choices, key=lambda parts: _time_in_turns(*call, spans, parts))
 
-    def time(parts: int) -> float:
-        shares, each = max(1, parts // heads), walks * parts / processors
-        longest = tiles * cdiv(heads, parts) if shares == 1 else tiles / shares
-        beside, joined = _OF_HEADS if shares == 1 else _OF_TILES
-        works = tiles * heads * walks / (2 * processors) + _AT_THE_END * longest + beside * each
-        waits = longest + _STEP_BEHIND * turns * (shares > 1)
-        return max(works, waits) + (parts > 1) * (_LAUNCH + joined * each)
 
+def _list_parts(walks: int, heads: int, tiles: int, processors: int) -> list[int]:
     most = max(1, _MOST_IN_TURNS * processors // max(1, walks))
-    of_heads = (cdiv(heads, each) for each in range(heads, 0, -1))
-    of_tiles = (heads * shares for shares in range(2, tiles // _LEAST_IN_TURNS + 1))
-    return min((parts for parts in (*of_heads, *of_tiles) if parts <= most), key=time)
+    of_heads = {cdiv(heads, each) for each in range(1, heads + 1)}
+    of_tiles = {heads * shares for shares in range(2, tiles // _LEAST_IN_TURNS + 1)}
+    return sorted(parts for parts in of_heads | of_tiles if parts <= most)
+
+
+def _time_in_turns(
+    walks: int, heads: int, tiles: int, turns: int, processors: int, spans: int, parts: int
+) -> float:
+    shares, each = max(1, parts // heads), walks * parts / processors
+    longest = tiles * cdiv(heads, parts) if shares == 1 else tiles / shares
+    beside, joined = _OF_HEADS if shares == 1 else _OF_TILES
+    even = _WAITED * tiles * heads * walks / (2 * processors)
+    works = even + _AT_THE_END * longest / spans + beside * each
+    waits = longest + _ENDS + _STEP_BEHIND * cdiv(turns, spans) * (shares > 1)
+    read = _READ * tiles * heads * walks / max(1, turns) / processors * (spans + 1) / 2
+    return max(works, waits) + joined * each * (parts > 1) + read
 
 
 def _round_parts(parts: int, heads: int, tiles: int) -> int:
@@ -186,7 +230,9 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "count_kept": count_kept,
     "count_parts": count_parts,
     "count_parts_in_turns": count_parts_in_turns,
+    "count_spans": count_spans,
     "gcd": math.gcd,
+    "joined_section": joined_section,
     "max": max,
     "min": min,
     "next_power_of_2": next_power_of_2,

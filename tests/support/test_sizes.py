@@ -17,11 +17,14 @@ from hypothesis import strategies as st
 from attnc.support.arguments import Sizes, Tensor
 from attnc.support.devices import MOST_KEPT
 from attnc.support.sizes import (
+    MOST_SPANNED,
     cdiv,
     count_kept,
     count_parts,
     count_parts_in_turns,
+    count_spans,
     evaluate,
+    joined_section,
     list_names,
     next_power_of_2,
     parse_beside_threads,
@@ -273,32 +276,56 @@ def test_how_many_parts_walks_have(given: tuple[int, ...], parts: int) -> None:
     assert count_parts(*given) == parts
 
 
+#: A sum of dq of a head of 128 columns and 8k tokens.
+SUM = 4 << 20
+
+
 @pytest.mark.parametrize(
-    ("given", "parts"),
+    ("given", "sums", "found"),
     [
-        ((1024, 4, 16, 8), 1),  # 16 x 1,024 tokens on 8 heads: sums take longer than the end of the launch
-        ((512, 4, 64, 32), 4),  # whole heads, the more the longer walks are
-        ((192, 7, 48, 24), 7),
-        ((64, 48, 64, 32), 24),
-        ((64, 71, 16, 16), 24),
-        ((128, 2, 256, 128), 6),  # three of each head
-        ((96, 4, 192, 96), 8),
-        ((128, 1, 256, 128), 10),
-        ((512, 1, 256, 128), 2),
-        ((256, 1, 512, 256), 4),
-        ((32, 1, 32, 16), 8),
-        ((256, 1, 64, 32), 1),  # parts would begin one behind the other
-        ((1024, 1, 256, 128), 1),
-        ((32, 1, 8, 8), 1),
-        ((2200, 16, 256, 128), 1),  # too many sums
-        ((0, 4, 1, 1), 4),
-        ((512, 4, 64, 32, 3), 2),  # as a config says
-        ((512, 1, 64, 32, 5), 5),
+        ((64, 1, 128, 64), SUM, (8, 4)),  # one head of 8k tokens: 142 us, and 220 with one span
+        ((128, 1, 256, 128), 2 * SUM, (16, 2)),
+        ((256, 1, 512, 256), 4 * SUM, (16, 1)),
+        ((256, 1, 128, 64), 4 * SUM, (8, 1)),  # walks that are long, but many
+        ((256, 1, 256, 128), 4 * SUM, (16, 1)),
+        ((96, 4, 192, 96), 6 * SUM, (8, 4)),  # whole heads
+        ((512, 1, 128, 64), 8 * SUM, (8, 1)),
+        ((128, 8, 64, 32), 16 * SUM, (4, 8)),
+        ((32, 1, 32, 16), SUM // 2, (8, 5)),
+        ((2048, 1, 16, 8), 32 * SUM, (1, 1)),  # sums take longer to read than the end of the launch
+        ((2048, 1, 256, 128), 32 * SUM, (2, 1)),  # as many as there is room for
+        ((512, 8, 128, 64), 64 * SUM, (2, 4)),
+        ((8192, 1, 256, 128), 128 * SUM, (1, 1)),  # no room
+        ((0, 4, 1, 1), 0, (1, 4)),
     ],
 )
-def test_walks_in_turns_have_the_parts_that_were_fastest(given: tuple[int, ...], parts: int) -> None:
-    walks, heads, tiles, turns, *chosen = given
-    assert count_parts_in_turns(walks, heads, tiles, turns, 132, *chosen) == parts
+def test_walks_in_turns_have_the_spans_and_parts_that_were_fastest(
+    given: tuple[int, int, int, int], sums: int, found: tuple[int, int]
+) -> None:
+    spans = count_spans(*given, 132, sums)
+    assert (spans, count_parts_in_turns(*given, 132, 0, spans)) == found
+
+
+def test_spans_and_parts_are_as_a_config_says() -> None:
+    assert [count_spans(64, 1, 128, 64, 132, SUM, chosen) for chosen in (1, 3, 99)] == [1, 3, 32]
+    assert count_spans(4, 1, 8, 4, 132, SUM, 99) == 4
+    assert count_parts_in_turns(512, 4, 64, 32, 132, 3) == 2
+    assert count_parts_in_turns(512, 1, 64, 32, 132, 5) == 5
+
+
+def test_walks_that_are_alike_have_one_span_where_they_are_enough() -> None:
+    assert [count_spans(walks, 1, 64, 32, 132, SUM, 0, 528) for walks in (527, 528)] == [4, 1]
+    assert count_spans(528, 1, 64, 32, 132, SUM, 2, 528) == 2
+
+
+def test_two_spans_may_have_twice_the_room() -> None:
+    sums = [SUM, MOST_SPANNED // 2, MOST_SPANNED, MOST_SPANNED + 1]
+    assert [count_spans(2048, 1, 256, 128, 132, size) for size in sums] == [4, 2, 2, 1]
+
+
+def test_all_heads_are_one_section_where_there_is_room() -> None:
+    assert [joined_section(8, 10, 20, room) for room in (80, 79, 0)] == [8, 2, 2]
+    assert joined_section(0, 10, 20, 80) == 1
 
 
 #: Of an H200. Of a part of a walk, in tiles of queries: what it takes besides, and to add its sums up.

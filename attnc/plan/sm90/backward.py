@@ -95,14 +95,23 @@ _STAGES = 2
 SECTIONS = Section(cache=(1, 8))
 #: The same where blocks take turns: larger, so that fewer of them are at the same head.
 SECTIONS_OF_TURNS = Section(cache=(2, 5))
+#: What all heads of a call may have of the L2 cache to be one section, where keys have several spans: four of
+#: 16k tokens and 128 columns take 1,180 us instead of 1,296 on an H200, all 32 of 4k tokens 779 and not 760.
+_JOINED_SECTIONS = 3, 2
 #: The last section, in tiles of one query head; and that of packed sequences. Where walks go through several
 #: heads, the farthest come first in it: blocks are at all of its sequences then, whose q, do and dq have to
 #: stay in the L2 cache. Walks over one head are short, and lose more by that than at the end of a launch.
 LAST_SECTION, LAST_SECTION_OF_PACKED = LastSection(rounds=3), LastSection(rounds=6, sections=4)
+#: The same where blocks take turns and spans of keys begin with the longest walks: 16 heads of 8k tokens take
+#: 1,202 us in place of 1,311. With three rounds 32 heads of 4k tokens on 8 take 1,417 us, not 1,388.
+LAST_SECTION_OF_SPANS = LastSection(rounds=2, before=0)
 #: Walks over queries for each multiprocessor, fewer than which are cut into parts, and parts that it has
 #: then: where the longest come first, and where blocks take turns. Tiles of queries that a part has at least
 #: where packed sequences take turns, unless multiprocessors are idle: 20 of 577 tokens take 316 us, not 359.
 _WALKS, _WALKS_IN_TURNS, _LEAST_TILES = (3, 6), (8, 8), 40
+#: Walks for each multiprocessor, all alike, from which on keys are one span: with several, 16 heads of 4k
+#: tokens take 628 us and not 648, but 24 of 4,608 tokens 1,189 and not 1,155.
+_WALKS_OF_SPANS = 4
 #: Query heads of a group, from which on walks are so long that as many are cut as there would be parts.
 _LARGE_GROUP = 8
 #: Bytes that may be skipped so that tiles lie right; of barriers and what is known of tiles.
@@ -184,6 +193,31 @@ class Sm90Backward(CudaBackwardLayout):
         """
         return self.turns is not None and self.turns.to_last and not self.packed
 
+    @property
+    def spans_keys(self) -> bool:
+        """Whether tiles of keys may be divided into spans of neighbours, of which each has a sum of dq and
+        turns of its own. The spans with the longest walks come first, so a launch ends with short ones, and
+        fewer blocks wait for each other. Where walks are alike, a span is every so many tiles.
+        """
+        return self.cuts_at_queries or (self.turns is not None and self.alike and not self.packed)
+
+    def count_spans(self, cut: str, sum_bytes: str, chosen: str) -> str:
+        """Returns the text for `support.sizes` of how many spans of keys have a sum of dq each, of so many
+        bytes. cut: walks, heads, tiles and kv_tiles, as in `count_parts`. Where walks are alike, spans only
+        keep waits short, and those of many walks are.
+        """
+        enough = f", {_WALKS_OF_SPANS} * multiprocessors()" if self.alike else ""
+        return f"count_spans({cut}, multiprocessors(), {sum_bytes}, {chosen}{enough})"
+
+    @property
+    def joined_section(self) -> str:
+        """The text for `support.sizes` of the room in which all heads of a call are one section, "" for none:
+        if keys have several spans, so that the longest walks of all heads come first, and if blocks find most
+        of what they read in the L2 cache all the same.
+        """
+        part, whole = _JOINED_SECTIONS
+        return f"(SPANS > 1) * l2() * {part} // {whole}" if self.cuts_at_queries else ""
+
     def count_parts(self, walks: str, heads: str, tiles: str, kv_tiles: str, chosen: str) -> str:
         """Returns the text for `support.sizes` of how many parts each walk is cut into. heads, tiles: query
         heads that a walk goes through, and tiles of each; kv_tiles: of a head; chosen: what a config says.
@@ -195,9 +229,9 @@ class Sm90Backward(CudaBackwardLayout):
         """
         cut = f"{walks}, {heads}, {tiles}"
         if self.cuts_at_queries:
-            return f"count_parts_in_turns({cut}, {kv_tiles}, multiprocessors(), {chosen})"
+            return f"count_parts_in_turns({cut}, {kv_tiles}, multiprocessors(), {chosen}, SPANS)"
         few = "multiprocessors()" if self.alike == (self.turns is not None) else "multiprocessors() // 2"
-        more = f", 0, {kv_tiles}"
+        more = f", 0, cdiv({kv_tiles}, SPANS)" if self.spans_keys else f", 0, {kv_tiles}"
         if self.turns is None:
             more = ", 2 * multiprocessors()"
         elif not self.alike:

@@ -20,6 +20,7 @@ from attnc.plan.sm90.backward import (
     DS_TILES,
     LAST_SECTION,
     LAST_SECTION_OF_PACKED,
+    LAST_SECTION_OF_SPANS,
     P_TILES,
     PRODUCER_REGISTERS,
     Sm90Backward,
@@ -67,12 +68,12 @@ class Sm90BackwardRoles(Roles):
     alone.
 
     cuts_walks: blocks may share the walk of a tile; cuts_at_queries: walks over a head are cut at the same
-    queries, and not in equal shares; turns: how blocks take turns at adding to dq, None where
-    they do not; edge: the bound of the loops of the kv tile before that tells whether a turn is the first, if
-    one does; last: the last section; walks: how far tiles of packed sequences walk, where the farthest come
-    first in it, if they go through several query heads; end_of_own: the size that a sequence ends the
-    tiles of a block with, "" for none; late: statements that wait for the query head. dkdv: of a kernel over
-    keys; latent: products that two warpgroups share.
+    queries, and not in equal shares; spans: kv tiles are divided into spans, with a sum of dq each; turns:
+    how blocks take turns at adding to dq, None where they do not; edge: the bound of the loops of the kv tile
+    before that tells whether a turn is the first, if one does; last: the last section; walks: how far tiles
+    of packed sequences walk, where the farthest come first in it, if they go through several query heads;
+    end_of_own: the size that a sequence ends the tiles of a block with, "" for none; late: statements that
+    wait for the query head. dkdv: of a kernel over keys; latent: products that two warpgroups share.
     """
 
     consumers: int
@@ -92,6 +93,7 @@ class Sm90BackwardRoles(Roles):
     clears_values: bool
     cuts_walks: bool
     cuts_at_queries: bool
+    spans: bool
     turns: Turns | None
     edge: Expr | None
     last: LastSection
@@ -148,14 +150,15 @@ class _BackwardRolePlanner:
             clears_values=shows_values if over_q else kernel.fills_keys or is_cut,
             cuts_walks=not over_q,
             cuts_at_queries=turns is not None and plan.cuts_at_queries,
+            spans=turns is not None and plan.spans_keys,
             turns=turns,
             edge=edge,
-            last=LAST_SECTION_OF_PACKED if walks else LAST_SECTION,
+            last=self._find_last(walks, turns),
             walks=walks if kernel.sums_heads else "",  # those over one head are short
             end_of_own=end_of_own,
             late=late,
             work=plan_backward_work(
-                kernel, self._dtypes, late=late, edge=edge, place=list(self._name_place(edge))
+                kernel, self._dtypes, late=late, edge=edge, place=list(self._name_place(edge, turns))
             ),
             dkdv=None if over_q else self._plan_keys(late, is_cut=is_cut),
             latent=share_products(plan, kind) if isinstance(plan, LatentBackward) else None,
@@ -174,6 +177,11 @@ class _BackwardRolePlanner:
         shares = isinstance(plan, LatentBackward) or (plan.gives_p and not kernel.over_q)
         return shares or (adds_unevenly and not kernel.over_q)
 
+    def _find_last(self, walks: WalkLengths, turns: Turns | None) -> LastSection:
+        if turns is not None and self.plan.spans_keys:
+            return LAST_SECTION_OF_SPANS
+        return LAST_SECTION_OF_PACKED if walks else LAST_SECTION
+
     def _find_walks(self, turns: Turns | None) -> WalkLengths:
         attention = self.variant.attention
         is_free = turns is None and not self.kernel.over_q and attention.k.storage.is_packed
@@ -186,7 +194,7 @@ class _BackwardRolePlanner:
         dtypes = {tensor.name: DType(tensor.dtype) for tensor in tensors}
         return {**dtypes, "do": dtypes[attention.o.name]}
 
-    def _name_place(self, edge: Expr | None) -> Iterable[str]:
+    def _name_place(self, edge: Expr | None, turns: Turns | None) -> Iterable[str]:
         kernel, attention = self.kernel, self.variant.attention
         kv_name = "h" if kernel.kv_head == Index("h") else "h_kv"
         yield from ("b", "h" if kernel.over_q else kv_name)
@@ -194,6 +202,7 @@ class _BackwardRolePlanner:
         yield from ("q_first",) if attention.q.storage.is_packed else ()
         yield from ("k_first",) if attention.k.storage.is_packed else ()
         yield from ("edge",) if edge is not None else ()
+        yield from ("span",) if turns is not None and turns.from_last and self.plan.spans_keys else ()
 
     def _order_p(self) -> tuple[bool, bool]:
         """Returns whether p is rounded at once, and whether it is made before dp is waited for."""

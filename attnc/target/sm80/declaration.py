@@ -245,6 +245,8 @@ class CudaBackward(BackwardDeclaration):
     rounds_dq = True
     #: Whether blocks may share the walk of a kv tile over queries.
     cuts_walks = False
+    #: Whether spans of keys may have a sum of dq each, and the axis of them.
+    spans_keys, spans = False, ""
     #: The size that says how many of them a kv head counts as, where they have query heads of their own.
     head_parts = ""
 
@@ -296,7 +298,7 @@ class CudaBackward(BackwardDeclaration):
             declare_allocation("dq", like="q", zero=self.packs_queries and self.leaves_rows),
             declare_allocation(
                 "dq_sum",
-                f"f32[{packed if self.packs_queries else plain}, {self.size_of_dq}]",
+                f"f32[{self.spans}{packed if self.packs_queries else plain}, {self.size_of_dq}]",
                 zero=self.clears_dq,
             ),
         ]
@@ -371,13 +373,20 @@ class CudaBackward(BackwardDeclaration):
         planned = self.section
         return {
             "SECTION": section(planned, heads, keys, row_bytes),
-            "KV_SECTION": section(planned, kv_heads, shared, row_bytes + self.sum_bytes),
+            "KV_SECTION": section(
+                planned, kv_heads, shared, row_bytes + self.sum_bytes, joined=self.joined_section
+            ),
         }
 
     @property
     def keys(self) -> str:
         packs = self._arguments.tensors.packs(Role.KEY)
         return f"{show(longest(self.module.variant.attention, Role.KEY))} // B" if packs else "N"
+
+    @property
+    def joined_section(self) -> str:
+        """The room in which all heads that kernels over keys walk over are one section, "" for none."""
+        return ""
 
     @property
     def section(self) -> Section | None:

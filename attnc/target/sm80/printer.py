@@ -245,7 +245,9 @@ class CudaWalk:
     where it is not that of one block; parts: the local that says how many tiles share a place, and count as
     heads, "" for one; heads_of_part: that says how many query heads each has, "" for one; farthest_first: how
     far tiles of packed sequences walk, "shrink" or "whole", where the last section begins with those that
-    walk farthest; in_rounds: of a launch for some heads, what makes heads of the walk of query heads.
+    walk farthest; spans: the argument that says into how many spans tiles are divided, which come one after
+    the other, the last rows of each first; in_rounds: of a launch for some heads, what makes heads of the
+    walk of query heads.
     """
 
     walk: TileWalk
@@ -257,6 +259,7 @@ class CudaWalk:
     parts: str = ""
     heads_of_part: str = ""
     farthest_first: str = ""
+    spans: str = ""
     in_rounds: str | None = None
 
     @property
@@ -286,7 +289,8 @@ class CudaWalk:
             last = f"({self.last.rounds} * {self.blocks} + {work} - 1) / {divisor}"
             last = f"min({last}, {self.last.sections} * {section})" if self.last.sections else last
             yield f"const int last = {last};"
-            yield f"const int others = max(({self.all_heads} - last) / {section}, 1) * {section};"
+            others = f"max(({self.all_heads} - last) / {section}, {self.last.before})"
+            yield f"const int others = {others} * {section};"
             yield f"const int first_head = min(tile / ({in_section}) * {section}, others);"
             yield f"const int heads = first_head < others ? {section} : {self.all_heads} - others;"
             yield f"const int rank = tile - first_head * {tiles};"
@@ -315,6 +319,12 @@ class CudaWalk:
             yield from self.find_sequence(self.walk.sequences, size)
             return
         tile = f"({tiles} - 1 - rank / heads)" if self.walk.last_first else "rank / heads"
+        if self.spans:
+            spans = f"{self.of_call}{self.spans}"
+            yield f"const int number = rank / heads, span = ((number + 1) * {spans} - 1) / {tiles};"
+            first, end = f"{tiles} * span / {spans}", f"{tiles} * (span + 1) / {spans}"
+            yield f"const int span_first = {first}, span_end = {end};"
+            tile = "(span_first + span_end - 1 - number)"
         yield f"const int {lo} = {tile} * {size};"
         number = f"({number})" if self.in_rounds is None else number
         yield f"const int b = {number} / {self.walk.heads}, {head} = {number} % {self.walk.heads};"

@@ -123,6 +123,7 @@ def list_fields(module: Module, back: CudaBackward | None) -> list[str]:
     of_backward = {
         "maxnreg": back.limits_registers,
         "parts": back.cuts_walks,
+        "spans": back.spans_keys,
         "kept": back.in_rounds is not None,
     }
     return [f"{name}: int = 0" for name in (*names, *(x for x, exists in of_backward.items() if exists))]

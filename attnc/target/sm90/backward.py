@@ -28,7 +28,10 @@ class Sm90PreprocessText(RowsText):
 
     @property
     def turns(self) -> str:  # type: ignore[override]  # computed here
-        return "((int*)args.dq_sum_ptr + (blockIdx.x + 1ll) * DQ_SIZE - TURNS)" if self.plan.turns else ""
+        if self.plan.turns is None:
+            return ""
+        tile = "i / TURNS * gridDim.x + blockIdx.x + 1ll" if self.plan.spans_keys else "blockIdx.x + 1ll"
+        return f"((int*)args.dq_sum_ptr + ({tile}) * DQ_SIZE - TURNS)"
 
     @property
     def clears(self) -> bool:  # type: ignore[override]  # computed here

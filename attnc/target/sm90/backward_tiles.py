@@ -31,6 +31,7 @@ class Sm90Arguments(ArgumentText):
 
         #: dk and dv, where blocks may share the walk of a tile.
         self.summed = [f"{name}_sum" for name in ("dk", "dv") if name in self.made and layout.cuts_walks]
+        self._spans_keys = layout.spans_keys
 
     @property
     def pointers(self) -> list[tuple[str, str]]:
@@ -40,7 +41,8 @@ class Sm90Arguments(ArgumentText):
 
     @property
     def sizes(self) -> list[str]:
-        return [*super().sizes, *(["WALK_PARTS", "KEY_ROWS"] if self.summed else [])]
+        spans = ["SPANS"] if self._spans_keys else []
+        return [*super().sizes, *(["WALK_PARTS", "KEY_ROWS"] if self.summed else []), *spans]
 
     @property
     def fields(self) -> Iterator[str]:
@@ -100,7 +102,10 @@ class Sm90BackwardText(CudaBackwardText):
             walk = replace(walk, parts="head_parts", heads_of_part="part_heads")
         if turns is None:
             return replace(walk, last=self.roles.last, farthest_first=self.roles.walks)
-        return replace(walk, walk=replace(walk.walk, last_first=turns.from_last))
+        walk = replace(walk, walk=replace(walk.walk, last_first=turns.from_last))
+        if not self.roles.spans or not turns.from_last:
+            return walk
+        return replace(walk, last=self.roles.last, spans="SPANS")
 
 
 def template_of(text: Sm90BackwardText) -> tuple[str, str]:

@@ -122,6 +122,7 @@ class HopperBackward(CudaBackward):
         plan = module.backward.layout
         assert isinstance(plan, Sm90Backward)
         self._plan, self._adds = plan, arguments.adds_dq
+        self.spans_keys, self.spans = plan.spans_keys, "SPANS, " if plan.spans_keys else ""
         self._summed, self.cuts_walks = arguments.summed, plan.cuts_walks and bool(self._over_keys)
         if self.cuts_walks and self._over_keys[0].sums_heads:
             self.head_parts = "HEAD_PARTS"
@@ -150,6 +151,10 @@ class HopperBackward(CudaBackward):
         return self._plan.layout.d_multiplied * 4 if self._adds else 0
 
     @property
+    def joined_section(self) -> str:
+        return self._plan.joined_section
+
+    @property
     def sizes(self) -> dict[str, str]:
         sizes = super().sizes
         if not self.cuts_walks:
@@ -162,11 +167,16 @@ class HopperBackward(CudaBackward):
         keys = next(arg for arg in self.module.args if arg.tensor.name == name)
         rows = [show_size(bind) for bind in keys.axes[:-1]]
         kv_tiles = f"cdiv({self.keys}, {planned.config}.BLOCK_N)"
-        chosen = f"{planned.config}.parts"
+        cut = ("WALKS", heads, queries, kv_tiles)
+        spans = {}
+        if self.spans_keys:
+            sum_bytes = f"M_padded * B * H * {self.sum_bytes}"
+            spans["SPANS"] = self._plan.count_spans(", ".join(cut), sum_bytes, f"{planned.config}.spans")
         return {
             **sizes,
             "WALKS": walks,
-            "WALK_PARTS": self._plan.count_parts("WALKS", heads, queries, kv_tiles, chosen),
+            **spans,
+            "WALK_PARTS": self._plan.count_parts(*cut, f"{planned.config}.parts"),
             **({self.head_parts: "min(WALK_PARTS, G)"} if self.head_parts else {}),
             "KEY_ROWS": " * ".join(rows),
         }

@@ -66,7 +66,7 @@ struct Args {
     long long stride_dvb, stride_dvn, stride_dvh;
     long long stride_amount_0, stride_amount_1, stride_amount_2;
     long long stride_damount_0, stride_damount_1, stride_damount_2;
-    int B, H, G, M, N, Hkv, pairs_size, M_padded, SECTION, KV_SECTION, WALK_PARTS, KEY_ROWS;
+    int B, H, G, M, N, Hkv, pairs_size, M_padded, SECTION, KV_SECTION, WALK_PARTS, KEY_ROWS, SPANS;
 };
 
 #include "columns.cuh"

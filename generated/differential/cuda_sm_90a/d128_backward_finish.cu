@@ -68,7 +68,7 @@ struct Args {
     long long stride_dvb, stride_dvn, stride_dvh;
     long long stride_amount_0, stride_amount_1, stride_amount_2;
     long long stride_damount_0, stride_damount_1, stride_damount_2;
-    int B, H, G, M, N, Hkv, pairs_size, M_padded, SECTION, KV_SECTION, WALK_PARTS, KEY_ROWS;
+    int B, H, G, M, N, Hkv, pairs_size, M_padded, SECTION, KV_SECTION, WALK_PARTS, KEY_ROWS, SPANS;
 };
 
 // dq of one q tile of one head, from the sums that the blocks of all kv tiles added to. A warp reads what a warp of
@@ -84,12 +84,20 @@ extern "C" __global__ void __launch_bounds__(THREADS) differential_backward_fini
         + warp % 4 * fragments * 32 + lane;
     const int row = (BLOCK_M == 128 ? warp : warp % 4) * 16 + lane / 4,
         column = (BLOCK_M == 128 ? 0 : warp / 4 * 64) + lane % 4 * 2;
-    Four sums[8];
-    // else no key is seen
-    const bool is_made = ((const int*)args.dq_sum_ptr)[(blockIdx.x + 1ll) * DQ_SIZE - TURNS] > 0;
-    #pragma unroll
-    for (int j = 0; j < 8; ++j)
-        sums[j] = is_made && j < fragments ? sum[j * 32] : Four{};
+    const long long span_size = (long long)gridDim.x * DQ_SIZE;
+    u32 made = 0;  // the spans of keys of which this tile sees some
+    for (int span = 0; span < args.SPANS; ++span)
+        made |= u32(((const int*)args.dq_sum_ptr)[span * span_size + (blockIdx.x + 1ll) * DQ_SIZE - TURNS] > 0) << span;
+    Four sums[8] = {};
+    for (int span = 0; span < args.SPANS; ++span)
+        if (made >> span & 1)
+            #pragma unroll
+            for (int j = 0; j < 8; ++j) {
+                const Four more = j < fragments ? sum[span * (span_size / 4) + j * 32] : Four{};
+                #pragma unroll
+                for (int i = 0; i < 4; ++i)
+                    sums[j].values[i] += more.values[i];
+            }
     #pragma unroll
     for (int j = 0; j < 8; ++j)
         if (column + 8 * j < D) {

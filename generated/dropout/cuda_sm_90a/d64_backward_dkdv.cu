@@ -113,13 +113,13 @@ struct Args {
     long long stride_dqb, stride_dqm, stride_dqh;
     long long stride_dkb, stride_dkn, stride_dkh;
     long long stride_dvb, stride_dvn, stride_dvh;
-    int B, H, M, N, M_padded, SECTION, KV_SECTION, WALK_PARTS, KEY_ROWS;
+    int B, H, M, N, M_padded, SECTION, KV_SECTION, WALK_PARTS, KEY_ROWS, SPANS;
 };
 
 // What the scheduler publishes: a tile of keys, and the range that it walks over.
 struct WorkTile {
     int kv_lo;  // its first row; negative: no more tiles
-    int b, h, edge, lo, full_lo, full_hi;
+    int b, h, edge, span, lo, full_lo, full_hi;
     int part, q_from, q_to;  // of a part: its number, its query heads if several share the keys, and its queries
 };
 
@@ -199,9 +199,15 @@ __device__ __forceinline__ void run_scheduler(const Args& args, u32 base, WorkTi
             break;
         }
         const int tile = taken / tile_parts;
-        const int first_head = tile / (kv_tiles * args.KV_SECTION) * args.KV_SECTION;
-        const int heads = min(args.KV_SECTION, B * H - first_head), rank = tile % (kv_tiles * args.KV_SECTION);
-        const int kv_lo = (kv_tiles - 1 - rank / heads) * BLOCK_N;
+        // The last section has more heads: the tiles that start last are short, and so is the tail of the grid.
+        const int last = (2 * (int)gridDim.x + kv_tiles - 1) / kv_tiles;
+        const int others = max((B * H - last) / args.KV_SECTION, 0) * args.KV_SECTION;
+        const int first_head = min(tile / (kv_tiles * args.KV_SECTION) * args.KV_SECTION, others);
+        const int heads = first_head < others ? args.KV_SECTION : B * H - others;
+        const int rank = tile - first_head * kv_tiles;
+        const int number = rank / heads, span = ((number + 1) * args.SPANS - 1) / kv_tiles;
+        const int span_first = kv_tiles * span / args.SPANS, span_end = kv_tiles * (span + 1) / args.SPANS;
+        const int kv_lo = (span_first + span_end - 1 - number) * BLOCK_N;
         const int b = (first_head + rank % heads) / H, h = (first_head + rank % heads) % H;
         const int kv_hi = min(kv_lo + BLOCK_N, N) - 1;
         // causal: which q tiles are partial, and which are full
@@ -210,7 +216,7 @@ __device__ __forceinline__ void run_scheduler(const Args& args, u32 base, WorkTi
         const int full_hi = where<int>(kv_lo + BLOCK_N <= N, M, 0);
         // Before it this tile is the first to add to a q tile: the next one sees none of them.
         int edge = 0x7fffffff;
-        if (const int kv_after = kv_lo + BLOCK_N; kv_after < N) {
+        if (const int kv_after = kv_lo + BLOCK_N; kv_after < span_end * BLOCK_N) {
             const int kv_lo = kv_after;
             const int lo = max(kv_lo + M - N, 0) / BLOCK_M * BLOCK_M;
             edge = lo;
@@ -220,18 +226,25 @@ __device__ __forceinline__ void run_scheduler(const Args& args, u32 base, WorkTi
             work.b = b;
             work.h = h;
             work.edge = edge;
+            work.span = span;
             work.lo = lo;
             work.full_lo = full_lo;
             work.full_hi = full_hi;
         }
         if constexpr (IN_PARTS) {
-            // The walks of a head are cut at the same queries: a part that began among those of one before it would
-            // wait for all of that.
-            const int share = taken % tile_parts, q_tiles = (M + BLOCK_M - 1) / BLOCK_M;
+            // All walks over keys of a span are cut at the same queries: a part that began among those of one before it
+            // would wait for all of that.
+            int q_first = 0;  // the first tile of queries that see some of these keys
+            {
+                const int kv_lo = span_first * BLOCK_N;
+                const int lo = max(kv_lo + M - N, 0) / BLOCK_M * BLOCK_M;
+                q_first = lo / BLOCK_M;
+            }
+            const int share = taken % tile_parts, q_tiles = max((M + BLOCK_M - 1) / BLOCK_M - q_first, 0);
             if (is_leader) {
                 work.part = share;
-                work.q_from = max(q_tiles * share / tile_parts * BLOCK_M, lo);
-                work.q_to = min(q_tiles * (share + 1) / tile_parts * BLOCK_M, M);
+                work.q_from = max((q_first + q_tiles * share / tile_parts) * BLOCK_M, lo);
+                work.q_to = min((q_first + q_tiles * (share + 1) / tile_parts) * BLOCK_M, M);
             }
         }
         mbarrier_arrive_if(barrier_of(base, WORK_FULL, slot.index), is_leader);
@@ -328,6 +341,7 @@ __device__ __forceinline__ void run_dq_adder(const Args& args, u32 base, const W
         const int b = work.b;
         const int h = work.h;
         const int edge = work.edge;
+        const int span = work.span;
         const int lo = IN_PARTS ? work.q_from : work.lo;
         const int hi = IN_PARTS ? work.q_to : M;
         auto next = [](int q_lo) { return q_lo + BLOCK_M; };
@@ -338,7 +352,8 @@ __device__ __forceinline__ void run_dq_adder(const Args& args, u32 base, const W
         while (q_lo < hi) {
             const int q_next = next(q_lo);
             if (next_adder == adder) {
-                float* const sum = args.dq_sum_ptr + (long long)((b * H + h) * dq_tiles + q_lo / BLOCK_M) * DQ_SIZE;
+                float* const sum = args.dq_sum_ptr + ((long long)span * args.B * H * dq_tiles + (b * H + h) * dq_tiles
+                    + q_lo / BLOCK_M) * DQ_SIZE;
                 int* const turn = (int*)(sum + DQ_SIZE - TURNS);
                 const bool is_first = q_lo < edge;
                 if (!is_first) {

@@ -67,7 +67,7 @@ struct Args {
     long long stride_dqb, stride_dqm, stride_dqh;
     long long stride_dkb, stride_dkn, stride_dkh;
     long long stride_dvb, stride_dvn, stride_dvh;
-    int B, H, M, N, M_padded, SECTION, KV_SECTION, WALK_PARTS, KEY_ROWS;
+    int B, H, M, N, M_padded, SECTION, KV_SECTION, WALK_PARTS, KEY_ROWS, SPANS;
 };
 
 // The scalar product of eight elements of two rows.
@@ -117,6 +117,6 @@ extern "C" __global__ void __launch_bounds__(THREADS) dropout_backward_preproces
         }
     }
     // dq is zero before any addition.
-    if (threadIdx.x < TURNS)
-        ((int*)args.dq_sum_ptr + (blockIdx.x + 1ll) * DQ_SIZE - TURNS)[threadIdx.x] = 0;
+    for (int i = threadIdx.x; i < TURNS * args.SPANS; i += THREADS)
+        ((int*)args.dq_sum_ptr + (i / TURNS * gridDim.x + blockIdx.x + 1ll) * DQ_SIZE - TURNS)[i % TURNS] = 0;
 }

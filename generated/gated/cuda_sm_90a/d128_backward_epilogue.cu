@@ -65,7 +65,7 @@ struct Args {
     long long stride_dkb, stride_dkn, stride_dkh;
     long long stride_dvb, stride_dvn, stride_dvh;
     long long stride_gate_0, stride_gate_1, stride_gate_2, stride_gate_3;
-    int B, H, G, M, N, Hkv, M_padded, SECTION, KV_SECTION, WALK_PARTS, KEY_ROWS;
+    int B, H, G, M, N, Hkv, M_padded, SECTION, KV_SECTION, WALK_PARTS, KEY_ROWS, SPANS;
 };
 
 #include "columns.cuh"

@@ -61,7 +61,7 @@ struct Args {
     long long stride_dqb, stride_dqm, stride_dqh;
     long long stride_dkb, stride_dkn, stride_dkh;
     long long stride_dvb, stride_dvn, stride_dvh;
-    int B, H, G, M, N, Hkv, M_padded, SECTION, KV_SECTION, WALK_PARTS, KEY_ROWS;
+    int B, H, G, M, N, Hkv, M_padded, SECTION, KV_SECTION, WALK_PARTS, KEY_ROWS, SPANS;
 };
 
 // The sum of a row's parts, eight columns from this one on: the parts lie one after the other, and are added in that

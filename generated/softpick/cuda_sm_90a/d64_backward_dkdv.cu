@@ -106,13 +106,13 @@ struct Args {
     long long stride_dqb, stride_dqm, stride_dqh;
     long long stride_dkb, stride_dkn, stride_dkh;
     long long stride_dvb, stride_dvn, stride_dvh;
-    int B, H, G, M, N, Hkv, M_padded, SECTION, KV_SECTION, WALK_PARTS, KEY_ROWS;
+    int B, H, G, M, N, Hkv, M_padded, SECTION, KV_SECTION, WALK_PARTS, KEY_ROWS, SPANS;
 };
 
 // What the scheduler publishes: a tile of keys, and the range that it walks over.
 struct WorkTile {
     int kv_lo;  // its first row; negative: no more tiles
-    int b, h_kv, edge, lo, full_lo, full_hi;
+    int b, h_kv, edge, span, lo, full_lo, full_hi;
     // of a part: its number, its query heads if several share the keys, and its queries
     int part, h_first, h_last, q_from, q_to;
 };
@@ -194,11 +194,16 @@ __device__ __forceinline__ void run_scheduler(const Args& args, u32 base, WorkTi
             break;
         }
         const int tile = taken / tile_parts;
-        const int first_head = tile / (kv_tiles * args.KV_SECTION) * args.KV_SECTION;
-        const int heads = min(args.KV_SECTION, B * Hkv * head_parts - first_head),
-            rank = tile % (kv_tiles * args.KV_SECTION);
+        // The last section has more heads: the tiles that start last are short, and so is the tail of the grid.
+        const int last = (2 * (int)gridDim.x + kv_tiles * part_heads - 1) / (kv_tiles * part_heads);
+        const int others = max((B * Hkv * head_parts - last) / args.KV_SECTION, 0) * args.KV_SECTION;
+        const int first_head = min(tile / (kv_tiles * args.KV_SECTION) * args.KV_SECTION, others);
+        const int heads = first_head < others ? args.KV_SECTION : B * Hkv * head_parts - others;
+        const int rank = tile - first_head * kv_tiles;
         const int in_turn = first_head + rank % heads;  // a head, and a part of it
-        const int kv_lo = (kv_tiles - 1 - rank / heads) * BLOCK_N;
+        const int number = rank / heads, span = ((number + 1) * args.SPANS - 1) / kv_tiles;
+        const int span_first = kv_tiles * span / args.SPANS, span_end = kv_tiles * (span + 1) / args.SPANS;
+        const int kv_lo = (span_first + span_end - 1 - number) * BLOCK_N;
         const int b = (in_turn / head_parts) / Hkv, h_kv = (in_turn / head_parts) % Hkv;
         const int kv_hi = min(kv_lo + BLOCK_N, N) - 1;
         // causal: which q tiles are partial, and which are full
@@ -207,7 +212,7 @@ __device__ __forceinline__ void run_scheduler(const Args& args, u32 base, WorkTi
         const int full_hi = where<int>(kv_lo + BLOCK_N <= N, M, 0);
         // Before it this tile is the first to add to a q tile: the next one sees none of them.
         int edge = 0x7fffffff;
-        if (const int kv_after = kv_lo + BLOCK_N; kv_after < N) {
+        if (const int kv_after = kv_lo + BLOCK_N; kv_after < span_end * BLOCK_N) {
             const int kv_lo = kv_after;
             const int lo = max(kv_lo + M - N, 0) / BLOCK_M * BLOCK_M;
             edge = lo;
@@ -217,21 +222,28 @@ __device__ __forceinline__ void run_scheduler(const Args& args, u32 base, WorkTi
             work.b = b;
             work.h_kv = h_kv;
             work.edge = edge;
+            work.span = span;
             work.lo = lo;
             work.full_lo = full_lo;
             work.full_hi = full_hi;
         }
         if constexpr (IN_PARTS) {
-            // The walks of a head are cut at the same queries: a part that began among those of one before it would
-            // wait for all of that.
-            const int share = taken % tile_parts, q_tiles = (M + BLOCK_M - 1) / BLOCK_M;
+            // All walks over keys of a span are cut at the same queries: a part that began among those of one before it
+            // would wait for all of that.
+            int q_first = 0;  // the first tile of queries that see some of these keys
+            {
+                const int kv_lo = span_first * BLOCK_N;
+                const int lo = max(kv_lo + M - N, 0) / BLOCK_M * BLOCK_M;
+                q_first = lo / BLOCK_M;
+            }
+            const int share = taken % tile_parts, q_tiles = max((M + BLOCK_M - 1) / BLOCK_M - q_first, 0);
             const int head_part = in_turn % head_parts, h = h_kv * G + head_part * part_heads;
             if (is_leader) {
                 work.part = head_part * tile_parts + share;
                 work.h_first = h;
                 work.h_last = min(h + part_heads, h_kv * G + G) - 1;
-                work.q_from = max(q_tiles * share / tile_parts * BLOCK_M, lo);
-                work.q_to = min(q_tiles * (share + 1) / tile_parts * BLOCK_M, M);
+                work.q_from = max((q_first + q_tiles * share / tile_parts) * BLOCK_M, lo);
+                work.q_to = min((q_first + q_tiles * (share + 1) / tile_parts) * BLOCK_M, M);
             }
         }
         mbarrier_arrive_if(barrier_of(base, WORK_FULL, slot.index), is_leader);
@@ -336,6 +348,7 @@ __device__ __forceinline__ void run_dq_adder(const Args& args, u32 base, const W
         const int b = work.b;
         const int h_kv = work.h_kv;
         const int edge = work.edge;
+        const int span = work.span;
         const int lo = IN_PARTS ? work.q_from : work.lo;
         const int hi = IN_PARTS ? work.q_to : M;
         const int h_first = IN_PARTS ? work.h_first : h_kv * G;
@@ -349,7 +362,8 @@ __device__ __forceinline__ void run_dq_adder(const Args& args, u32 base, const W
         while (q_lo < hi) {
             const int q_next = next(q_lo);
             if (next_adder == adder) {
-                float* const sum = args.dq_sum_ptr + (long long)((b * H + h) * dq_tiles + q_lo / BLOCK_M) * DQ_SIZE;
+                float* const sum = args.dq_sum_ptr + ((long long)span * args.B * H * dq_tiles + (b * H + h) * dq_tiles
+                    + q_lo / BLOCK_M) * DQ_SIZE;
                 int* const turn = (int*)(sum + DQ_SIZE - TURNS);
                 const bool is_first = q_lo < edge;
                 if (!is_first) {
