@@ -33,6 +33,7 @@ MEANT: dict[str, dict[str, Any]] = {
         "ErrorBound.most_probability": 1.0,
         "ErrorBound.splits": 1,
         "Section.least": 1,
+        "LastSection.before": 1,
         "Shift.least_probability": 1.0,
         "Shift.most_probability": 1.0,
         "Split.block_share": 1.0,
