@@ -34,6 +34,7 @@ _ATTNC = (
     "attnc.flex",
     "attnc.verify.search",
     "attnc.verify.trials",
+    "torch.distributed.tensor",  # which torch.testing imports at the first comparison, with SymPy
 )
 _Run = Callable[[tuple[object, ...]], int | None]
 

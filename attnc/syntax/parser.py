@@ -38,6 +38,7 @@ from attnc.resources import keep, kept_code, read_kept, resource
 from attnc.source import STDIN, Source, Span
 from attnc.syntax import ast
 from attnc.syntax.explain import explain
+from attnc.syntax.spans import keep_spans_alone
 
 MAX_ERRORS = 50
 
@@ -148,6 +149,12 @@ def _comments(place: Span) -> tuple[ast.Comment, ...]:
 @cache
 def _lark() -> Lark:
     """Returns the parser, from the tables that Lark has made for an earlier process if there are any."""
+    made = _make_or_load()
+    keep_spans_alone(made)
+    return made
+
+
+def _make_or_load() -> Lark:
     grammar = resource("grammar", "attn.lark").read_text(encoding="utf-8")
     made_of = "\0".join((lark_version, sys.version, Path(__file__).read_text(encoding="utf-8"), grammar))
     place = kept_code(__file__, "attn.lark")

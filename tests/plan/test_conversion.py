@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -40,26 +41,30 @@ def planned(
     return module
 
 
+BEFORE = "convert = before"
+
+
 @pytest.mark.parametrize(
-    ("module", "expected"),
+    ("options", "expected"),
     [
-        (planned(), ["k", "v"]),
-        (planned(k="bf16"), ["v"]),
-        (planned(k="bf16", v="bf16"), []),
-        (planned("convert = before", k="bf16", v="bf16"), []),
-        (planned(k="bf16", v="bf16", block="d // 16"), ["k"]),
-        (planned("convert = tiles"), []),
-        (planned("loops = [kv], split.kv = auto"), []),
-        (planned(storage=" via paged(table, page = 16)"), []),
-        (planned("convert = before", storage=" via paged(table, page = 16)"), ["k", "v"]),
-        (planned("convert = before", v="bf16", storage=" via paged(table, page = 16)"), ["k", "v"]),
-        (planned(length=True), []),
-        (planned("convert = before", length=True), ["k", "v"]),
-        (planned(length=True, block="d // 16"), ["k", "v"]),
-        (planned(target="triton"), []),
+        ({}, ["k", "v"]),
+        ({"k": "bf16"}, ["v"]),
+        ({"k": "bf16", "v": "bf16"}, []),
+        ({"schedule": BEFORE, "k": "bf16", "v": "bf16"}, []),
+        ({"k": "bf16", "v": "bf16", "block": "d // 16"}, ["k"]),
+        ({"schedule": "convert = tiles"}, []),
+        ({"schedule": "loops = [kv], split.kv = auto"}, []),
+        ({"storage": " via paged(table, page = 16)"}, []),
+        ({"schedule": BEFORE, "storage": " via paged(table, page = 16)"}, ["k", "v"]),
+        ({"schedule": BEFORE, "v": "bf16", "storage": " via paged(table, page = 16)"}, ["k", "v"]),
+        ({"length": True}, []),
+        ({"schedule": BEFORE, "length": True}, ["k", "v"]),
+        ({"length": True, "block": "d // 16"}, ["k", "v"]),
+        ({"target": "triton"}, []),
     ],
 )
-def test_what_is_converted_before_the_kernel(module: Module, expected: list[str]) -> None:
+def test_what_is_converted_before_the_kernel(options: dict[str, Any], expected: list[str]) -> None:
+    module = planned(**options)
     found = [] if module.conversion is None else [x.stored.tensor.name for x in module.conversion.tensors]
     assert found == expected
 

@@ -18,7 +18,6 @@ from attnc.syntax.parser import MAX_ERRORS, parse
 from tests.profiles import is_night
 
 EXAMPLES = [path.read_text(encoding="utf-8") for path in (Path(__file__).parent / "examples").glob("*.attn")]
-GRAMMAR = Lark(resource("grammar", "attn.lark").read_text(encoding="utf-8"), start="file", parser="lalr")
 
 WORDS = (
     "attention schedule def param input output let length score mask normalize grad via is in for where "
@@ -27,6 +26,12 @@ WORDS = (
 )
 SLIPS = ("&", "|", "!", "**", "if", "?", "'", "@", ";", "\0", "\x1b", "\u2028", "é", "漢")
 PIECES = st.sampled_from([*WORDS.split(), *SLIPS, " ", "\t", "\n", "\r\n"])
+
+
+def draw_by_grammar() -> st.SearchStrategy[str]:
+    """Draws what the grammar allows; not as tests are collected, since to read the grammar takes a second."""
+    grammar = Lark(resource("grammar", "attn.lark").read_text(encoding="utf-8"), start="file", parser="lalr")
+    return from_lark(grammar, alphabet=st.characters(codec="ascii"))
 
 
 def check(text: str) -> None:
@@ -81,7 +86,7 @@ def test_hostile_texts(name: str) -> None:
     max_examples=settings().max_examples // (16 if is_night() else 32),
     suppress_health_check=[HealthCheck.filter_too_much],
 )
-@given(from_lark(GRAMMAR, alphabet=st.characters(codec="ascii")))
+@given(st.deferred(draw_by_grammar))
 def test_sentences_of_the_grammar(text: str) -> None:
     check(text)
 
