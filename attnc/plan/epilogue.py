@@ -72,8 +72,12 @@ def is_row(fetch: Fetch, dtype: DType) -> bool:
     that several may be loaded at once.
     """
     *others, last = fetch.load.indices
-    is_alone = last == Index(COLUMN) and not any(COLUMN in uses(x) for x in (*others, fetch.guard))
-    return is_alone and dtype in (DType.F16, DType.BF16)
+    beside = (*others, fetch.guard)
+    nodes = [node for expr in beside for node in walk(expr)]
+    is_of_columns = any(COLUMN in uses(x) for x in beside) or any(
+        isinstance(node, Ref) and "kv" in node.axes for node in nodes
+    )
+    return last == Index(COLUMN) and not is_of_columns and dtype in (DType.F16, DType.BF16)
 
 
 def list_lengths(kernel: Decode) -> tuple[Statement, ...]:
