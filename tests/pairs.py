@@ -58,20 +58,18 @@ def drawn(axes: Axes, fits: Fits, source: random.Random) -> Iterator[tuple[Place
 
 def covering(axes: Axes, fits: Fits, *, tries: int = 200) -> list[Values]:
     """Returns few choices with all pairs that many drawn ones have: each adds the most of so many tries."""
-    pairs = Pairs(axes)
-    candidates = islice(drawn(axes, fits, random.Random(0)), 20 * tries)
-    pool = [(pairs.of(places), chosen) for places, chosen in candidates]
+    source, pairs = random.Random(0), Pairs(axes)
+    candidates = drawn(axes, fits, source)
     wanted = 0
-    for having, _ in pool:
-        wanted |= having
+    for places, _ in islice(candidates, 20 * tries):
+        wanted |= pairs.of(places)
     found: list[Values] = []
-    first = 0
     while wanted:
-        having, best = max(pool[first : first + tries], key=lambda x: (wanted & x[0]).bit_count())
-        first = (first + tries) % len(pool)
-        if wanted & having:
+        having = [(wanted & pairs.of(places), chosen) for places, chosen in islice(candidates, tries)]
+        new, best = max(having, key=lambda x: x[0].bit_count())
+        if new:
             found.append(best)
-            wanted &= ~having
+            wanted ^= new
     return found
 
 

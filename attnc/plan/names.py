@@ -52,14 +52,14 @@ KERNEL = frozenset((
     "again", "apart", "both", "chain", "head_lo", "high_before", "key_tiles", "listed_before", "low_before",
     "mark", "marks", "N_all", "padded", "places", "programs", "row_before", "start_before", "ticket",
     "tiles_before", "weight_rows", "weights", "wide",
-    "dk_at", "dv_at",
+    "dk_at", "dv_at", "dresult", "SPANS", "span_end", "span_first",
 ))  # fmt: skip
 #: What the texts of a declared call mention besides sizes: configs, tiles, counts of programs and splits.
 DECLARED = frozenset((
     "BLOCK_M", "BLOCK_N", "BLOCK_S", "config", "dk_config", "dkdv_config", "dq_config", "dq_floats",
     "dv_config", "EARLY_DP", "KEY_ROWS", "KV_SECTION", "M_padded", "PDL", "ROW_TILE", "rows", "rows_config",
     "SECTION", "shared", "SPLIT", "SPLIT_ROWS", "SPLIT_SIZE", "SPLITS", "STAGES", "tiles", "TMA", "WARPS",
-    "EDGES", "HEAD_PARTS", "PLACES", "WALK_PARTS", "WALKS",
+    "EDGES", "HEAD_PARTS", "PLACES", "SPANS", "WALK_PARTS", "WALKS",
     "FIRST_HEAD", "HEAD_BYTES", "HEADS_AT_ONCE", "KEPT_HEADS", "LIST_TILES",
     "ROUND", "ROUND_HEADS", "ROUND_WALKS", "ROUNDS",
     "chunk", "copies", "key_tiles", "padded", "programs", "rounds", "sorting", "weights",

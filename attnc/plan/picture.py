@@ -14,7 +14,7 @@ from attnc.expr.nodes import Expr, Load, Ref, Search, walk
 from attnc.plan import ir
 from attnc.plan.decay import MARGIN
 from attnc.plan.ir.backward import BackwardKernel
-from attnc.plan.lists import HIDES_SOME
+from attnc.plan.lists import HIDES_SOME, LISTED
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -171,6 +171,9 @@ def _visits(kernel: ir.Kernel, scene: _Scene, outer: int) -> Iterator[tuple[_Arr
 
     for named, expr in _scalars(kernel):
         names[named] = value(expr, first.shape)
+    listed = kernel.regions.loops[0].listed if kernel.regions.loops else None
+    if listed is not None:
+        names[LISTED.name] = -(-scene.keys // listed.block)  # every block
     if (split := ir.split_of(kernel)) is not None:  # the picture is of all splits together
         names |= {f"split_{end}": value(getattr(split, end), first.shape) for end in ("lo", "hi")}
     for loop in kernel.regions.loops:

@@ -83,7 +83,15 @@ def calls(
     rng = np.random.default_rng(draw(st.integers(0, 2**16)))
     ranks = draw(st.integers(1, 5))
     batch = draw(st.integers(1, 3))
-    kinds = ("square", "square", "oblong", "packed", "packed apart", "lengths", "both lengths")
+    kinds: tuple[str, ...] = (
+        "square",
+        "square",
+        "oblong",
+        "packed",
+        "packed apart",
+        "lengths",
+        "both lengths",
+    )
     kinds = (*kinds, "packed keys") if keys_alone else kinds
     kind = draw(st.sampled_from(kinds))
     rows = draw(st.sampled_from(queries))

@@ -28,10 +28,7 @@ class Sm90PreprocessText(RowsText):
 
     @property
     def turns(self) -> str:  # type: ignore[override]  # computed here
-        if self.plan.turns is None:
-            return ""
-        tile = "i / TURNS * gridDim.x + blockIdx.x + 1ll" if self.plan.spans_keys else "blockIdx.x + 1ll"
-        return f"((int*)args.dq_sum_ptr + ({tile}) * DQ_SIZE - TURNS)"
+        return "((int*)args.dq_sum_ptr + (blockIdx.x + 1ll) * DQ_SIZE - TURNS)" if self.plan.turns else ""
 
     @property
     def clears(self) -> bool:  # type: ignore[override]  # computed here
@@ -51,8 +48,7 @@ def join_name(module: Module) -> str:
 class Sm90JoinText(JoinText):
     """Text of the kernel that adds parts of dk and dv: what `templates/sm90/backward_join.cu.jinja` prints.
 
-    factor: of dk.
-    """
+    factor: of dk."""
 
     def __init__(self, module: Module, arguments: Sm90Arguments) -> None:
         assert module.backward is not None
@@ -64,8 +60,7 @@ class Sm90JoinText(JoinText):
 
 class Sm90FinishText(FinishText):
     """Text of the kernel that rounds dq: what `templates/sm90/backward_finish.cu.jinja` prints.
-    find_sequence: statements that find the sequence of a packed tile, as `BackwardPlaces` numbers tiles.
-    """
+    find_sequence: statements that find the sequence of a packed tile, as `BackwardPlaces` numbers tiles."""
 
     sizes_from = ""
     plan: Sm90Backward

@@ -55,8 +55,7 @@ class Sm90BackwardText(CudaBackwardText):
     for `cuda.sm_80`. One warp finds what tiles are; the others read in a record what it publishes of them.
 
     roles: as they are planned, with what kernels over keys have besides (dkdv), and products that two
-    warpgroups share (latent); sums_kept: gradients that leave in f32, to be added to.
-    """
+    warpgroups share (latent); sums_kept: gradients that leave in f32, to be added to."""
 
     plan: Sm90Backward
     loads: SharedLoads
