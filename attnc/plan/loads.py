@@ -204,19 +204,8 @@ class LoadNames:
 #: What printers put behind the name of a value for others that it is made of: where it lies in shared memory,
 #: words of bits, the same value of the next tile or of the neighbours.
 BEHIND = (
-    "ahead",
-    "at",
-    "bits",
-    "chunks",
-    "columns",
-    "first",
-    "line",
-    "of",
-    "of_lane",
-    "of_row",
-    "pairs",
-    "word",
-)
+    "ahead", "at", "bits", "chunks", "columns", "first", "line", "of", "of_lane", "of_row", "pairs", "word",
+)  # fmt: skip
 
 
 def _made_of(name: str) -> list[str]:

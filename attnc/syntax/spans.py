@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any, TypeAlias
 
@@ -39,32 +39,24 @@ class Spans:
         made = self.build(children)
         if type(made) is not Tree:
             return made
-        meta: Any = made.meta
-        for child in children:
-            if type(child) is Tree:
-                own: Any = child.meta
-                if own.empty:
-                    continue
-                start = own.container_start_pos
-            else:
-                start = child.start_pos
-            if not hasattr(meta, "start_pos"):
-                meta.start_pos = start
-            meta.container_start_pos = start
-            break
-        else:
+        first = _find_spanned(children)
+        if first is None:
             return made
-        for child in reversed(children):
-            if type(child) is Tree:
-                own = child.meta
-                if own.empty:
-                    continue
-                end = own.container_end_pos
-            else:
-                end = child.end_pos
-            if not hasattr(meta, "end_pos"):
-                meta.end_pos = end
-            meta.container_end_pos = end
-            break
+        last = _find_spanned(reversed(children))
+        meta: Any = made.meta
+        meta.container_start_pos = first.meta.container_start_pos if type(first) is Tree else first.start_pos
+        meta.container_end_pos = last.meta.container_end_pos if type(last) is Tree else last.end_pos
+        if not hasattr(meta, "start_pos"):
+            meta.start_pos = meta.container_start_pos
+        if not hasattr(meta, "end_pos"):
+            meta.end_pos = meta.container_end_pos
         meta.empty = False
         return made
+
+
+def _find_spanned(children: Iterable[Any]) -> Any:
+    """Returns the first child that has a span, None where none has."""
+    for child in children:
+        if type(child) is not Tree or not child.meta.empty:
+            return child
+    return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -25,6 +26,9 @@ TRAINED = ("local_sink", "dropout", "bias")
 #: Decoding from rows, and from pages with a counter.
 DECODED = ("decode", "unified_decode")
 
+#: Of operators, one after the other.
+_NUMBERS = count()
+
 pytestmark = pytest.mark.slow
 
 
@@ -39,6 +43,9 @@ class Loaded:
         self.module: Any = load_module(self.planned)
         runner_of(target).attach(self.module)
         self.function: Callable[..., Any] = getattr(self.module, name)
+        # A name of its own: torch keeps what the first module of the same kernels registered, and other tests
+        # may have loaded one.
+        self.module.CALL.operator = f"{name}_{next(_NUMBERS)}"
         torch.compiler.reset()
 
     def tensors(self, gradients: bool = False) -> list[torch.Tensor]:

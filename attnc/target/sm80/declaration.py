@@ -247,6 +247,9 @@ class CudaBackward(BackwardDeclaration):
     cuts_walks = False
     #: Whether spans of keys may have a sum of dq each, and the axis of them.
     spans_keys, spans = False, ""
+    #: Bytes that kernels over keys add to for each row of a query head, and the room in which all heads that
+    #: they walk over are one section, "" for none.
+    sum_bytes, joined_section = 0, ""
     #: The size that says how many of them a kv head counts as, where they have query heads of their own.
     head_parts = ""
 
@@ -384,17 +387,8 @@ class CudaBackward(BackwardDeclaration):
         return f"{show(longest(self.module.variant.attention, Role.KEY))} // B" if packs else "N"
 
     @property
-    def joined_section(self) -> str:
-        """The room in which all heads that kernels over keys walk over are one section, "" for none."""
-        return ""
-
-    @property
     def section(self) -> Section | None:
         return self._backward.kernels[0].grid.section
-
-    @property
-    def sum_bytes(self) -> int:
-        return 0
 
     def kernel(self, name: str) -> CallText:
         preprocess, epilogue = self._backward.preprocess, self._backward.epilogue

@@ -46,9 +46,7 @@ def join_name(module: Module) -> str:
 
 
 class Sm90JoinText(JoinText):
-    """Text of the kernel that adds parts of dk and dv: what `templates/sm90/backward_join.cu.jinja` prints.
-
-    factor: of dk."""
+    """Text of the kernel that adds parts of dk and dv (`sm90/backward_join.cu.jinja`). factor: of dk."""
 
     def __init__(self, module: Module, arguments: Sm90Arguments) -> None:
         assert module.backward is not None
@@ -60,7 +58,8 @@ class Sm90JoinText(JoinText):
 
 class Sm90FinishText(FinishText):
     """Text of the kernel that rounds dq: what `templates/sm90/backward_finish.cu.jinja` prints.
-    find_sequence: statements that find the sequence of a packed tile, as `BackwardPlaces` numbers tiles."""
+    find_sequence: statements that find the sequence of a packed tile, as `BackwardPlaces` numbers tiles.
+    """
 
     sizes_from = ""
     plan: Sm90Backward

@@ -31,7 +31,7 @@ class Sm90Arguments(ArgumentText):
 
         #: dk and dv, where blocks may share the walk of a tile.
         self.summed = [f"{name}_sum" for name in ("dk", "dv") if name in self.made and layout.cuts_walks]
-        self._spans_keys = layout.spans_keys
+        self._spans = ["SPANS"] if layout.spans_keys else []
 
     @property
     def pointers(self) -> list[tuple[str, str]]:
@@ -41,8 +41,7 @@ class Sm90Arguments(ArgumentText):
 
     @property
     def sizes(self) -> list[str]:
-        spans = ["SPANS"] if self._spans_keys else []
-        return [*super().sizes, *(["WALK_PARTS", "KEY_ROWS"] if self.summed else []), *spans]
+        return [*super().sizes, *(["WALK_PARTS", "KEY_ROWS"] if self.summed else []), *self._spans]
 
     @property
     def fields(self) -> Iterator[str]:
@@ -55,7 +54,8 @@ class Sm90BackwardText(CudaBackwardText):
     for `cuda.sm_80`. One warp finds what tiles are; the others read in a record what it publishes of them.
 
     roles: as they are planned, with what kernels over keys have besides (dkdv), and products that two
-    warpgroups share (latent); sums_kept: gradients that leave in f32, to be added to."""
+    warpgroups share (latent); sums_kept: gradients that leave in f32, to be added to.
+    """
 
     plan: Sm90Backward
     loads: SharedLoads
@@ -102,9 +102,8 @@ class Sm90BackwardText(CudaBackwardText):
         if turns is None:
             return replace(walk, last=self.roles.last, farthest_first=self.roles.walks)
         walk = replace(walk, walk=replace(walk.walk, last_first=turns.from_last))
-        if not self.roles.spans or not turns.from_last:
-            return walk
-        return replace(walk, last=self.roles.last, spans="SPANS")
+        divides = self.roles.spans and turns.from_last
+        return replace(walk, last=self.roles.last, spans="SPANS") if divides else walk
 
 
 def template_of(text: Sm90BackwardText) -> tuple[str, str]:

@@ -32,7 +32,8 @@ _INDICES = {Role.BATCH: "b", Role.KEY: "n", Role.HEAD: KV_HEAD.name}
 
 class RowAxis(NamedTuple):
     """An axis of rows. name: of an index; size: of the axis, in the kernel; place: the index in
-    memory, which pages make another one; stride: its name."""
+    memory, which pages make another one; stride: its name.
+    """
 
     name: str
     size: str
@@ -43,7 +44,8 @@ class RowAxis(NamedTuple):
 class ConvertedText:
     """A tensor that is converted. name: "k" or "v"; columns: of a row; made: what declarations call the
     result; table, page: of rows in pages; ends: of packed sequences; scale: of the column at hand, is_alike:
-    whether columns that a thread loads together have one; read: sizes that it mentions."""
+    whether columns that a thread loads together have one; read: sizes that it mentions.
+    """
 
     def __init__(self, module: Module, converted: Converted, dtypes: dict[str, DType]) -> None:
         self._converted, self._dtypes = converted, dtypes

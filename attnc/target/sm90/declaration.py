@@ -121,7 +121,8 @@ class HopperBackward(CudaBackward):
         assert module.backward is not None
         plan = module.backward.layout
         assert isinstance(plan, Sm90Backward)
-        self._plan, self._adds = plan, arguments.adds_dq
+        self._plan, self.joined_section = plan, plan.joined_section
+        self.sum_bytes = plan.layout.d_multiplied * 4 if arguments.adds_dq else 0
         self.spans_keys, self.spans = plan.spans_keys, "SPANS, " if plan.spans_keys else ""
         self._summed, self.cuts_walks = arguments.summed, plan.cuts_walks and bool(self._over_keys)
         if self.cuts_walks and self._over_keys[0].sums_heads:
@@ -147,14 +148,6 @@ class HopperBackward(CudaBackward):
         return f"{self._plan.layout.d_multiplied} * {self.configs[-1]}.BLOCK_M{turns}"
 
     @property
-    def sum_bytes(self) -> int:
-        return self._plan.layout.d_multiplied * 4 if self._adds else 0
-
-    @property
-    def joined_section(self) -> str:
-        return self._plan.joined_section
-
-    @property
     def sizes(self) -> dict[str, str]:
         sizes = super().sizes
         if not self.cuts_walks:
@@ -168,14 +161,12 @@ class HopperBackward(CudaBackward):
         rows = [show_size(bind) for bind in keys.axes[:-1]]
         kv_tiles = f"cdiv({self.keys}, {planned.config}.BLOCK_N)"
         cut = ("WALKS", heads, queries, kv_tiles)
-        spans = {}
-        if self.spans_keys:
-            sum_bytes = f"M_padded * B * H * {self.sum_bytes}"
-            spans["SPANS"] = self._plan.count_spans(", ".join(cut), sum_bytes, f"{planned.config}.spans")
+        sum_bytes, chosen = f"M_padded * B * H * {self.sum_bytes}", f"{planned.config}.spans"
+        spans = self._plan.count_spans(", ".join(cut), sum_bytes, chosen)
         return {
             **sizes,
             "WALKS": walks,
-            **spans,
+            **({"SPANS": spans} if self.spans_keys else {}),
             "WALK_PARTS": self._plan.count_parts(*cut, f"{planned.config}.parts"),
             **({self.head_parts: "min(WALK_PARTS, G)"} if self.head_parts else {}),
             "KEY_ROWS": " * ".join(rows),

@@ -25,7 +25,8 @@ class Sm90DecodeText(CudaDecodeText):
 
     starts_early: whether the first tile is known before any length is; splits_in_turn: whether splits take
     tiles in turn; unseen_values: whether rows of v in a partial tile have to be made zero; conversion: of
-    keys and values of 8 bits, before the kernel."""
+    keys and values of 8 bits, before the kernel.
+    """
 
     kernel: Decode
     layout: Sm90DecodeLayout

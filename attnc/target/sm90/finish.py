@@ -30,7 +30,8 @@ class PairedRow:
 
 class Sm90Finish(Finish):
     """As for `cuda.sm_80`. paired: rows that are loaded two columns at a time; staged: the one that is copied
-    ahead, as `row`, and `plan`: what is computed of it ahead; None for none."""
+    ahead, as `row`, and `plan`: what is computed of it ahead; None for none.
+    """
 
     paired: tuple[PairedRow, ...]
     staged: Staged | None

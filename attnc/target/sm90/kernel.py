@@ -21,7 +21,8 @@ from attnc.target.sm90.tiles import FRAGMENT, Boxes, WgmmaTiles
 
 class Sm90Text(CudaText):
     """What `templates/sm90/*.jinja` print besides what `cuda.sm_80` has. roles: as they are planned; score:
-    what they compute of scores; narrow, conversion: of keys and values of 8 bits."""
+    what they compute of scores; narrow, conversion: of keys and values of 8 bits.
+    """
 
     kernel: Forward
     layout: Sm90Layout
@@ -69,7 +70,8 @@ class Sm90Text(CudaText):
     @cached_property
     def arguments(self) -> OutputArguments:
         """Without sections of heads: blocks are at different tiles of a head, which stays in the L2 cache,
-        and not all of them begin a tile at once."""
+        and not all of them begin a tile at once.
+        """
         made = self.conversion
         lists = ["int* _list_bits_ptr;"] if self.lists else []
         return self._pass_arguments(

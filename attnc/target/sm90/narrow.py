@@ -32,7 +32,8 @@ class Loaded(NamedTuple):
 class NarrowTile(NarrowPart):
     """A tensor that is copied as it lies in memory, as text. scale: of a block of columns of a row, "" where
     there is none; of_row, of_block: what it is made of, loaded for a row, such as its page, and for a block;
-    is_power: scales are powers of two."""
+    is_power: scales are powers of two.
+    """
 
     scale: str = ""
     of_row: tuple[Loaded, ...] = ()

@@ -23,7 +23,8 @@ class Scores:
     planned: what is not computed element by element; fetches: loads of an element; of_row: the part of the
     score that all keys of a row share; vector_values: what is computed of each key; key_columns: where the
     three bf16 of a number of each key lie among those of its columns, and its value; number_columns: the same
-    of the factors of rows that the number of a key is multiplied by."""
+    of the factors of rows that the number of a key is multiplied by.
+    """
 
     def __init__(
         self, kernel: Forward, layout: Sm90Layout, step: Step, dtypes: dict[str, DType], variant: Variant

@@ -22,7 +22,8 @@ class WgmmaTiles:
     it; box: keys that are copied at once, which lie in one page; box_rows: the same as declarations say it,
     or all keys of a tile, of one of the `warps` that have rows of their own; functions: macros of
     `support/sm90_wgmma.cuh` that define the products, some by names in `more`; v_at, v_bytes: where tiles of
-    v begin, which may be those of k, and the size of one."""
+    v begin, which may be those of k, and the size of one.
+    """
 
     def __init__(
         self,
@@ -64,7 +65,8 @@ class Boxes(NamedTuple):
 
     def coordinates(self, name: str, row: str, page: str = "") -> str:
         """Returns row, head and batch of a box that begins at a row, as TMA takes them. page: in the place of
-        the batch, where rows lie in pages."""
+        the batch, where rows lie in pages.
+        """
         place = self.find_zero(name)
         indices = place.indices
         first, head, batch = (indices.get(role, "") for role in (place.rows, Role.HEAD, Role.BATCH))
