@@ -39,13 +39,11 @@ class Spans:
         made = self.build(children)
         if type(made) is not Tree:
             return made
-        first = _find_spanned(children)
-        if first is None:
+        first, last = _find_span(children), _find_span(reversed(children))
+        if first is None or last is None:
             return made
-        last = _find_spanned(reversed(children))
         meta: Any = made.meta
-        meta.container_start_pos = first.meta.container_start_pos if type(first) is Tree else first.start_pos
-        meta.container_end_pos = last.meta.container_end_pos if type(last) is Tree else last.end_pos
+        meta.container_start_pos, meta.container_end_pos = first[0], last[1]
         if not hasattr(meta, "start_pos"):
             meta.start_pos = meta.container_start_pos
         if not hasattr(meta, "end_pos"):
@@ -54,9 +52,12 @@ class Spans:
         return made
 
 
-def _find_spanned(children: Iterable[Any]) -> Any:
-    """Returns the first child that has a span, None where none has."""
+def _find_span(children: Iterable[Any]) -> tuple[int, int] | None:
+    """Returns where the first child that has a span begins and ends, None where none has."""
     for child in children:
-        if type(child) is not Tree or not child.meta.empty:
-            return child
+        if type(child) is not Tree:
+            return child.start_pos, child.end_pos
+        meta: Any = child.meta
+        if not meta.empty:
+            return meta.container_start_pos, meta.container_end_pos
     return None
