@@ -63,7 +63,7 @@ OF_ANY = _split(
     F.softsign(x); F.tanhshrink(x); torch.isnan(torch.sqrt(x)); torch.isinf(1 / x.clamp(0));
     torch.isfinite(torch.sqrt(x)); torch.nan_to_num(torch.sqrt(x)); torch.nan_to_num(x, 3.0);
     torch.isposinf(1 / x.clamp(0)); torch.isneginf(torch.log(x.clamp(0)));
-    torch.nan_to_num(torch.log(x.clamp(0)), neginf=-1.0)
+    torch.nan_to_num(torch.log(x.clamp(0)), neginf=-1.0); x.clamp(1, -1); torch.clip(x, 0.5, -0.5)
     """
 )
 OF_POSITIVE = _split(
@@ -109,6 +109,7 @@ OF_INTEGERS = _split(
     torch.bitwise_left_shift(i, 1); torch.bitwise_right_shift(i, 2); -i; ~i; i.bitwise_not(); i.int();
     i.long(); i.short(); i.char(); i.byte(); i.half() + 0.0; i.bool(); i.to(torch.int8);
     i.type(torch.int32); torch.minimum(i, j); torch.maximum(i, j); torch.clamp(i, -2, 3);
+    torch.clamp(i, 3, -2);
     torch.where(i > j, i, j); i * (i > j); (i > j) + i; (i > j) + (i > 0); (i > j) * (i > 0);
     (i > j).int() - 1; i ** 2; i ** 3; three + i; three - i; three * i; three // j; three % j; three / j;
     three - score; score / three; bytes_[kv] + bytes_[q]; bytes_[kv] - 7; -bytes_[kv]; bytes_[kv] * 3;
@@ -128,6 +129,15 @@ OF_INTEGERS = _split(
     torch.bitwise_left_shift(three, q); torch.bitwise_right_shift(i, q); (q & -q) * 2; ~i & 7; i & h
     """
 )
+#: Integers of either sign divided by integers of either sign, known or not: by operation and dividend.
+QUOTIENTS = tuple(
+    tuple(operation.format(x, y) for y in ("3", "-3", "(q + 1)", "(-1 - kv)", "j"))
+    for operation in (
+        "torch.fmod({}, {})", "{} % {}", "{} // {}", "torch.div({}, {}, rounding_mode='trunc')",
+        "torch.ceil({} / {})", "torch.floor({} / {})",
+    )
+    for x in ("q", "i", "(kv - 20)", "short[kv]", "bytes_[kv].int()")
+)  # fmt: skip
 #: Of two conditions.
 OF_CONDITIONS = _split(
     """
@@ -190,6 +200,7 @@ TEXTS: Mapping[str, bool] = {
 GROUPS = {
     "one": OF_ANY, "positive": OF_POSITIVE, "two": OF_TWO, "integers": OF_INTEGERS,
     "conditions": OF_CONDITIONS, "rows": [_sum(OF_ROWS[at : at + 6]) for at in range(0, len(OF_ROWS), 6)],
+    "quotients": [_sum(texts) for texts in QUOTIENTS],
 }  # fmt: skip
 
 

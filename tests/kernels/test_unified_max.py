@@ -71,16 +71,19 @@ def test_a_sink(phi: str) -> None:
     assert_within_bound(subject(sink=True, phi=phi), Case(dims=DIMS, seed=2), fills=every_fill())
 
 
-@pytest.mark.parametrize("splits", ["1", "3"])
-def test_a_row_without_keys_has_the_lse_of_its_sink(splits: str) -> None:
-    """However far the sink is from phi: exp2 of what is between them may be 0, or infinite."""
-    module = subject(sink=True, splits=splits).module
+@pytest.mark.parametrize(("splits", "cap"), [("1", 0), ("3", 0), ("1", 50)])
+def test_a_row_without_keys_has_the_lse_of_its_sink(splits: str, cap: int) -> None:
+    """However far the sink is from phi: exp2 of what is between them may be 0, or infinite. That a cap keeps
+    scores within the bounds says nothing of a sink.
+    """
+    score = "dot(q, k) / sqrt(D)"
+    module = subject(sink=True, splits=splits, score=f"softcap({score}, {cap})" if cap else score).module
     q, k = torch.ones(1, 3, 4, 16).bfloat16(), torch.ones(1, 1, 4, 16).bfloat16()  # two rows before the key
     sink = torch.tensor([-300.0, 300.0, 0.5, -math.inf])
     o, lse = module.a(q, k, k, sink)
     assert torch.allclose(lse[0, :, :2], sink[:, None].expand(-1, 2))
     assert not o[:, :2].any()
-    assert lse[0, 0, 2].item() == pytest.approx(4.0, abs=1e-5)
+    assert lse[0, 0, 2].item() == pytest.approx(cap * math.tanh(4 / cap) if cap else 4.0, abs=1e-4)
 
 
 def test_shares_that_are_done_again_are_counted() -> None:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 
+from attnc.expr.construct import add, compare, floordiv, maximum, minimum, mul, sub, where
+from attnc.expr.evaluate import Env, evaluate
+from attnc.expr.nodes import Const, Dim, Expr, Index
 from attnc.plan.sm90.backward import Sm90Backward, sum_of_dq
-from attnc.plan.sm90.turns import lengths_of_walks
+from attnc.plan.sm90.turns import _falls, _grows, lengths_of_walks
 from tests.plan import planning
 from tests.plan.test_sm90_backward import CAUSAL, is_by_wgmma, planned
 from tests.refusals import refused
@@ -98,6 +103,53 @@ def test_neighbours_are_neighbours(mask: str, m: int, n: int) -> None:
     mask = mask.replace("100", "20")
     for found in tiles_of(mask, m, n, 4, 8):
         assert found == list(range(found[0], found[0] + len(found))) if found else True
+
+
+_ENDS = (Index("kv_lo"), Index("kv_hi"))
+_LEAVES = (*_ENDS, Dim("M"), Dim("N"), Const(3), Const(40))
+
+
+def draw_bound(draw: random.Random, depth: int) -> Expr:
+    """A bound of a loop over queries, of the kinds that masks are solved for."""
+    if not depth:
+        return draw.choice(_LEAVES)
+    x, y = (draw_bound(draw, depth - 1) for _ in range(2))
+    number = Const(draw.choice((2, 5)))
+    condition = compare("<", x, y)
+    made: tuple[Expr, ...] = (add(x, y), sub(x, y), sub(y, x), minimum(x, y), maximum(x, y), mul(x, number))
+    return draw.choice((*made, floordiv(x, number), where(condition, draw_bound(draw, depth - 1), Const(0))))
+
+
+def test_what_is_said_to_grow_or_fall_does_so_from_tile_to_tile() -> None:
+    tile, draw, claimed = 8 * np.arange(12), random.Random(0), [0, 0]
+    ends = {"kv_lo": tile, "kv_hi": np.minimum(tile + 8, 90) - 1}
+    for number in range(600):
+        bound = draw_bound(draw, 1 + number % 3)
+        value = np.broadcast_to(evaluate(bound, Env(indices=ends, dims={"M": 50, "N": 90})), tile.shape)
+        # a bound is clamped to queries that there are; where it is one, sizes and positions are not below 0
+        steps = np.diff(value.astype(np.int64))
+        if (value < 0).any():
+            continue
+        for which, (claims, holds) in enumerate(((_grows, steps >= 0), (_falls, steps <= 0))):
+            if claims(bound):
+                claimed[which] += 1
+                assert holds.all(), bound
+    assert min(claimed) > 100
+
+
+@pytest.mark.parametrize("end", _ENDS)
+def test_sums_with_the_ends_of_a_tile_are_known_to_grow_or_fall(end: Index) -> None:
+    for rest in (Dim("M"), sub(Dim("M"), Dim("N")), Const(7)):
+        falls = sub(rest, end)
+        assert _grows(add(rest, end))
+        assert _grows(sub(end, rest))
+        assert _falls(falls)
+        assert _grows(sub(rest, falls))
+        assert _falls(sub(falls, end))
+        assert _falls(minimum(falls, Dim("M")))
+        assert not _falls(end)
+        assert not _grows(falls)
+        assert not _falls(sub(rest, falls))
 
 
 @pytest.mark.parametrize(

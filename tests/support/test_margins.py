@@ -45,6 +45,18 @@ def test_each_sequence_and_head_has_its_own() -> None:
     assert torch.equal(turned, margin(q, k))
 
 
+@pytest.mark.parametrize("group", [1, 2, 3])
+def test_heads_that_share_keys_have_the_margins_of_their_own_keys(group: int) -> None:
+    """The norms of all heads differ, so that no other head, sequence or order of them gives the same."""
+    draw = torch.Generator().manual_seed(group)
+    q, k = torch.randn(2, 3, 4 * group, 16, generator=draw), torch.randn(2, 5, 4, 16, generator=draw)
+    q *= 1 + torch.arange(4 * group)[:, None]
+    k *= torch.tensor([5.0, 1.0, 4.0, 2.0])[:, None]
+    longest = [x.norm(dim=-1).amax(1) for x in (q, k.repeat_interleave(group, dim=2))]
+    expected = 2 * 0.125 * longest[0] * longest[1] + math.log(5 / SHARE)
+    torch.testing.assert_close(margin(q, k), expected, rtol=0.01, atol=0)
+
+
 @pytest.mark.parametrize("odd", [math.nan, math.inf, 3e38])
 def test_a_norm_that_is_no_number_leaves_nothing_out(odd: float) -> None:
     q, k = torch.ones(1, 2, 1, 16), torch.ones(1, 3, 1, 16)
