@@ -58,6 +58,8 @@ PACKED = (
 
 
 KINDS = {"gate": GATE, "all": ALL}
+#: Splits, and one for all keys.
+SPLITS = "loops = [kv], pack = gqa, split.kv in {1, 3}"
 
 
 @pytest.mark.one_in(2)
@@ -93,6 +95,65 @@ def test_the_attention_of_rows_past_a_length_is_kept_as_zeros(target: str) -> No
     skip_without_compiler(target)
     made = subject_of_text(spec(CUT, small_tiles(target), target=target))
     assert_within_bound(made, Case(dims={"B": 2, "M": 45, "N": 3, "H": 1}, seed=3))
+
+
+#: Elements that numbers of columns, of rows, and of both find, through one load or two, and by arithmetic.
+FOUND_O = (
+    "sigmoid(w[rows[b, q_idx], d]) * attention + x[perm[perm[d]], 15 - d] + u[max(perm[d], 0) % 7]"
+    " + x[perm[d], rows[b, q_idx]] * u[rows[b, q_idx]] + w[perm[d], d // 2] * y[h, perm[d] + q_pos, d]"
+)
+FOUND = (
+    "input q: bf16[B, M, H, 16]",
+    "input k, v: bf16[B, N, H, 16]",
+    "input perm: i32[16]",
+    "input rows: i32[B, M]",
+    "input w: bf16[R, 16]",
+    "input x: f32[R, 16]",
+    "input u: f32[R]",
+    "input y: f32[H, R, 16]",
+    "score = dot(q, k) / sqrt(D)",
+    "mask = causal",
+    "normalize = softmax",
+    f"output o: bf16[B, M, H, 16] = {FOUND_O}",
+    "grad q, k, v, w, x, u, y",
+)
+
+
+@pytest.mark.one_in(3)
+@pytest.mark.parametrize("target", [*EACH, pytest.param("cuda.sm_90a", marks=needs_gxx)])
+def test_elements_that_columns_and_rows_find(target: str) -> None:
+    """Each sum of a gradient knows where it goes: also that of a column, whose index is loaded."""
+    skip_without_compiler(target)
+    is_hopper = target == "cuda.sm_90a"
+    lines = (
+        tuple(line.replace("16]", "64]").replace("15 -", "63 -") for line in FOUND) if is_hopper else FOUND
+    )
+    made = subject_of_text(spec(lines, "" if is_hopper else small_tiles(target), target=target))
+    assert_within_bound(made, Case(dims={"B": 2, "H": 2, "M": 21, "N": 33, "R": 9}))
+
+
+@needs_gxx
+@pytest.mark.slow
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize("schedule", ["loops = [q, kv]", SPLITS])
+def test_rows_that_a_number_of_each_query_finds(schedule: str) -> None:
+    """Of two rows of 16 bits Hopper copies the first ahead, and loads the other two columns at a time."""
+    made = "sigmoid(w[rows[b, q_idx], d]) * attention + x[places[b, q_pos], d]"
+    lines = (
+        "input q: bf16[B, M, Hkv * G, 64]",
+        "input k, v: bf16[B, N, Hkv, 64]",
+        "input rows: i32[B, M]",
+        "input places: i32[B, N]",
+        "input w, x: bf16[R, 64]",
+        "score = dot(q, k) / sqrt(D)",
+        "mask = causal",
+        "normalize = softmax",
+        f"output o: bf16[B, M, Hkv * G, 64] = {made}",
+    )
+    subject = subject_of_text(spec(lines, schedule, target="cuda.sm_90a"))
+    for config in range(len(subject.configs)):
+        dims = {"B": 2, "Hkv": 1, "G": 2, "M": 21, "N": 33, "R": 9}
+        assert_within_bound(subject, Case(dims=dims, config=config))
 
 
 @pytest.mark.one_in(3)
@@ -137,8 +198,6 @@ DECODED = (
     "normalize = {}",
     f"output o: bf16[B, M, Hkv * G, 16] = {DECODED_O}",
 )
-#: Splits, and one for all keys.
-SPLITS = "loops = [kv], pack = gqa, split.kv in {1, 3}"
 
 
 def assert_decodes(lines: Iterable[str], tiles: str, target: str) -> None:

@@ -13,6 +13,7 @@ from attnc.model.dtypes import DType
 from attnc.plan.epilogue import is_row
 from attnc.plan.ir import Fetch, Let, Module, Statement
 from attnc.plan.ir.backward import Adjoint, EpilogueGradient
+from attnc.plan.steps import fetches_for
 from attnc.target.printer import IN_ROWS
 from attnc.target.sm80.arguments import ArgumentText
 from attnc.target.sm80.backward import ROWS_WARPS, CudaFileText, default_of
@@ -171,6 +172,7 @@ class CudaEpilogueText(CudaFileText):
         if self._columns:
             yield "__syncthreads();"
             yield "for (int d = threadIdx.x; d < DV; d += THREADS) {"
+            yield from (f"    {item}" for item in self._indices_of_columns)
             for adjoint in self._adjoints:
                 if adjoint.along == ("tile", "d"):
                     yield f"    float {adjoint.name} = 0.0f;"
@@ -196,6 +198,14 @@ class CudaEpilogueText(CudaFileText):
                 yield f"    args.{adjoint.name}_ptr[blockIdx.x] = {adjoint.name};"
             else:
                 yield f"    atomic_add(&{self._at(adjoint)}, {adjoint.name});"
+
+    @property
+    def _indices_of_columns(self) -> Iterator[str]:
+        """What says where sums of columns go, which rows have loaded for themselves."""
+        added = [a for a in self._adjoints if a.along == ("tile", "d") and a.accumulate == "atomic"]
+        read = (expr for adjoint in added for expr in (*adjoint.load.indices, adjoint.guard))
+        for item in fetches_for(self.fetches, *read):
+            yield statement(item, self.dtypes, self.planned.dims, scalar)
 
     def _column(self, adjoint: Adjoint, group: str) -> str:
         first = f"{self._columns.index(adjoint.name)} * (THREADS / 8)"
