@@ -82,6 +82,8 @@ REGIONS: Mapping[tuple[str, str], Callable[[str], str]] = {
     ("docs/performance.md", "hopper backward"): lambda page: documented_figures.backward_hopper(),
     ("docs/performance.md", "hopper backward fa4"): lambda page: documented_figures.backward_beside_fa4(),
     ("docs/performance.md", "hopper deterministic"): lambda page: documented_figures.deterministic_hopper(),
+    ("docs/performance.md", "triton"): lambda page: documented_figures.forward_triton(),
+    ("docs/performance.md", "triton backward"): lambda page: documented_figures.backward_triton(),
     ("docs/performance.md", "cuda"): lambda page: documented_figures.forward_cuda(),
     ("docs/performance.md", "cuda backward"): lambda page: documented_figures.backward_cuda(),
     ("docs/performance.md", "schedules"): lambda page: documented_figures.schedules(),

@@ -91,6 +91,21 @@ def summary() -> str:
     return table(rows)
 
 
+def forward_triton() -> str:
+    """The forward benchmark of Triton's kernels: TFLOP/s, and ratios to what others compute."""
+    return _beside_others("forward_h200")
+
+
+def backward_triton() -> str:
+    """The same of the gradients of q, k and v."""
+    return _beside_others("backward_h200")
+
+
+def _beside_others(figure: str) -> str:
+    peers = {"cudnn": "cuDNN", "fa2": "FA2", "flex": "Flex"}
+    return _beside(figure, peers, {name: f"to {title}" for name, title in peers.items()})
+
+
 def forward_cuda() -> str:
     """The forward benchmark of the CUDA target: TFLOP/s, and attnc's ratio to FlashAttention-2."""
     peers = {"cudnn": "cuDNN", "fa2": "FA2", "flex": "Flex", "triton": "attnc on Triton"}

@@ -96,7 +96,7 @@ def attend(
     by_head: "alibi_slopes" and "sinks", f32[Hq] or None
     tokens: of every sequence, T = B * tokens: those of a sequence follow each other, and its keys are split
         among programs; cu_seqlens_q is not looked at. 0: cu_seqlens_q says how many each has
-    few: these are few, so that keys are split, for each token by itself; not beside an order
+    few: whether there are few new tokens, so that keys are split for each by itself; not beside an order
     causal: a token sees keys up to its own; else all keys of its sequence, of which `left` leaves some out
     tree: bool[B, tokens, tokens], new token i sees new token j, in place of all up to its own; wants
         `tokens`. Or words of uint8, int32 or int64, [B, tokens, ceil(tokens / bits)], the lowest bit first

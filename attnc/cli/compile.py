@@ -19,6 +19,7 @@ from attnc.cli.console import (
     complain,
     count_noun,
     find_specs,
+    loading,
     note,
     paint,
     progress,
@@ -189,7 +190,8 @@ def _compile_all(paths: Iterable[Path], out: Path) -> tuple[tuple[OutputFile, ..
     """Returns the outputs of the specs without errors, and the diagnostics of all. Raises Mistake when two
     specs make the same file.
     """
-    from attnc.build import compile_spec, support_outputs
+    with loading():
+        from attnc.build import compile_spec, support_outputs
 
     paths = tuple(paths)
     outputs: dict[str, OutputFile] = {}
@@ -253,7 +255,8 @@ def _find_kernels(texts: Mapping[Path, str]) -> dict[Path, dict[str, str]]:
 
 def _check_all(paths: Iterable[Path]) -> tuple[tuple[Diagnostic, ...], Mistake | None]:
     """Returns the findings about the specs, and the first mistake of two that make the same file."""
-    from attnc.build import check_spec
+    with loading():
+        from attnc.build import check_spec
 
     paths = tuple(paths)
     makers: dict[str, Path] = {}

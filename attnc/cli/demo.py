@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from attnc.cli.console import Mistake, count_noun, loading, one_spec, paint, say, without_kernels
+from attnc.cli.console import Mistake, count_noun, one_spec, paint, progress, say, without_kernels
 from attnc.cli.writing import write_or_refuse
 from attnc.output import write
 from attnc.resources import resource
@@ -34,17 +34,19 @@ def demo(
 
     Example: attnc demo specs/local_sink.attn
     """
-    from attnc.build import compile_spec, folder_of, front, plan_program, schedule_all, support_outputs
-    from attnc.runtime.toolchains import toolchain_of
-
     begin = time.perf_counter()
     spec = _usual_spec() if spec is None else one_spec(spec)
-    compiled = compile_spec(spec, out.parent)
-    outputs = (*compiled.outputs, *support_outputs())
+    with progress(f"compiling {spec.name}", None):
+        from attnc.build import compile_spec, folder_of, front, plan_program, schedule_all, support_outputs
+        from attnc.runtime.toolchains import toolchain_of
+
+        compiled = compile_spec(spec, out.parent)
+        outputs = (*compiled.outputs, *support_outputs())
     write_or_refuse(partial(write, outputs, out), out, force=None)
     took = time.perf_counter() - begin
-    program, _ = schedule_all(front(spec))
-    planned = plan_program(program)
+    with progress(f"planning {spec.name}", None):
+        program, _ = schedule_all(front(spec))
+        planned = plan_program(program)
     modules = planned.modules
     if planned.projections and not modules:
         raise Mistake(
@@ -60,10 +62,10 @@ def demo(
     say(paint("read it", "1"), f"   {path} ({lines} lines; needs torch, {needs} and {out / FOLDER})")
     _show_mask(module)
 
-    with loading():
+    with progress("running the kernel and its reference", None):
         from attnc.verify.trials import rehearse
 
-    outcome = rehearse(module)
+        outcome = rehearse(module)
     _show_outcome(outcome)
     if compiled.warnings:
         count = count_noun(len(compiled.warnings), "warning")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from attnc.cli.compile import JSON, SPEC
-from attnc.cli.console import Mistake, note, one_spec, progress, say_json, say_lines, without_kernels
+from attnc.cli.console import Mistake, loading, note, one_spec, progress, say_json, say_lines, without_kernels
 from attnc.cli.judge import only, wanted_targets
 from attnc.diagnostics import did_you_mean
 
@@ -83,15 +83,16 @@ def explain(
 
         explain_ranks(one_spec(spec), attention, variant, target, ranks, size, strategy, as_json=as_json)
         return
-    from attnc.build import front, plan_program, schedule_all
-    from attnc.effort import limit_steps, renew
-    from attnc.explain.backward import backward_dict, backward_text, explain_backward
-    from attnc.explain.forward import as_dict, as_text
-    from attnc.explain.forward import explain as explain_plan
-    from attnc.model.elaborate import report_limit
-    from attnc.plan.device import DEVICES
-    from attnc.plan.ir.text import module_text
-    from attnc.plan.targets import USUAL
+    with loading():
+        from attnc.build import front, plan_program, schedule_all
+        from attnc.effort import limit_steps, renew
+        from attnc.explain.backward import backward_dict, backward_text, explain_backward
+        from attnc.explain.forward import as_dict, as_text
+        from attnc.explain.forward import explain as explain_plan
+        from attnc.model.elaborate import report_limit
+        from attnc.plan.device import DEVICES
+        from attnc.plan.ir.text import module_text
+        from attnc.plan.targets import USUAL
 
     if shows_ir and as_json:
         raise Mistake("--ir prints text, not JSON", "leave out one of --ir and --json")
@@ -100,8 +101,10 @@ def explain(
             f"there is no architecture '{arch}'", "".join(did_you_mean(arch, DEVICES)) or ", ".join(DEVICES)
         )
     wanted = wanted_targets(target)
+    path = one_spec(spec)
     with limit_steps():
-        program, added = schedule_all(front(one_spec(spec)), wanted, attention, only_first=True)
+        with progress(f"planning {path.name}", None):
+            program, added = schedule_all(front(path), wanted, attention, only_first=True)
         if added and not as_json:
             chosen = dict.fromkeys(re.findall(r"^schedule \w+ for (\S+)", added, re.MULTILINE))
             note(f"'{spec}' leaves its schedule open; for {', '.join(chosen)} attnc.compile takes:")
@@ -111,7 +114,8 @@ def explain(
             note("   = help: below, line numbers count it, after a blank line, at the end of the spec")
             note(f"   = help: copy it there to keep it; kernels for {others} then need schedules, too")
         with report_limit("what explains it", program.source.span(0, 0)):
-            modules = plan_program(program).modules
+            with progress(f"planning {path.name}", None):
+                modules = plan_program(program).modules
             renew()
             if not modules and program.projections:
                 raise Mistake(

@@ -279,8 +279,9 @@ def choose_judges(
     An attention without a schedule gets those of `attnc.compile`. Raises DiagnosticError, and Mistake if
     nothing is selected.
     """
-    from attnc.build import front, plan_program, schedule_all
-    from attnc.effort import limit_steps
+    with loading():
+        from attnc.build import front, plan_program, schedule_all
+        from attnc.effort import limit_steps
 
     wanted, only_first = wanted_targets(target), target is None and not every_target
     programs, planned = [], []

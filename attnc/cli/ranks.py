@@ -9,7 +9,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import typer
 
-from attnc.cli.console import Mistake, count_noun, paint, say, say_json, say_lines, split_commas
+from attnc.cli.console import (
+    Mistake,
+    count_noun,
+    loading,
+    paint,
+    progress,
+    say,
+    say_json,
+    say_lines,
+    split_commas,
+)
 from attnc.diagnostics import DiagnosticError, did_you_mean
 
 if TYPE_CHECKING:
@@ -31,11 +41,13 @@ def explain_ranks(
 ) -> None:
     """Prints the plan of one call on several ranks. target: whose kernels are estimated; Triton's if None."""
     from attnc.cli.bench import check_target
-    from attnc.distributed.estimate import rates_of
-    from attnc.distributed.explain import as_dict, as_text, example, sizes_known
-    from attnc.distributed.kernels import check_covered
-    from attnc.distributed.plan import Planner, widths_of
-    from attnc.distributed.spans import Visibility
+
+    with loading():
+        from attnc.distributed.estimate import rates_of
+        from attnc.distributed.explain import as_dict, as_text, example, sizes_known
+        from attnc.distributed.kernels import check_covered
+        from attnc.distributed.plan import Planner, widths_of
+        from attnc.distributed.spans import Visibility
 
     target = target or "triton"
     check_target(target)
@@ -82,12 +94,13 @@ def _names(program: Program, attention: Attention, target: str) -> list[_Named]:
 
 def _read(path: Path, attention: str | None, target: str) -> Program:
     """Returns the program of a spec whose kernels can be made. Raises DiagnosticError."""
-    from attnc.build import front, plan_program, schedule_all
-    from attnc.effort import limit_steps
+    with progress(f"planning {path.name}", None):
+        from attnc.build import front, plan_program, schedule_all
+        from attnc.effort import limit_steps
 
-    with limit_steps():
-        program = front(path)
-        plan_program(schedule_all(program, [target], attention)[0])
+        with limit_steps():
+            program = front(path)
+            plan_program(schedule_all(program, [target], attention)[0])
     return program
 
 
@@ -145,8 +158,9 @@ def verify_ranks(
 def _verify_one(
     path: Path, chosen: _Named, target: str, ranks: int, count: int, *, quiet: bool
 ) -> dict[str, Any]:
-    from attnc.distributed.kernels import check_kernels, spec_of
-    from attnc.distributed.verify import refuse_heads, verify_on_ranks
+    with loading():
+        from attnc.distributed.kernels import check_kernels, spec_of
+        from attnc.distributed.verify import refuse_heads, verify_on_ranks
 
     variant, name = chosen.variant, chosen.variant.attention.name
     row: dict[str, Any] = {"spec": str(path), "attention": name, "variant": chosen.name, "ranks": ranks}
@@ -162,7 +176,8 @@ def _verify_one(
         if not quiet:
             say(f"-     {name}: {reason}")
         return {**row, "ok": None, "reason": reason}
-    found = verify_on_ranks(str(path), name, target, ranks, count, variant.name, chosen.schedule)
+    with progress(f"{name} on {count_noun(ranks, 'rank')}", None):
+        found = verify_on_ranks(str(path), name, target, ranks, count, variant.name, chosen.schedule)
     if not quiet:
         state = paint("ok   ", "32") if found.ok else paint("WRONG", "1;31")
         text = f" {name} on {ranks} ranks: {count_noun(len(found.verdicts), 'case')} on {found.place};"

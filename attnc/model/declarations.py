@@ -343,9 +343,13 @@ class Declarations:
                     other,
                     first,
                     hints=self._narrow_hints(other),
+                    labels=(f"{other.name} is {other.dtype}", f"{first.name} is {first.dtype}"),
                 )
         if q and k and not same_size(q.shape[-1], k.shape[-1]) and not joins_keys(self.tree, self.scope):
-            self._report_pair("E0311", "q and k differ in head dimension", k, q)
+            of_k, of_q = (f"the last axis of {x.name} is {show(x.shape[-1])}" for x in (k, q))
+            hint = "give q and k one head dimension; that of v may be another: declare 'input v' apart"
+            message = "q and k differ in head dimension"
+            self._report_pair("E0311", message, k, q, hints=(hint,), labels=(of_k, of_q))
             self.scope.tensors["v"] = WRONG
         if k and v and not same_size(k.size(Role.HEAD), v.size(Role.HEAD)):
             self._report_pair("E0312", "k and v differ in heads", v, k)
@@ -412,18 +416,24 @@ class Declarations:
         self.scope.dims |= meanings
 
     def _report_pair(
-        self, code: str, message: str, tensor: Tensor, other: Tensor, hints: tuple[str, ...] = ()
+        self,
+        code: str,
+        message: str,
+        tensor: Tensor,
+        other: Tensor,
+        hints: tuple[str, ...] = (),
+        labels: tuple[str, str] | None = None,
     ) -> None:
+        """labels: what is said of the two; by default where they are declared."""
         place, related = tensor.span or self.tree.span, other.span
+        of_tensor, of_other = labels or (f"{tensor.name} is declared here", f"{other.name} is declared here")
         self.scope.tensors[tensor.name] = WRONG
         self.report.error(
             code,
             message,
             place,
-            f"{tensor.name} is declared here",
-            related=(Label(related, f"{other.name} is declared here"),)
-            if related and related != place
-            else (),
+            of_tensor,
+            related=(Label(related, of_other),) if related and related != place else (),
             hints=hints,
         )
 

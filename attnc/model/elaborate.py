@@ -284,6 +284,7 @@ class Elaborator:
                 tree.span,
                 f"{_count(len(tree.indices), 'index', 'indices')} given",
                 related=(Label(tensor.span, "declared here"),) if tensor.span else (),
+                hints=_show_use(tensor, at),
             )
             return None
         if indices is None:
@@ -506,15 +507,8 @@ def report_misuse(tree: ast.Name, at: Context, *, indices: tuple[ast.Expr, ...] 
             "E0207", f"'{name}' is not a value", span, "a whole tensor", hints=("a score uses 'dot(q, k)'",)
         )
     elif isinstance(meaning, Tensor):
-        other = "d" if "attention" in at.also else "..."
-        axes = ", ".join(_INDICES.get(show(size), other) for size in meaning.shape)
-        at.error(
-            "E0207",
-            f"'{name}' is a tensor, not a value",
-            span,
-            "needs a subscript",
-            hints=(f"write '{name}[{axes}]', an index for each axis",) if axes else (),
-        )
+        hints = _show_use(meaning, at)
+        at.error("E0207", f"'{name}' is a tensor, not a value", span, "needs a subscript", hints=hints)
     elif meaning is not None and indices is not None:
         at.error("E0207", f"'{name}' cannot be subscripted", span, "not an input")
     elif name in scope.let_places and at.site is None:
@@ -547,6 +541,14 @@ def report_misuse(tree: ast.Name, at: Context, *, indices: tuple[ast.Expr, ...] 
             "not an index, dimension, input, param, let or def",
             hints=near or (_declaration_of(name, indices),),
         )
+
+
+def _show_use(tensor: Tensor, at: Context) -> tuple[str, ...]:
+    if not tensor.shape:
+        return (f"write '{tensor.name}': an input without axes is used by its name",)
+    other = "d" if "attention" in at.also else "..."
+    axes = ", ".join(_INDICES.get(show(size), other) for size in tensor.shape)
+    return (f"write '{tensor.name}[{axes}]', an index for each axis",)
 
 
 #: The index that walks along an axis, by its size.

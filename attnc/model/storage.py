@@ -170,13 +170,10 @@ class Storages:
         if name is None or name not in self.scope.tensors:
             known = tuple(n for n in self.scope.tensors if n not in ("q", "k", "v"))
             label = "not an input of this attention"
-            self.report.error(
-                "E0209",
-                f"unknown input '{arg.span.text}'",
-                arg.span,
-                label,
-                hints=did_you_mean(name or "", known),
-            )
+            hints = did_you_mean(name or "", known)
+            if name is not None and not hints:
+                hints = (f"declare 'input {name}: {expected}'",)
+            self.report.error("E0209", f"unknown input '{arg.span.text}'", arg.span, label, hints=hints)
             return None
         table = self.scope.tensors[name]
         if not isinstance(table, Tensor):

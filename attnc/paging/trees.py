@@ -20,8 +20,8 @@ class DraftTrees:
     A parent comes before its children.
     nodes: integers [B], how many of them each sequence has; None: all T. What is behind them means nothing
 
-    sees: bool[B, T, T], node i sees node j: itself or one of its ancestors; nodes that there are not see and
-    are seen by none
+    sees: bool[B, T, T], node i sees node j: itself or one of its ancestors; those past `nodes` see no node
+    and are seen by none
     depths: i64[B, T], ancestors of each node: its position is that of the root plus these
     """
 

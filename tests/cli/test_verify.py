@@ -6,12 +6,14 @@ decides when it is imported which of the two it does.
 
 import json
 import subprocess
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from attnc.cli import demo
 from attnc.cli import verify as command
 from attnc.cli.judge import Judge, Judged
 from attnc.runtime.nvrtc import nvrtc_version
@@ -261,9 +263,18 @@ def test_fuzz(run: Run, folder: Path) -> None:
     assert (missing.code, "there is no file 'nowhere.json'" in missing.err) == (2, True)
 
 
-def test_demo_writes_runs_and_verifies(run: Run, folder: Path) -> None:
+def test_demo_writes_runs_and_verifies(run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    announced: list[str] = []
+
+    def announce(label: str, total: int | None) -> AbstractContextManager[None]:
+        announced.append(label)
+        return nullcontext()
+
+    monkeypatch.setattr(demo, "progress", announce)
     done = run("demo", "specs/tiny.attn")
     assert done.code == 0, done.err
+    # each takes seconds, so a terminal says what is under way
+    assert announced == ["compiling tiny.attn", "planning tiny.attn", "running the kernel and its reference"]
     assert "generated/tiny/triton/f16_w16.py" in done.out
     assert "verified" in done.out
     assert (folder / "generated" / "tiny" / "triton" / "f16_w16.py").is_file()
