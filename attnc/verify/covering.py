@@ -22,7 +22,7 @@ from attnc.plan.lists import listing_of
 from attnc.verify.case import Case, TensorLayout
 from attnc.verify.cover import GROUPS, Coverage, Space
 from attnc.verify.inputs_read import find_sinks, lists
-from attnc.verify.strategies import MOST_WORDS, Limits, free_dims, word_dims
+from attnc.verify.strategies import MOST_WORDS, Limits, free_dims, size, word_dims
 
 #: Candidates among which each case is chosen.
 _CANDIDATES = 40
@@ -34,6 +34,8 @@ _OVERHEAD = 6.0
 FORGIVING = ("very_negative", "huge", "zero_q", "constant", "denormal", "zeros", "ones")
 #: Cases of the array that come before those at the edges; a run of fewer has no others.
 _FIRST = 4
+#: The seed of the plain case, and rows and keys that it has beside whole tiles.
+_PLAIN, _BESIDE = 1, 5
 #: Rows of a case of many keys: all that a thread has of a fragment, 8 apart, and some more.
 _ROWS = 20
 #: Entries of a list that is short, and sizes that are not of lists alone.
@@ -43,11 +45,13 @@ _ORDINARY = ("plain", "drawn", "none", "random")
 
 
 def covering_cases(space: Space, limits: Limits, count: int) -> Iterator[Case]:
-    """Yields this many covering cases. Empty, far and thin cases follow the first, so that a run that is cut
-    short has met them too.
+    """Yields this many covering cases, and a plain one in front of the last of the first. Empty, far and thin
+    cases follow these, so that a run that is cut short has met them too.
     """
     coverage = Coverage(space)
     for number in range(count):
+        if number == _FIRST - 1:
+            yield plain_case(space)
         if number == _FIRST:
             yield from _beside_the_array(space, limits)
         rng = random.Random(number)
@@ -59,25 +63,52 @@ def covering_cases(space: Space, limits: Limits, count: int) -> Iterator[Case]:
         yield from _beside_the_array(space, limits)
 
 
+def plain_case(space: Space) -> Case:
+    """Returns a case of what calls are mostly like: several tiles of queries, each of which walks over
+    several tiles of keys, ordinary numbers, and tensors that lie as they are declared. Of the array few cases
+    have that, for each meets many levels.
+    """
+    attention, names, words = space.attention, free_dims(space.attention), word_dims(space.attention)
+    extras = "whole" if lists(attention) else "drawn"
+    case = Case(dims={}, seed=_PLAIN, config=_in_two_splits(space), lengths=_full(space), extras=extras)
+    shape, *others = (made for made in space.configs_of(case).values() if hasattr(made, "BLOCK_N"))
+    walks = 2 * max(getattr(shape, "splits", 0), 1) * shape.BLOCK_N
+    keys = max((walks, *(made.BLOCK_N for made in others))) + _BESIDE
+    sizes = {"B": 2, "H": 2, "Hkv": 1, "G": 2, "M": 1}
+    dims = {name: MOST_WORDS if name in words else sizes.get(name, keys) for name in names}
+    pack = None if space.plan is None else pack_of(space.plan.kernel)
+    rows = shape.BLOCK_M
+    if pack is not None:  # a tile has rows of all heads that share keys, and where it is alone of one query
+        rows = 0 if pack.alone else rows * size(attention.heads_kv, dims) // size(attention.heads_q, dims)
+    rows = max((rows, *(made.BLOCK_M for made in others))) + _BESIDE
+    if "M" in dims:  # packed keys may have the lengths of the queries
+        dims["M"] = rows if "N" in dims else max(rows, keys)
+    return _with_lists(space, replace(case, dims=dims), keys)
+
+
 def _beside_the_array(space: Space, limits: Limits) -> Iterator[Case]:
     """Yields the cases at the edges and the thin ones, with lists for all queries and of several entries: of
     short lists most name nothing.
     """
-    listing = listing_of(space.attention)
     for case in (*edges(space), *thin_cases(space, limits)):
-        if listing is None:
-            yield case
-            continue
-        extents, dims = listing.condition.extents, dict(case.dims)
-        wanted = {extents[-1]: _FEW}
-        if listing.row_axis is not None:
-            wanted[extents[listing.row_axis]] = max(-(-dims.get("M", 1) // listing.rows), 1)
-        changed = {
-            size.name: most
-            for size, most in wanted.items()
-            if isinstance(size, Dim) and size.name not in _SEQUENCES and dims.get(size.name) == 1
-        }
-        yield replace(case, dims={**dims, **changed})
+        yield _with_lists(space, case, 0)
+
+
+def _with_lists(space: Space, case: Case, keys: int) -> Case:
+    """Returns a case with lists for all queries, which have entries for so many keys, and several."""
+    listing = listing_of(space.attention)
+    if listing is None:
+        return case
+    extents, dims = listing.condition.extents, dict(case.dims)
+    wanted = {extents[-1]: max(-(-keys // listing.keys), _FEW)}
+    if listing.row_axis is not None:
+        wanted[extents[listing.row_axis]] = max(-(-dims.get("M", 1) // listing.rows), 1)
+    changed = {
+        extent.name: most
+        for extent, most in wanted.items()
+        if isinstance(extent, Dim) and extent.name not in _SEQUENCES and dims.get(extent.name) in (1, keys)
+    }
+    return replace(case, dims={**dims, **changed})
 
 
 def _worth(coverage: Coverage, limits: Limits, case: Case) -> float:
@@ -396,9 +427,9 @@ def _draw_inverted(space: Space, limits: Limits, config: int) -> Iterator[Case]:
         _INVERTED, (listing.keys + 3, min(listing.keys, space.configs[config].BLOCK_N))
     ):
         sizes = {"M": together * listing.rows + 1, "N": keys}
-        for size, most in ((extents[listing.row_axis], together + 1), (entries, 3)):
-            if isinstance(size, Dim):
-                sizes.setdefault(size.name, most)
+        for extent, most in ((extents[listing.row_axis], together + 1), (entries, 3)):
+            if isinstance(extent, Dim):
+                sizes.setdefault(extent.name, most)
         dims = {name: sizes.get(name, 1) for name in names}
         if limits.includes_gradients(dims, config):
             for seed in (2, 4):

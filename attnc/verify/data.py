@@ -25,11 +25,13 @@ from attnc.verify.inputs_read import (
     addends,
     addresses,
     find_compared,
+    find_counts,
     find_divisors,
     find_saturated,
     find_sinks,
     find_slopes,
     find_terms,
+    lists,
     probabilities,
 )
 
@@ -496,6 +498,14 @@ def _divide(attention: Attention, tensor: Tensor, drawn: Array, rng: Rng) -> Arr
     return np.where(rng.random(drawn.shape) < 0.75, rng.choice(ends, drawn.shape), drawn)
 
 
+def _whole(attention: Attention, tensor: Tensor, drawn: Array, rng: Rng) -> Array:
+    """Lists name the first blocks, each once and none besides, and all of their entries count."""
+    if tensor.name in lists(attention) and drawn.ndim:
+        return np.broadcast_to(np.arange(drawn.shape[-1]), drawn.shape)
+    most = 255 if tensor.dtype is DType.U8 else 2**30
+    return np.full_like(drawn, most) if tensor.name in find_counts(attention) else drawn
+
+
 #: Neighbours that are equal: more than a block of a mask has, and more than two.
 _RUNS = (130, 256, 300)
 
@@ -511,6 +521,7 @@ EXTRAS: Mapping[str, Callable[[Attention, Tensor, Array, Rng], Array]] = {
     "divisors": _divide,
     "steep": _steep,
     "endless": _endless,
+    "whole": _whole,
 }
 
 

@@ -194,7 +194,10 @@ class ProjectionTrial(Trial):
 
     def cases(self, count: int) -> Iterable[Case]:
         reach, configs = self.subject.reach(), self.subject.module.CONFIGS
-        yield from boundary_cases(self._variant, reach, self._boundaries, configs)
+        first = boundary_cases(self._variant, reach, self._boundaries, configs)
+        yield from islice(first, _FIRST)
+        yield from plain_cases(self._variant, reach)
+        yield from first
         yield from fixed_cases(self._variant, reach, count)
 
     def draw_cases(self) -> SearchStrategy[Case]:
@@ -230,6 +233,8 @@ SPECIALS: Mapping[str, tuple[str, float] | None] = {
     "inf_w": ("w", float("inf")),
     "nan_bias": ("bias", float("nan")),
 }
+#: Cases in front of the plain one.
+_FIRST = 3
 _ROWS = (1, 2, 3, 0, 4, 5, 8, 9, 16, 17, 33, 64, 65)
 _COLUMNS = (64, 1, 3, 16, 61, 65, 131)
 _DEPTHS = (512, 1, 7, 16, 61, 128, 131, 513, 1030)
@@ -277,6 +282,17 @@ def fixed_cases(variant: ProjectionVariant, reach: Reach, count: int) -> Iterato
             dims |= {name: least for name, least in (("M", 1), ("N", 17)) if name not in fixed}
         layouts = _layouts(seed)
         yield Case(dims=dims, seed=seed, values=style, special=special, layouts=layouts, config=config)
+
+
+def plain_cases(variant: ProjectionVariant, reach: Reach) -> Iterator[Case]:
+    """Yields a case of several tiles along every axis, ordinary numbers, and tensors that lie as they are
+    declared; none where no config has an affordable one, of sizes that are fixed.
+    """
+    for config, (block_n, block_k, rows) in reach.tiles.items():
+        sizes = {"M": rows + 1, "N": block_n + 1, "K": 2 * block_k + 1, **fixed_sizes(variant)}
+        if reach.affordable(sizes, config):
+            yield Case(dims=sizes, config=config)
+            return
 
 
 def boundary_cases(

@@ -34,7 +34,7 @@ from attnc.verify.subject import Subject, place
 from attnc.verify.verdict import Verdict
 
 Progress: TypeAlias = Callable[[int, Case, Verdict], None]
-#: Every such case, or the next small one, is held to the rules too: they run the kernel some twenty times.
+#: The case behind so many, or the next small one, is held to the rules too: they run the kernel twenty times.
 _EVERY, _SMALL = 8, 1 << 21
 #: What `least` may make of `seconds`.
 _LONGER = 10
@@ -156,7 +156,7 @@ def _lost(trial: Trial, case: Case, said: str) -> GpuLost:
 
 
 class AttentionTrial(Trial):
-    """rules: what every eighth case must keep besides the error bound; rule_of: one of them by its name, all
+    """rules: what one case in eight must keep besides the error bound; rule_of: one of them by its name, all
     for a name that none has. spares_gradients: of a case whose gradients cost more than `Subject.limits`
     allow, the outputs alone are judged.
     """
@@ -241,15 +241,15 @@ class Step:
 
 
 class _StepMaker:
-    """Makes steps of cases: about every eighth is held to the rules, if it is small."""
+    """Makes steps of cases: about one in eight is held to the rules, if it is small."""
 
     def __init__(self, trial: Trial) -> None:
         self._trial = trial
         self._seen = self._held = 0
 
     def next_step(self, case: Case, fills: Iterable[str]) -> Step:
-        self._seen += 1
         is_held = self._seen // _EVERY > self._held and self._trial.has_rules_for(case)
+        self._seen += 1
         self._held += is_held
         return Step(case=case, fills=tuple(fills), is_held=is_held)
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from attnc.reference import Floats
+from attnc.plan import ir
+from attnc.plan.ir import pack_of
+from attnc.reference import Floats, heads, to_arrays
 from attnc.target.files import render_files
 from attnc.target.triton.lists import ListsText
 from attnc.verify.boundaries import Boundary, boundaries_of
@@ -19,13 +22,16 @@ from attnc.verify.check import check
 from attnc.verify.cover import Coverage, Space, by_tiles
 from attnc.verify.covering import covering_cases, thin_cases
 from attnc.verify.data import EXTRAS, styles_for
+from attnc.verify.inputs_read import lists
 from attnc.verify.problem import build
+from attnc.verify.projection_check import ProjectionTrial, projection_subject
 from attnc.verify.storage import LENGTHS
 from attnc.verify.strategies import fit_of
-from attnc.verify.subject import subject_of
+from attnc.verify.subject import Subject, subject_of
 from attnc.verify.trials import large_cases
-from tests.plans import module_of
+from tests.plans import SPECS, module_of, plans_of
 from tests.planted.registry import module_of as planted_module
+from tests.planted.registry import projection_of
 from tests.targets import TARGETS
 from tests.verify.judging import assert_within_bound, spec, subject_of_text
 
@@ -214,6 +220,71 @@ def test_the_array_meets_what_it_can(name: str) -> None:
     assert any(met.boundary.value + 1 in met.met for met in thin)
 
 
+def find_plain(module: ir.Module) -> tuple[Subject, Case]:
+    """The case of plain numbers and layouts among the first four of a module."""
+    subject = subject_of(module)
+    first = islice(covering_cases(subject.space, subject.limits(), 24), 4)
+    lengths = "full" if "full" in subject.space.factors.get("lengths", ()) else "drawn"
+    extras = "whole" if lists(subject.variant.attention) else "drawn"
+    plain = Case(dims={}, lengths=lengths, extras=extras)
+    (case,) = (case for case in first if replace(case, dims={}, seed=0, config=0) == plain)
+    return subject, case
+
+
+def count_tiles(subject: Subject, case: Case) -> tuple[int, int]:
+    """How many tiles of queries see a key, and of how many tiles of keys one of them sees some. Tiles of keys
+    that a list names one by one are those of the list.
+    """
+    attention, shape = subject.variant.attention, subject.configs[case.config]
+    pack = None if subject.plan is None else pack_of(subject.plan.kernel)
+    inputs = build(attention, case).inputs
+    found: list[tuple[int, int]] = []
+    for head in heads(attention, to_arrays(attention, inputs)):
+        group = head.dims["H"] // head.dims["Hkv"] if pack else 1
+        rows = 1 if pack and pack.alone else max(shape.BLOCK_M // group, 1)
+        seen = [
+            np.asarray(head.visible[at : at + rows].any(axis=0)) for at in range(0, len(head.visible), rows)
+        ]
+        listed = any(node.keys == 1 for node in lists(attention).values())
+        starts = range(0, head.shape[1], shape.BLOCK_N)
+        tiles = [
+            -(-int(keys.sum()) // shape.BLOCK_N)
+            if listed
+            else sum(bool(keys[at : at + shape.BLOCK_N].any()) for at in starts)
+            for keys in seen
+        ]
+        found.append((sum(map(bool, tiles)), max(tiles, default=0)))
+    return max(found)
+
+
+#: Specs whose mask keeps no more keys than a tile has: 49 of a window of an image.
+OF_FEW_KEYS = ("swin",)
+
+
+@pytest.mark.slow
+@pytest.mark.one_in(9)
+@pytest.mark.parametrize("name", sorted(path.stem for path in SPECS.glob("*.attn")))
+def test_one_of_the_first_cases_is_plain_and_has_several_tiles_each_way(name: str) -> None:
+    """Whatever the mask, the storage and the target: what is wrong behind a first tile alone shows early."""
+    modules = {
+        (module.variant.attention.name, module.target): module for module in reversed(plans_of(name).modules)
+    }
+    for module in modules.values():
+        subject, case = find_plain(module)
+        queries, keys = count_tiles(subject, case)
+        assert queries > 1, (module.target, case)
+        assert keys > 1 or name in OF_FEW_KEYS, (module.target, case)
+
+
+@pytest.mark.parametrize("name", ["linear"])
+def test_one_of_the_first_products_is_plain_and_has_several_tiles_along_every_axis(name: str) -> None:
+    subject = projection_subject(projection_of(name))
+    first = islice(ProjectionTrial(subject).cases(24), 4)
+    (case,) = (case for case in first if case == Case(dims=case.dims, config=case.config) and case.seed == 0)
+    tiles = zip("NKM", subject.reach().tiles[case.config], strict=True)
+    assert all(case.dims[axis] > tile for axis, tile in tiles)
+
+
 @pytest.mark.parametrize("target", ["triton", "cuda.sm_90a"])
 def test_pages_at_an_odd_stride_are_met_early(target: str) -> None:
     """While their rows, and the first page, begin at multiples of 16 bytes."""
@@ -301,6 +372,7 @@ def test_styles_of_other_inputs() -> None:
         "divisors",
         "steep",
         "endless",
+        "whole",
     }
     assert set(EXTRAS) == styles
     assert not bias("zero").any()
