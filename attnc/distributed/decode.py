@@ -153,10 +153,13 @@ def _check(attention: Attention) -> str:
     length = attention.lengths.get("N")
     if attention.softmax.dropout is not None:
         raise DiagnosticError([error("E0602", "dropout is not shared out over ranks", place)])
-    if attention.q.storage.is_packed:
-        span = attention.q.storage.span or place
-        message = "packed queries against keys on many ranks are not compiled"
-        raise DiagnosticError([error("E0602", message, span, "q is packed here")])
+    for tensor, message in (
+        (attention.q, "packed queries against keys on many ranks are not compiled"),
+        (attention.k, "packed keys are not spread over ranks"),
+    ):
+        if tensor.storage.is_packed:
+            span = tensor.storage.span or place
+            raise DiagnosticError([error("E0602", message, span, f"{tensor.name} is packed here")])
     if not isinstance(length, Load) or length.indices != (Index("b"),):
         message = "keys on many ranks need the length of each sequence as an input"
         hints = ("declare 'input kv_len: i32[B]' and write 'length N = kv_len[b]'",)

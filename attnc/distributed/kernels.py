@@ -291,10 +291,11 @@ def _problems(attention: Attention) -> Iterator[Diagnostic]:
             )
     q, k = attention.q.storage, attention.k.storage
     if q.is_packed != k.is_packed and not (q.is_paged or k.is_paged):
+        packed, others = ("queries", "keys") if q.is_packed else ("keys", "queries")
         yield _problem(
             attention,
-            "packed queries with keys that are not packed are not shared out over ranks",
-            attention.q.storage.span if attention.q.storage.is_packed else attention.q.span,
+            f"packed {packed} with {others} that are not packed are not shared out over ranks",
+            (q if q.is_packed else k).span,
             "rows of q and k lie in different ways",
             "pack both, or neither",
         )

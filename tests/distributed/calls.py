@@ -76,23 +76,20 @@ class Call:
 
 
 @st.composite
-def calls(
-    draw: st.DrawFn, queries: tuple[int, ...] = (1, 15, 16, 33, 70, 97, 130), *, keys_alone: bool = False
-) -> Call:
-    """keys_alone: whether packed keys come beside queries that are not, too."""
+def calls(draw: st.DrawFn, queries: tuple[int, ...] = (1, 15, 16, 33, 70, 97, 130)) -> Call:
     rng = np.random.default_rng(draw(st.integers(0, 2**16)))
     ranks = draw(st.integers(1, 5))
     batch = draw(st.integers(1, 3))
-    kinds: tuple[str, ...] = (
+    kinds = (
         "square",
         "square",
         "oblong",
         "packed",
         "packed apart",
+        "packed keys",
         "lengths",
         "both lengths",
     )
-    kinds = (*kinds, "packed keys") if keys_alone else kinds
     kind = draw(st.sampled_from(kinds))
     rows = draw(st.sampled_from(queries))
     keys = rows if kind in ("square", "packed") else draw(st.sampled_from((0, 1, 16, 47, 101, 128)))

@@ -34,17 +34,20 @@ def text(
     dtype: str = "f32",
     heads: str = "Hkv * G",
     packed: bool = False,
+    packed_keys: bool = False,
     length: str = "",
     params: str = "",
 ) -> str:
-    """A spec with heads of 16 columns, keys and queries in rows or packed."""
+    """A spec with heads of 16 columns, keys and queries in rows or packed, or keys alone packed."""
     kv_heads = heads.partition(" ")[0]
     q, k = f"B, M, {heads}, 16", f"B, N, {kv_heads}, 16"
     q_via = k_via = ""
     if packed:
-        q, k = f"T, {heads}, 16", f"S, {kv_heads}, 16"
-        q_via, k_via = " via ragged(cu_q)", " via ragged(cu_k)"
-        inputs = (*inputs, "cu_q, cu_k: i32[B + 1]")
+        q, q_via = f"T, {heads}, 16", " via ragged(cu_q)"
+        inputs = (*inputs, "cu_q: i32[B + 1]")
+    if packed or packed_keys:
+        k, k_via = f"S, {kv_heads}, 16", " via ragged(cu_k)"
+        inputs = (*inputs, "cu_k: i32[B + 1]")
     return _TEXT.format(
         params=params,
         dtype=dtype,

@@ -289,6 +289,26 @@ def test_what_has_no_length_of_each_sequence_is_refused(length: str, mask: str) 
     assert "need the length of each sequence" in found.message
 
 
+@pytest.mark.parametrize(
+    ("name", "rows", "said"),
+    [
+        ("q", "T, Hkv * G", "packed queries against keys on many ranks are not compiled"),
+        ("k", "S, Hkv", "packed keys are not spread over ranks"),
+    ],
+)
+def test_packed_rows_are_refused(name: str, rows: str, said: str) -> None:
+    """Keys of a sequence are dealt out by their number in it."""
+    text = spec().replace("input kv_len: i32[B]", "input kv_len: i32[B]\n  input ends: i32[B + 1]")
+    packed = f"[{rows}, 16] via ragged(ends)"
+    if name == "q":
+        text = text.replace("q: f32[B, M, Hkv * G, 16]", f"q: f32{packed}")
+        text = text.replace("o: f32[B, M,", "o: f32[T,").replace("[B, Hkv * G, M]", "[T, Hkv * G]")
+    else:
+        text = text.replace("[B, N, Hkv, 16]", packed)
+    found = refused(on_ranks, 1, lambda group: SpreadKeys(text, group))
+    assert (found.code, found.message) == ("E0602", said)
+
+
 def test_inputs_that_the_spec_does_not_have_are_refused() -> None:
     def work(group: Thread) -> None:
         keys = SpreadKeys(spec(), group)

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from attnc.diagnostics import DiagnosticError
 from attnc.distributed.derive import Derived, Form, View, derive
 from attnc.distributed.estimate import STRATEGIES, Strategy
+from attnc.distributed.kernels import check_covered
 from attnc.distributed.offers import Chunks
 from attnc.distributed.plan import Plan, Planner, RowGroup
 from attnc.distributed.spans import CallSizes, Visibility, Widths
@@ -50,8 +51,15 @@ def program_of(spec: str) -> Program:
 
 def spec_of(call: Call, score: Expr) -> str:
     lengths = "\n  ".join(f"length {name} = {show(length)}" for name, length in call.lengths.items())
-    packed = call.sizes.ends_q is not None
-    return text(show(call.mask), score=show(score), inputs=INPUTS, length=lengths, packed=packed)
+    packed, packed_keys = (ends is not None for ends in (call.sizes.ends_q, call.sizes.ends_k))
+    return text(
+        show(call.mask),
+        score=show(score),
+        inputs=INPUTS,
+        length=lengths,
+        packed=packed,
+        packed_keys=packed_keys,
+    )
 
 
 def whole(call: Call, expr: Expr) -> npt.NDArray[Any]:
@@ -223,9 +231,14 @@ def test_a_rank_sees_the_same_without_tiles_that_none_of_its_rows_sees(
 
 
 def check_ranks(call: Call, bias: Expr, strategy: Strategy | None) -> None:
+    sizes = call.sizes
     try:
         program = program_of(spec_of(call, Binary("+", Dot(), bias)))
         attention = program.attentions[0]
+        if (sizes.ends_q is None) != (sizes.ends_k is None):
+            with pytest.raises(DiagnosticError, match="packed keys with queries that are not packed"):
+                check_covered(attention)
+            return
         rank = Rank(derive(program, attention, {}, "triton"))
         plan = Planner(Visibility(attention), Widths(d=16, dv=16), call.ranks).plan(call.sizes, strategy)
     except (DiagnosticError, ValueError):

@@ -65,7 +65,7 @@ def test_what_lies_behind_a_table_is_0(expr: Expr, env: Env, columns: int) -> No
 
 
 @settings(max_examples=min(settings().max_examples * 2, 200) // 3)
-@given(calls(keys_alone=True), st.sampled_from((16, 128)))
+@given(calls(), st.sampled_from((16, 128)))
 def test_tiles_see_what_their_rows_see_head_by_head(call: Call, size: int) -> None:
     """And have no rows that no sequence has."""
     spans = visibility(call.mask, call.lengths)
