@@ -7,8 +7,12 @@ from dataclasses import replace
 
 import pytest
 
+from attnc.build import add_schedules, plan_program, schedules_for
+from attnc.model.resolve import resolve
 from attnc.plan.fitting import TileShape
-from attnc.plan.sm90 import SM90A
+from attnc.plan.sm90 import SM90A, decode_layout_of
+from attnc.source import Source
+from attnc.syntax.parser import parse, prelude
 from attnc.target.files import render_files
 from tests.plan.hopper import planned
 
@@ -69,3 +73,50 @@ def test_what_blocks_share_is_explained() -> None:
         "    a stage is free when 2 x 12 warps have given it back",
     ]
     assert lines[6].endswith(", cluster 1")
+
+
+CHUNKS = """
+attention chunks {{
+  input q: bf16[B, M, H, 128]
+  input k, v: bf16[B, N, H, 128]
+  input slope: f32[H]
+  input row: f32[B, M]
+  input bias: f32[H, M, N]
+  input sum: f32[H, N]
+  input falling: f32[H, N] is descending
+  input table: f32[W]
+  let far = slope[h] * (q_pos - kv_idx)
+  score = {score}
+  mask = causal
+  normalize = softmax
+  output o: bf16[B, M, H, 128]
+}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("score", "drifts"),
+    [
+        ("dot(q, k) / sqrt(D)", False),
+        ("softcap(dot(q, k) / sqrt(D), 30)", False),
+        ("slope[h] * dot(q, k) + row[b, q_idx] + slope[h] * q_pos", False),
+        ("dot(q, k) - far", True),
+        ("softcap(dot(q, k) - far, 30)", True),
+        ("dot(q, k) + bias[h, q_idx, kv_idx]", True),
+        ("dot(q, k) + sum[h, q_pos] - sum[h, kv_idx]", True),
+        ("dot(q, k) + falling[h, q_pos] - falling[h, kv_idx]", True),
+        ("dot(q, k) + table[q_pos - kv_idx]", True),
+        ("where(kv_idx < 4, dot(q, k), 2 * dot(q, k))", True),
+    ],
+)
+def test_scores_of_chunks_that_may_grow_with_the_keys_have_an_eager_maximum(
+    score: str, *, drifts: bool
+) -> None:
+    """A lazy one would fail in tile after tile, and a block whose maximum fails walks over its keys again."""
+    program = resolve(parse(Source("a.attn", CHUNKS.format(score=score))), prelude())
+    (schedule, *_) = schedules_for(program, "chunks", "cuda.sm_90a", splits=0, many=True)
+    (module,) = plan_program(add_schedules(program, schedule)).modules
+    layout = decode_layout_of(module.kernel)
+    assert layout.overlaps
+    assert layout.walks_again is not drifts
+    assert (module.kernel.softmax.headroom == 0) is drifts
