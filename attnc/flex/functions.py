@@ -364,6 +364,47 @@ def dot(tape: Tape, x: Any, tensor: Any) -> Any:
     return OPERATIONS["sum"](tape, Vector(tape, products))
 
 
+def _whole(tape: Tape, tensor: Any) -> Vector:
+    """Returns a captured tensor of one axis as a row."""
+    is_whole = isinstance(tensor, torch.Tensor) and tensor.dim() == 1
+    return _row(tape, Indexed(tape, tensor, ()) if is_whole else tensor)
+
+
+def _compare_with_each(tape: Tape, symbol: str, row: Any, x: Any) -> Vector:
+    found: list[Any] = [compare(tape, symbol, each, x) for each in _whole(tape, row).elements]
+    return Vector(tape, found or [scalar(tape, False)])
+
+
+@operation("isin", takes_rows=True)
+def is_in(
+    tape: Tape, elements: Any, test_elements: Any, *, assume_unique: bool = False, invert: bool = False
+) -> Any:
+    """Returns whether a number is one of a few."""
+    found = OPERATIONS["any"](tape, _compare_with_each(tape, "==", test_elements, elements))
+    return OPERATIONS["logical_not"](tape, found) if invert else found
+
+
+@operation("bucketize", takes_rows=True)
+def bucketize(
+    tape: Tape, input: Any, boundaries: Any, *, out_int32: bool = False, right: bool = False
+) -> Any:
+    """Returns how many of a few ascending numbers are below a number, or not above it if `right`."""
+    return OPERATIONS["sum"](tape, _compare_with_each(tape, "<=" if right else "<", boundaries, input))
+
+
+@operation("searchsorted", takes_rows=True)
+def search_sorted(
+    tape: Tape,
+    sorted_sequence: Any,
+    input: Any,
+    *,
+    out_int32: bool = False,
+    right: bool = False,
+    side: str | None = None,
+) -> Any:
+    return bucketize(tape, input, sorted_sequence, right=right or side == "right")
+
+
 @operation("index", "select", "gather", "index_select", "take", takes_rows=True)
 def looked_up(tape: Tape, x: Any, *_: Any, **__: Any) -> Any:
     raise refuse(

@@ -172,9 +172,10 @@ def _split(expr: Expr) -> tuple[Expr | None, Expr]:
             return (None if first is None else Binary(op, first, right)), kept
         case Call(function="max", args=(left, right)):
             return _split_larger(_split(left), _split(right))
+    nan = any(isinstance(node, Const) and node.value != node.value for node in walk(expr))
     failure = refuse(
         "E0901",
-        "an infinite value that is computed with",
+        "a value that is NaN" if nan else "an infinite value that is computed with",
         "only a score can be minus infinity",
         "use -inf as the score of a key that is to be left out: torch.where(condition, score, -inf)",
     )

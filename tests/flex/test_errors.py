@@ -32,6 +32,10 @@ def bits(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
     return torch.where((WORDS[q_idx] & WORDS[kv_idx]) == 0, score, 0.0)
 
 
+def not_a_number(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+    return torch.where(q_idx < kv_idx, score, torch.nan)
+
+
 def infinite_product(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
     return score * torch.where(q_idx < kv_idx, 1.0, -torch.inf)
 
@@ -98,7 +102,7 @@ def number_for_a_mask(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
 #: What the text of the spec says of them.
 OF_SPECS = {"E0320": (division_by_zero,), "E0507": (beyond_float32,)}
 MODS = {
-    "E0901": (arctangent, bits, infinite_product, other_bits, slice_of_a_row),
+    "E0901": (arctangent, bits, infinite_product, not_a_number, other_bits, slice_of_a_row),
     "E0902": (branch, chained, python_number),
     "E0903": (whole_tensor, row_of_a_tensor, float_as_index, text, number_for_a_mask, constant, too_long),
 }

@@ -22,6 +22,8 @@ from tests.flex.meaning import check_meaning, check_tape, products, spec_slopes,
 from tests.flex.mods import CASES, Case, Setting
 from tests.flex.random_mods import drawn
 
+#: torch's own, of isin.
+pytestmark = pytest.mark.filterwarnings("ignore:There is a performance drop")
 ROOT = Path(__file__).parents[2]
 NIGHTLY = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
 _DRAW = torch.Generator().manual_seed(2)
@@ -33,7 +35,8 @@ BYTES = torch.randint(0, 256, (9,), generator=_DRAW).to(torch.uint8)
 SHORT = torch.randint(-30000, 30000, (9,), generator=_DRAW).to(torch.int16)
 #: What texts may read beside score, b, h, q, kv.
 SPACE = {"torch": torch, "F": F, "rows": ROWS, "ints": INTS, "flags": FLAGS, "bytes_": BYTES, "short": SHORT,
-         "wide": torch.ones(9, 33), "three": torch.tensor(3), "yes": torch.tensor(True)}  # fmt: skip
+         "few": torch.tensor([1, 3, 4]), "wide": torch.ones(9, 33), "three": torch.tensor(3),
+         "yes": torch.tensor(True)}  # fmt: skip
 
 
 def _split(texts: str) -> tuple[str, ...]:
@@ -161,7 +164,11 @@ OF_ROWS = _split(
     rows[kv][-2]; (rows[kv] * 2 + 1)[3]; (rows[kv] - 1)[3,]; torch.where(rows[kv] > 0, rows[q], 0.0).sum();
     (ints[q] == ints[kv]).all(); torch.amax(rows[kv]); torch.mean(rows[q] ** 2); (1 - rows[kv]).sum();
     rows[-1 - kv][0]; rows[q - kv][1]; (rows[kv] * 2).ndim + rows[kv].ndim; (rows[kv] * 2).shape[0];
-    rows[kv].shape[0] * x; x.ndim + x.dim() + x.numel() + len(x.size()) + len(x.shape)
+    rows[kv].shape[0] * x; x.ndim + x.dim() + x.numel() + len(x.size()) + len(x.shape);
+    torch.isin(kv, few); torch.isin(kv, few, invert=True); torch.isin(i, few - 2) * x; torch.isin(q, few[:0]);
+    torch.bucketize(kv, few); torch.bucketize(kv, few, right=True); torch.bucketize(x, few / 2) * 0.5;
+    torch.searchsorted(few, kv); torch.searchsorted(few, kv, side='right'); rows[torch.bucketize(q, few), 2];
+    torch.searchsorted(ints[3].sort().values, i, right=True)
     """
 )
 
@@ -280,6 +287,8 @@ def test_defaults_of_operations_are_torchs() -> None:
 
 #: What mods of these texts are told: the code, and words of the message.
 REFUSED = {
+    "torch.isin(kv, wide[0])": "E0903.*rows have 32 elements",
+    "torch.bucketize(kv, wide)": "E0903.*a tensor of shape",
     "torch.dot(rows[kv], ints[q])": "E0903.*rows of 5 and 3 elements",
     "(rows[kv] * ints[q]).sum()": "E0903.*rows of 3 and 5 elements",
     "i & (1 << 31)": "E0901.*bits of 2147483648",
