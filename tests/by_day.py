@@ -4,7 +4,7 @@ list of parameters made here, where cases need marks or names of their own.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from itertools import product
 from typing import Any
 
@@ -43,38 +43,59 @@ def some_by_day(*factors: Iterable[Any], of: int) -> list[ParameterSet]:
 
 def part_by_day(metafunc: pytest.Metafunc, *, is_night: bool) -> None:
     """Leaves out the cases of a test that run by night alone, or marks them `nightly` if it is night: those
-    of a test marked `one_in(n)` but one in n, along diagonals where it has several lists of parameters.
+    of a test marked `one_in(n)` but one in n, along diagonals where it has several lists of parameters, and
+    one for each target that would have none.
 
     That is before pytest makes an item of each, which takes seconds. Where no case runs by day one stays, for
     a test without cases would be called without arguments; it is marked, and so runs by night alone.
     """
     calls = metafunc._calls  # has no public name
-    later = [*_find_left_out(metafunc.definition, calls)]
+    by_day = _find_by_day(metafunc.definition, calls)
     if is_night:
-        for number in later:
+        for number in {*range(len(calls))}.difference(by_day):
             calls[number].marks.append(pytest.mark.nightly.mark)
-    elif later:
-        left_out = {*later}
-        kept = [call for number, call in enumerate(calls) if number not in left_out]
-        metafunc._calls = kept or calls[:1]
+    elif len(by_day) < len(calls):
+        metafunc._calls = [calls[number] for number in by_day] or calls[:1]
 
 
-def _find_left_out(test: pytest.Item, calls: Sequence[Any]) -> Iterator[int]:
-    """Yields the numbers of the cases that do not run by day."""
+def _find_by_day(test: pytest.Item, calls: Sequence[Any]) -> list[int]:
+    """Returns the numbers of the cases that run by day."""
     if test.get_closest_marker("nightly") is not None:
-        yield from range(len(calls))
-        return
+        return []
+    left = [number for number, call in enumerate(calls) if all(mark.name != "nightly" for mark in call.marks)]
     mark = test.get_closest_marker("one_in")
-    lists = [len([*made.args[1]]) for made in test.iter_markers("parametrize")] if mark else []
-    by_day = 0
-    for number, call in enumerate(calls):
-        if any(mark.name == "nightly" for mark in call.marks):
-            yield number
-        elif mark is not None:
-            place = _sum_places(number, lists) if len(lists) > 1 else by_day
-            by_day += 1
-            if place % int(mark.args[0]):
-                yield number
+    if mark is None:
+        return left
+    lists = [len([*made.args[1]]) for made in test.iter_markers("parametrize")]
+    places = [_sum_places(number, lists) for number in left] if len(lists) > 1 else range(len(left))
+    chosen = [number for number, place in zip(left, places, strict=True) if place % int(mark.args[0]) == 0]
+    return sorted([*chosen, *_one_of_each_target(calls, left, chosen)])
+
+
+def _one_of_each_target(calls: Sequence[Any], left: Sequence[int], chosen: Sequence[int]) -> Iterator[int]:
+    """Yields a case for each target of those left that none of the chosen has: the first whose other
+    arguments none of these has either, if there is one.
+    """
+    seen = {argument for number in chosen for argument in _arguments(calls[number])}
+    arguments = {number: _arguments(calls[number]) for number in left}
+    for target in dict.fromkeys(pair for pairs in arguments.values() for pair in pairs if _is_target(pair)):
+        if target not in seen:
+            cases = [number for number in left if target in arguments[number]]
+            best = min(cases, key=lambda number: len(seen.intersection(arguments[number])))
+            seen.update(arguments[best])
+            yield best
+
+
+def _arguments(call: Any) -> list[tuple[str, Hashable]]:
+    """Returns the arguments of a case by name, those that are no plain values by their identity."""
+    return [
+        (name, value if isinstance(value, str | int | float) else id(value))
+        for name, value in call.params.items()
+    ]
+
+
+def _is_target(argument: tuple[str, Hashable]) -> bool:
+    return "target" in argument[0]
 
 
 def _sum_places(number: int, lists: Sequence[int]) -> int:

@@ -48,7 +48,7 @@ _SLOW = (HealthCheck.too_slow,)
 
 settings.register_profile(
     "pr",
-    max_examples=60,
+    max_examples=30,
     derandomize=True,
     database=None,
     deadline=None,

@@ -55,6 +55,7 @@ def own_file(module: str) -> Path:
     return ROOT / "tests" / package / f"test_{'_'.join(names)}.py"
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("module", MODULES)
 def test_a_module_has_a_test_file_of_its_name(module: str) -> None:
     """Or one place where it is tested, and never both."""

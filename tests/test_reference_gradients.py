@@ -68,6 +68,7 @@ FINISHED = Binary(
 )
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("score", "softmax", "epilogue"),
     [

@@ -20,7 +20,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from functools import cache
+from functools import cache, lru_cache
 from io import BytesIO
 from itertools import islice, pairwise
 from pathlib import Path
@@ -109,19 +109,39 @@ def _item_ranges(text: str, start: int) -> Iterator[tuple[int, int]]:
 def _parse_items(source: Source, start: int, end: int) -> tuple[ast.Item, ...]:
     if exceeded := check_limits(source, start, end):
         raise DiagnosticError([exceeded])
+    written = source.text[start:end]
+    tree = _read_short(written) if len(written) <= _SHORT else _read(written)
+    if tree is None:
+        raise DiagnosticError([_find_mistake(source, start, end)])
+    return build_items(source, tree, start)
+
+
+def _read(text: str) -> Cst | None:
+    """Returns the tree of the items of a text, None where it is wrong."""
+    with suppress(UnexpectedInput):
+        return _lark().parse(text)
+    return None
+
+
+#: Most items of a file that is edited, or that differs from another in its schedules, were read before.
+_read_short = lru_cache(maxsize=256)(_read)
+#: Characters of an item that is remembered.
+_SHORT = 4096
+
+
+def _find_mistake(source: Source, start: int, end: int) -> Diagnostic:
+    """Returns what is wrong with a range of a text that is not read."""
     text = TextSlice(source.text, start, end)
     session = _lark().parse_interactive(text)
     tokens: list[Token] = []
     try:
         for token in session.iter_parse():
             tokens.append(token)  # noqa: PERF402 - the tokens before a failure are needed
-        tree = session.feed_token(Token("$END", "", end, end_pos=end))
+        session.feed_token(Token("$END", "", end, end_pos=end))
     except UnexpectedInput as failure:
         taken = tokens[:-1] if tokens and tokens[-1] is getattr(failure, "token", None) else tokens
-        raise DiagnosticError(
-            [explain(source, taken, failure, _list_accepted(text, len(taken)), end)]
-        ) from None
-    return build_items(source, tree)
+        return explain(source, taken, failure, _list_accepted(text, len(taken)), end)
+    raise AssertionError("what is not read by itself is read in its file")
 
 
 def _list_accepted(text: TextSlice[str], count: int) -> set[str]:
@@ -212,14 +232,16 @@ _FLAT = frozenset(
 )
 
 
-def build_items(source: Source, tree: Cst) -> tuple[ast.Item, ...]:
-    """Returns the items of a `file` tree. Raises DiagnosticError (E0108, E0502) with the first error."""
-    _check_depth(source, tree)
-    builder = _Builder(source)
+def build_items(source: Source, tree: Cst, start: int) -> tuple[ast.Item, ...]:
+    """Returns the items of a `file` tree of the text from an offset on. Raises DiagnosticError (E0108, E0502)
+    with the first error.
+    """
+    _check_depth(source, tree, start)
+    builder = _Builder(source, start)
     return tuple(builder.item(child) for child in _trees(tree))
 
 
-def _check_depth(source: Source, root: Cst) -> None:
+def _check_depth(source: Source, root: Cst, start: int) -> None:
     """Raises E0502 where the tree is too deep. A chain of n arithmetic operators is n levels of the AST, any
     other node at most one.
     """
@@ -228,7 +250,8 @@ def _check_depth(source: Source, root: Cst) -> None:
         tree, depth = stack.pop()
         depth += len(tree.children) // 2 if tree.data in ("sum", "product") else tree.data not in _FLAT
         if depth > MAX_DEPTH:
-            raise DiagnosticError([too_deep(source.span(tree.meta.start_pos, tree.meta.end_pos))])
+            place = source.span(start + tree.meta.start_pos, start + tree.meta.end_pos)
+            raise DiagnosticError([too_deep(place)])
         stack += [(child, depth) for child in reversed(_trees(tree))]
 
 
@@ -237,11 +260,11 @@ def _trees(tree: Cst) -> list[Cst]:
 
 
 class _Builder:
-    def __init__(self, source: Source) -> None:
-        self.source = source
+    def __init__(self, source: Source, start: int) -> None:
+        self.source, self.start = source, start
 
     def span(self, tree: Cst) -> Span:
-        return self.source.span(tree.meta.start_pos, tree.meta.end_pos)
+        return self.source.span(self.start + tree.meta.start_pos, self.start + tree.meta.end_pos)
 
     # --- items and statements -------------------------------------------------------------------------------
 

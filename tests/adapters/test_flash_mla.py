@@ -140,6 +140,7 @@ def packed(pages: int, page: int, size: int = 656, *, seed: int = 4) -> tuple[to
     return cache, unpack_cache(cache)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("tokens", [1, 2])
 def test_selected_rows_of_several_types_are_those_of_16_bits(tokens: int, size: int) -> None:
@@ -153,7 +154,7 @@ def test_selected_rows_of_several_types_are_those_of_16_bits(tokens: int, size: 
         assert torch.equal(mine, theirs)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("counted", [False, True])
 def test_a_second_cache_adds_its_keys(counted: bool, size: int) -> None:
@@ -193,6 +194,7 @@ def test_a_second_cache_adds_its_keys(counted: bool, size: int) -> None:
         assert torch.equal(mine, theirs)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("size", SIZES)
 def test_all_rows_of_several_types_are_those_of_16_bits(size: int) -> None:
     """Two sequences share their first page."""

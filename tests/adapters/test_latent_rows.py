@@ -159,6 +159,7 @@ def test_scales_of_exponents_may_be_extreme() -> None:
     assert made[:, 32:].isfinite().all()
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
 @pytest.mark.parametrize("size", list(FORMATS))
 def test_entries_of_lists_become_rows_of_their_own_and_equal_ones_the_first(

@@ -77,6 +77,7 @@ def chosen(sequences: int, tokens: int) -> torch.Tensor:
     return tree | torch.eye(tokens, dtype=torch.bool)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("left", [-1, 9])
 @pytest.mark.parametrize("tokens", [1, 3, 12])
 def test_trees(tokens: int, left: int) -> None:
@@ -84,6 +85,7 @@ def test_trees(tokens: int, left: int) -> None:
     check(tokens, [30, tokens, 17], tree=chosen(3, tokens), left=left)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("words", WORDS, ids=str)
 @pytest.mark.parametrize("tokens", [3, 12, 33])
 def test_trees_in_words(tokens: int, words: torch.dtype) -> None:
@@ -111,6 +113,7 @@ def test_trees_of_another_shape_are_named(shape: tuple[int, ...]) -> None:
         check(0, [20, 9], queries=[1, 2], tree=torch.ones(shape, dtype=torch.bool))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(("tokens", "queries"), [(1, None), (4, None), (0, [5, 0, 11])])
 def test_values_that_are_columns_of_the_keys(

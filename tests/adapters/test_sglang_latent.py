@@ -54,6 +54,7 @@ def test_the_pool_of_latents_fits_sglang_too() -> None:
 LATENT, ROPE = 32, 8
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("cache", "scale"),
     [(torch.bfloat16, None), (torch.float8_e4m3fn, None), (torch.float8_e5m2, 0.25)],

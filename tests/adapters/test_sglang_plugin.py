@@ -66,6 +66,7 @@ def write_locations(backend: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(backend, "KVWriteLoc", WriteLocation)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("page", "layer", "sinks"),
     [
@@ -88,7 +89,7 @@ def test_requests_are_served(backend: ModuleType, page: int, layer: dict[str, An
     runner.step([(third, 1), (first, 1)], "DECODE", graph=True, sinks=sinks)
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("cache", [torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
 @pytest.mark.parametrize(
     "scales",

@@ -130,6 +130,7 @@ def test_under_an_order_all_calls_of_a_layer_take_one_target(ran: list[str]) -> 
 SCALES = {"cache": torch.float8_e4m3fn, "k_scale": "ks", "v_scale": "vs", "length": "n"}
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "changes",
     [
@@ -281,6 +282,7 @@ def test_the_spec_of_latent_attention_is_one_of_hopper() -> None:
     assert made.__name__ == "latent"
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("dtype", "columns", "grad"),
     [(torch.float16, 520, ()), (torch.float32, 264, ("q", "k", "v")), (torch.bfloat16, 1024, ())],

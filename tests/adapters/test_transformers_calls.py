@@ -218,6 +218,7 @@ def check(x: Values) -> None:
 CASES = covering(AXES, fits)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.filterwarnings("ignore:attnc. no tile is skipped:UserWarning")
 @pytest.mark.parametrize(
     "x", each_by_day(CASES, of=14), ids=lambda x: "-".join(str(value) for value in x.values())
@@ -371,6 +372,7 @@ def test_a_compiled_model_takes_a_band_from_outside() -> None:
         torch.testing.assert_close(inside(q, given), attend(q, given))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("compiled", [False, True])
 def test_autocast_converts_to_its_type(compiled: bool) -> None:
     """As of models with rotary embeddings, whose queries and keys are of 32 bits there."""
@@ -463,7 +465,7 @@ def kept_keys(kind: str) -> torch.Tensor | None:
     return kept
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.filterwarnings("ignore:attnc. no tile is skipped")
 @pytest.mark.parametrize("kind", ["all", "padding", "holes"])
 def test_a_graph_holds_a_mask_and_needs_no_break(kind: str) -> None:

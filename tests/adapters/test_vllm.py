@@ -82,6 +82,7 @@ VARIANTS: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: "-".join(variant) or "plain")
 def test_decode(variant: dict[str, Any]) -> None:
     check([1, 1, 1], [20, 1, 33], are_uniform=True, **variant)
@@ -95,6 +96,7 @@ def test_rows_that_only_fit_by_their_number(variant: dict[str, Any]) -> None:
     check([7, 0, 6], [9, 5, 40], padding=8, **variant)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: "-".join(variant) or "plain")
 def test_prefill_and_decode_together(variant: dict[str, Any]) -> None:
     check([7, 1, 0, 12], [7, 20, 5, 19], **variant)
@@ -116,6 +118,7 @@ def test_tokens_that_see_all_keys(queries: list[int]) -> None:
 BRANCHES = torch.tensor([[0, 9, 9, 9], [0.5, 0, 9, 9], [1, 9, 0, 9], [0, -2, 9, 0]]).float()
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("queries", [[4, 4], [2, 2, 2], [4, 1, 3]], ids=str)
 def test_trees_of_drafts(queries: list[int]) -> None:
     """A bias between new tokens: minus infinity hides a branch from another; keys before them have none."""
@@ -247,7 +250,7 @@ SCALES: list[dict[str, torch.Tensor | None]] = [
 ]
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("cache", LARGEST, ids=str)
 @pytest.mark.parametrize("scales", SCALES, ids=["none", "of all", "of heads", "of sequences"])
 @pytest.mark.parametrize("queries", [[1, 1, 1], [7, 1, 12]], ids=["decode", "mixed"])

@@ -147,6 +147,7 @@ LAYERS: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("layer", LAYERS, ids=lambda layer: "-".join(layer) or "plain")
 def test_requests_are_served(backend: ModuleType, layer: dict[str, Any]) -> None:
     """Prompts of two; a chunk and a decoded token beside a request that reuses a prefix; single tokens."""

@@ -111,7 +111,7 @@ DECODING = """attention decode {
 """
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("target", ["triton", "cuda.sm_80", "cuda.sm_90a"])
 def test_few_queries_split_the_keys(target: str) -> None:
     decode = attnc.compile(DECODING, target=target, cache=False)
@@ -150,6 +150,7 @@ DROPOUT = "softmax(dropout = rate, seed = draws)"
 INPUTS = "input rate: f32[]\n  input draws: i64[]\n  "
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("target", ["triton", "cuda.sm_80", "cuda.sm_90a"])
 @pytest.mark.parametrize(
     "text",
@@ -172,7 +173,7 @@ def backward_of(text: str, *, deterministic: bool = True) -> str:
     return "; ".join(line.strip() for line in block.partition("\n  }")[0].splitlines())
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     ("changes", "same_bits", "fastest"),
     [

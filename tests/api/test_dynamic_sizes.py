@@ -52,6 +52,7 @@ def _same(found: Any, expected: Any) -> bool:
     return bool(pairs) and all(torch.equal(one, other) for one, other in pairs)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("name", "dynamic"),
     [
@@ -66,6 +67,7 @@ def test_a_graph_of_any_sizes_computes_the_same(name: str, dynamic: bool) -> Non
     assert _same(inside(**door.make()), door.call(**door.make()))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("text", [SPEC, DECODE], ids=["prompts", "tokens"])
 def test_a_compiled_spec_takes_any_sizes(text: str) -> None:
     family, inside = family_of(text), _in_graph(family_of(text), dynamic=True)

@@ -179,6 +179,7 @@ def packed(keys: str) -> Callable[[int], Any]:
     return call
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("keys", ["ragged", "paged"])
 def test_packed_queries_of_which_sequences_have_one_are_few(keys: str) -> None:
     call = packed(keys)
@@ -238,6 +239,7 @@ def test_packed_queries_of_a_cache_and_of_torch_are_few_too() -> None:
     assert shares(lambda: sdpa.flash_attention_forward(q, keys, values, *ends, 0.0, False, False))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("wanted", ["gradients", "a gradient of a bias", "dropout", "tiles"])
 def test_what_no_such_kernel_has_takes_tiles_of_rows(wanted: str) -> None:
     q, k, v = turned(2)
@@ -398,6 +400,7 @@ def test_chunks_that_leave_a_hopper_idle_share_keys(
     assert not fastest.share_keys("door", q, k, k, heads=heads, keys=keys)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("door", [by_transformers, by_flash, by_cache, by_pages, by_sdpa])
 def test_chunks_that_share_keys_have_the_same_results(
     door: Callable[[int], Any], monkeypatch: pytest.MonkeyPatch

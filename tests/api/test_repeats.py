@@ -233,6 +233,7 @@ CASES = [
 ]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("name", "change"), each_by_day(CASES, of=7), ids=lambda part: part.replace(" ", "-")
 )
@@ -244,7 +245,7 @@ def test_what_differs_is_looked_at(name: str, change: str) -> None:
     judge(door, given | {one: changed(given[one]) for one in names_of(change, given)})
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("name", DOORS, ids=lambda name: name.replace(" ", "-"))
 def test_what_follows_itself_is_not_looked_at(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     make, door = DOORS[name]
@@ -276,6 +277,7 @@ def test_a_sink_has_gradients_in_calls_that_follow_themselves() -> None:
     assert all(torch.equal(x, y) for one in found for x, y in zip(one, found[0], strict=True))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", ["flash_attn_func", "flash_attn_varlen_func"])
 def test_dropout_has_another_seed_in_every_call(name: str) -> None:
     """The same seeds as where every call is looked at."""

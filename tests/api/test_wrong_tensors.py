@@ -183,6 +183,7 @@ def test_what_nothing_takes_is_refused_by_name(door: Door, argument: str) -> Non
     assert said_of(door, argument, WRONG, takes=False) == {}
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("door", "argument"), each_by_day(CALLS, of=3))
 def test_other_tensors_are_taken_or_named(door: Door, argument: str) -> None:
     known = _BY_CONTENTS.get(argument, ())
@@ -190,6 +191,7 @@ def test_other_tensors_are_taken_or_named(door: Door, argument: str) -> None:
     assert said_of(door, argument, mistakes, takes=True) == {}
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("door", "argument"), each_by_day([*CALLS[1:], CALLS[0]], of=3))
 def test_layouts_are_taken_for_what_they_are_or_named(door: Door, argument: str) -> None:
     if argument in door.written:

@@ -75,7 +75,7 @@ def test_neighbours_share_what_a_cell_says() -> None:
 FORMS = {cell.form: cell for cell in list_cells()}
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("cell", FORMS.values(), ids=lambda cell: cell.name)
 def test_attnc_has_kernels_for_every_cell(cell: ListCell) -> None:
     for dense in (False, True):

@@ -119,6 +119,7 @@ def dense(cell: ModelCell, x: ModelInputs) -> torch.Tensor:
     return o.transpose(1, 2)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "cell",
     [
@@ -301,6 +302,7 @@ def test_a_summary_leaves_out_cells_without_a_peer() -> None:
     assert summary([figures_of(result(CELL, attnc=1.0))]) == []
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("job", ["training", "prompt", "chunk", "drafts", "decoding"])
 def test_a_cell_is_timed_warm_and_flushed(job: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a GPU: every candidate is called once, as it would be captured."""

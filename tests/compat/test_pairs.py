@@ -98,7 +98,7 @@ SPACES: dict[str, tuple[Axes, Any]] = {
 CASES = [case_of(call, x) for call, (axes, fits) in SPACES.items() for x in covering(axes, fits)]
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("case", each_by_day(CASES, of=5), ids=str)
 def test_every_pair_of_arguments(case: Case) -> None:
     run(case, torch.device("cpu"))
@@ -114,7 +114,7 @@ def active() -> Iterator[None]:
     handle.remove()
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     ("call", "x"), each_by_day(TORCH_CASES, of=5), ids=lambda x: x if isinstance(x, str) else ""
 )

@@ -32,6 +32,7 @@ def tensors(*, rows: int = 21, keys: int = 37, heads: int = 4) -> Any:
     return q, k, v
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("dropout", "scale"), [(0.0, None), (0.0, 0.3), (0.3, None)])
 def test_sdpa_and_its_gradients(active: None, dropout: float, scale: float | None) -> None:
     """Through the dispatcher and PyTorch's own derivatives."""

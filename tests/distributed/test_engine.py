@@ -98,7 +98,7 @@ def test_results_and_gradients_are_those_of_one_gpu(name: str) -> None:
     assert verdict.ok, verdict.message
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     ("name", "strategy", "ranks"),
     [
@@ -115,6 +115,7 @@ def test_every_strategy(name: str, strategy: Strategy, ranks: int) -> None:
     assert verdict.ok, verdict.message
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "dims",
     [
@@ -136,6 +137,7 @@ def test_lse_is_for_the_gradients_where_the_spec_has_none() -> None:
         assert verdict.ok, verdict.message
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("v", ["B, Hkv, N, 8", "B, N, Hkv, 8"])
 def test_layouts_and_widths(v: str) -> None:
     """Heads outside of the rows, values of other columns; a window of keys with a hole, in two parts."""
@@ -303,7 +305,7 @@ def test_ranks_ask_again_of_a_plan_that_was_long_ago(monkeypatch: pytest.MonkeyP
     assert on_ranks(2, work) == [[1, 2, 2, 3, 4]] * 2
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     ("inputs", "score", "mask"),
     [
@@ -510,7 +512,7 @@ _SCHEDULES = {
 }
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.slow
 @pytest.mark.skipif(not available(), reason="needs a C++ compiler")
 @pytest.mark.parametrize("target", _SCHEDULES)
@@ -541,6 +543,7 @@ def test_scales_of_keys_come_with_their_keys(strategy: Strategy | None) -> None:
     assert verdict.ok, verdict.message
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("strategy", [None, "gather", "heads"])
 def test_a_scale_of_v_is_applied_once(strategy: Strategy | None) -> None:
     scaled = text(normalize="softmax(v_scale = vs[h] - q_idx)", inputs=("vs: f32[H]",))
@@ -548,6 +551,7 @@ def test_a_scale_of_v_is_applied_once(strategy: Strategy | None) -> None:
     assert verdict.ok, verdict.message
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", ["causal", "documents"])
 def test_ranks_choose_a_schedule_where_a_spec_has_none(name: str) -> None:
     """That of `attnc.compile`; others in the file may have none that could be made."""

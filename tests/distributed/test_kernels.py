@@ -27,6 +27,7 @@ def test_an_attention_is_named_where_there_are_several() -> None:
     assert ContextParallel(two, Alone(), attention="other").spec.attention.name == "other"
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("target", ["triton", "cuda_sm_80", "cuda_sm_90a"])
 def test_a_generated_function_says_what_it_is_of(target: str) -> None:
     """Its spec, with what was measured for it, its attention, and its target unless another is asked for."""

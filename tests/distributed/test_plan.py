@@ -470,6 +470,7 @@ def test_slices_are_those_of_a_sharded_tensor(blocks: int, fewer: int, ranks: in
     ]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("ranks", [2, 4, 8])
 @pytest.mark.parametrize("cell", [cell for cell in CELLS if not cell.decode], ids=lambda cell: cell.name)
 def test_measured_calls_are_shared_out_evenly(cell: RanksCell, ranks: int) -> None:

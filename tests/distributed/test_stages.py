@@ -118,7 +118,7 @@ class WatchedLanes(Lanes):
 SLOW_LINKS = Rates(link=1e6, latency=0.0, launch=0.0, part=0.0)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     ("name", "groups"), [("window", 1), ("window", 2), ("alibi", 2), ("packed", 1), ("documents", 1)]
 )

@@ -120,6 +120,7 @@ def spec_bound() -> GradientBound:
 SMALL = {"B": 1, "M": 20, "N": 20, "Hkv": 1, "G": 2}
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("outputs", [(True, 0.2), (True, 0.7), (False, 2.0)])
 @pytest.mark.parametrize("gradients", [(True, 0.3), (False, 0.5), (False, 3.0)])
 def test_a_verdict_is_that_of_outputs_and_of_gradients(

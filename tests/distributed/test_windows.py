@@ -156,6 +156,7 @@ def test_what_a_plan_depends_on_is_looked_at_once(monkeypatch: pytest.MonkeyPatc
     assert others == [0, 2, 2, 2]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("name", "groups", "least"), [("causal", 2, 0.1), ("window", 1, 2.0), ("sink", 1, 2.0)]
 )

@@ -8,6 +8,7 @@ import torch
 from examples import same_bits
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("layers", ["1", pytest.param("2", marks=pytest.mark.nightly)])
 def test_log_probabilities_of_server_and_trainer_have_the_same_bits(
     layers: str, capsys: pytest.CaptureFixture[str]

@@ -16,12 +16,13 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 SPECS = sorted(EXAMPLES.glob("*.attn"))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("path", SPECS, ids=lambda path: path.stem)
 def test_it_compiles_for_each_of_its_targets(path: Path) -> None:
     assert diagnose(path) == ()
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize("path", SPECS, ids=lambda path: path.stem)
 def test_it_is_within_its_bound(path: Path) -> None:
     module = next(module for module in plan_program(front(path)).modules if module.target == "triton")

@@ -78,6 +78,7 @@ def test_d_dot_matches_central_differences(text: str) -> None:
     np.testing.assert_allclose(evaluate(derive(score).dot, env), (high - low) / (2 * step), atol=1e-8)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("text", SCORES)
 @pytest.mark.parametrize("tensor", ["slope", "bias"])
 def test_gradients_of_tensors_match_central_differences(text: str, tensor: str) -> None:

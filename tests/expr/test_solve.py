@@ -168,7 +168,7 @@ def test_classify(mask: str, may: str, must: str) -> None:
     assert tuple(map(show, classify(spell(mask)))) == (may, must)
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize(
     ("shape", "mask"),
     some_by_day(

@@ -100,7 +100,7 @@ AWKWARD = {
 }  # fmt: skip
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("name", each_by_day(AWKWARD, of=2))
 def test_awkward_specs(name: str) -> None:
     lines, (heads, kv_heads), schedule = AWKWARD[name]
@@ -186,7 +186,7 @@ MENDED = {
 }  # fmt: skip
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @needs_gxx
 @pytest.mark.parametrize("wanted", ["q", "k", "v", "q, k", "k, v"])
 def test_some_gradients_on_cuda(wanted: str) -> None:
@@ -195,7 +195,7 @@ def test_some_gradients_on_cuda(wanted: str) -> None:
     assert_within_bound(made, Case(dims={"B": 1, "M": 21, "N": 37, "H": 1}, seed=5))
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("loads", ["x[h, M - q_idx]", "y[M - q_idx, q_pos - kv_idx]", "y[q_idx, N - kv_idx]"])
 def test_subscripts_that_end_with_an_index(loads: str, target: str) -> None:
@@ -206,7 +206,7 @@ def test_subscripts_that_end_with_an_index(loads: str, target: str) -> None:
     assert_within_bound(made, Case(dims={"B": 2, "M": 21, "N": 37, "H": 2}, seed=5))
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("name", MENDED)
 def test_specs_that_were_once_wrong(name: str) -> None:
     lines, schedule, lengths = MENDED[name]
@@ -221,6 +221,7 @@ def test_specs_that_were_once_wrong(name: str) -> None:
 _FAR = {"loaded": ("i64", "x[b] < kv_idx", 1 << 32), "multiplied": ("i32", "x[b] * 1000 < kv_idx", 4294967)}
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("name", _FAR)
 def test_bounds_beyond_32_bits(name: str, target: str) -> None:
@@ -250,7 +251,7 @@ _PAST = (
 )
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize(
     ("score", "target"), [*((score, "triton") for score in _PAST), *((s, "cuda.sm_80") for s in _PAST[:3])]
 )
@@ -295,7 +296,7 @@ STEEP = {
 }
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("target", EACH)
 @pytest.mark.parametrize("form", STEEP)
 def test_an_infinite_slope_reaches_no_key_from_rows_that_do_not_exist(form: str, target: str) -> None:
@@ -319,7 +320,7 @@ def test_an_infinite_slope_reaches_no_key_from_rows_that_do_not_exist(form: str,
 STRICT = ("kv_idx < q_pos", "kv_idx < q_pos and kv_idx // 3 != q_pos // 3")
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("target", EACH)
 @pytest.mark.parametrize("mask", STRICT)
 def test_the_newest_key_may_be_anything_where_no_row_sees_it(
@@ -347,7 +348,7 @@ def test_the_newest_key_may_be_anything_where_no_row_sees_it(
     assert_within_bound(made, Case(dims={"B": 1, "M": 5, "N": 9, "H": 2}))
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("target", EACH)
 def test_infinite_entries_of_a_table_that_no_row_reads_reach_nothing(target: str) -> None:
     skip_without_compiler(target)
@@ -365,7 +366,7 @@ def test_infinite_entries_of_a_table_that_no_row_reads_reach_nothing(target: str
         assert_within_bound(made, Case(dims={"B": 1, "M": 1, "N": 5, "H": 8}, extras="endless", seed=seed))
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("target", EACH)
 def test_a_clipped_distance_is_an_integer_of_its_size(target: str) -> None:
     """Of 32 bits, also in the simulator, beside constants."""

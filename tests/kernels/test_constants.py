@@ -18,7 +18,7 @@ SCORES = (
 )
 
 
-@pytest.mark.one_in(6)
+@pytest.mark.one_in(12)
 @pytest.mark.parametrize(("score", "target"), some_by_day(SCORES, EACH, of=2))
 def test_a_score_is_right(score: str, target: str) -> None:
     skip_without_compiler(target)

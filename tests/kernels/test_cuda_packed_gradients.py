@@ -51,7 +51,7 @@ def test_properties(storage: str) -> None:
     assert list(violations(made, case(made, 2))) == []
 
 
-@pytest.mark.one_in(6)
+@pytest.mark.one_in(12)
 @pytest.mark.parametrize(("feature", "seed"), some_by_day(FEATURES, (3, 4), of=4))
 def test_every_feature(feature: str, seed: int) -> None:
     made = subject(**FEATURES[feature])
@@ -68,6 +68,7 @@ def test_lengths_of_ordinary_tensors(lengths: str, dq: str, seed: int) -> None:
     assert_within_bound(made, case(made, seed), fills=("nan",))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("sizes", [{"M": 0}, {"N": 0}, {"B": 0}, {"B": 1}, {"M": 1, "N": 1}], ids=str)
 def test_sizes_of_nothing(sizes: dict[str, int]) -> None:
     made = subject()

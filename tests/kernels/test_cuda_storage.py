@@ -31,12 +31,13 @@ paged = partial(storage.paged, schedule=scheduled())
 assert_within_bound = partial(judging.assert_within_bound, fills=judging.every_fill())
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("page", [1, 3, 16, 48, 256])
 def test_every_page_size(page: int) -> None:
     assert_within_bound(paged(page), Case(dims=DIMS, seed=page))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("layout", ["[B, Hkv, N, 16]", "[N, B, Hkv, 16]"])
 def test_pages_of_any_layout(layout: str) -> None:
     made = paged(16, layout)
@@ -44,7 +45,7 @@ def test_pages_of_any_layout(layout: str) -> None:
         assert_within_bound(made, Case(dims=DIMS, seed=5, layouts=layouts))
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("mask", ["true", "window(20, 3)", "chunk(16)", "q_pos + h >= kv_idx"])
 def test_masks_over_pages(mask: str) -> None:
     made = paged(16, mask=mask)
@@ -56,7 +57,7 @@ def packed(shared: bool, knobs: str = "", **named: str) -> Subject:
     return storage.packed(shared, schedule=scheduled(knobs), **named)
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("shared", [False, True], ids=["two", "self"])
 @pytest.mark.parametrize("knobs", ["", ", order = longest_first", ", persistent = true", ", warp_split = kv"])
 def test_packed_sequences(shared: bool, knobs: str) -> None:
@@ -111,6 +112,7 @@ def test_values_that_are_a_prefix_of_the_keys() -> None:
         assert_within_bound(made, Case(dims={"B": 2, "M": 2, "N": 90, "G": 3}, seed=seed))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "knobs",
     ["", ", warp_split = kv", ", loops = [kv, q], softmax = online(rescale = every_step)"],
@@ -129,6 +131,7 @@ def test_rows_past_a_length_are_empty(knobs: str) -> None:
         assert_within_bound(made, Case(dims={"B": 2, "M": 40, "N": 40, "H": 1}, seed=seed))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("page", [5, 64])
 def test_pages_equal_contiguous_rows_bitwise(page: int) -> None:
     """Whatever the pages' order: the plan is the same, so every rounding is."""
@@ -151,7 +154,7 @@ def test_pages_equal_contiguous_rows_bitwise(page: int) -> None:
             assert torch.equal(one, other)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("mask", ["causal", "window(20, 3)"])
 @pytest.mark.parametrize("stages", [1, 3])
 def test_two_passes(mask: str, stages: int) -> None:

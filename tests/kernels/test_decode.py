@@ -33,7 +33,7 @@ def decode(splits: str, mask: str = "causal", pack: str = "gqa") -> Subject:
     return paged(16, mask=mask, schedule=schedule(splits, pack=pack))
 
 
-@pytest.mark.one_in(6)
+@pytest.mark.one_in(12)
 @pytest.mark.parametrize(("mask", "splits"), some_by_day(MASKS, ("1", "5", "auto", "fixed(64)"), of=4))
 def test_every_mask_and_split(mask: str, splits: str) -> None:
     made = decode(splits, mask)
@@ -41,7 +41,7 @@ def test_every_mask_and_split(mask: str, splits: str) -> None:
         assert_within_bound(made, Case(dims={**DIMS, **dims}, seed=len(mask)), fills=("nan", "large"))
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("page", [1, 5, 8, 24, 64])
 def test_every_page_size(page: int) -> None:
     made = paged(page, schedule=schedule("3"))
@@ -49,7 +49,7 @@ def test_every_page_size(page: int) -> None:
         assert_within_bound(made, Case(dims=dims, seed=page), fills=("nan", "large"))
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("page", [1, 7, 16, 48])
 def test_pages_give_the_bits_of_a_tensor(page: int) -> None:
     """Whatever their size and order, and although splits are joined."""
@@ -94,7 +94,7 @@ def test_the_size_of_shares_decides_how_many_there_are() -> None:
         assert torch.equal(one, other)
 
 
-@pytest.mark.one_in(6)
+@pytest.mark.one_in(12)
 @pytest.mark.parametrize(
     ("dims", "pack"),
     some_by_day([{"G": 1}, {"G": 8, "M": 1}, {"G": 5, "M": 7}, {"N": 0}, {"B": 0}], ["gqa", "none"], of=2),
@@ -118,7 +118,7 @@ def test_many_more_queries_than_keys() -> None:
     )
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("splits", ["1", "4"])
 def test_the_sink_counts_once(splits: str) -> None:
     made = subject(
@@ -134,7 +134,7 @@ def test_the_sink_counts_once(splits: str) -> None:
         assert_within_bound(made, Case(dims=DIMS, seed=seed), fills=("nan", "large"))
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("heads", ["H", "1"])
 def test_one_head_for_each_and_one_for_all(heads: str) -> None:
     queries = "H" if heads == "H" else "G"
@@ -150,7 +150,7 @@ def test_one_head_for_each_and_one_for_all(heads: str) -> None:
     )
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("splits", ["1", "3"])
 def test_values_that_are_part_of_the_keys(splits: str) -> None:
     """Their tile is the first part of k's: it is loaded once."""
@@ -175,7 +175,7 @@ def test_head_dimensions_that_are_no_power_of_two() -> None:
     assert_within_bound(made, Case(dims=DIMS, seed=3), fills=every_fill())
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("splits", ["1", "2"])
 def test_rows_past_a_length_are_empty(splits: str) -> None:
     made = subject(
@@ -190,7 +190,7 @@ def test_rows_past_a_length_are_empty(splits: str) -> None:
         assert_within_bound(made, Case(dims={**DIMS, "M": 11}, seed=seed))
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("storage", ["", " via paged(block_table, page = 16)"])
 @pytest.mark.parametrize("splits", ["1", "auto"])
 def test_tiles_past_a_length_look_at_no_key(splits: str, storage: str) -> None:
@@ -274,7 +274,7 @@ def test_a_prepared_call_serves_other_values_and_only_alike_arguments() -> None:
     assert len(made.CALL.prepared) == 2
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("softmax", ["online", "unified_max(phi = 0, bounds = [-4, 4], fallback = online)"])
 @pytest.mark.parametrize("splits", ["1", "3"])
 def test_tiles_of_many_pages(splits: str, softmax: str) -> None:

@@ -62,14 +62,14 @@ KINDS = {"gate": GATE, "all": ALL}
 SPLITS = "loops = [kv], pack = gqa, split.kv in {1, 3}"
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(("kind", "target"), some_by_day(KINDS, EACH, of=2))
 def test_epilogue(kind: str, target: str) -> None:
     skip_without_compiler(target)
     right_by_day(subject_of_text(spec(KINDS[kind], small_tiles(target), target=target)), count=2)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("target", EACH)
 def test_gate_of_packed_rows(target: str) -> None:
     skip_without_compiler(target)
@@ -90,6 +90,7 @@ CUT = (
 )
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("target", EACH)
 def test_the_attention_of_rows_past_a_length_is_kept_as_zeros(target: str) -> None:
     skip_without_compiler(target)
@@ -207,7 +208,7 @@ def assert_decodes(lines: Iterable[str], tiles: str, target: str) -> None:
         assert_within_bound(made, Case(dims=dims, seed=number, config=number))
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize("form", ["softmax", "softpick", "none", "stick_breaking"])
 @pytest.mark.parametrize("target", EACH)
 def test_rows_of_several_heads_and_joined_splits(target: str, form: str) -> None:
@@ -218,6 +219,7 @@ def test_rows_of_several_heads_and_joined_splits(target: str, form: str) -> None
     assert_decodes([line.replace("{}", form) for line in DECODED], f", {tiles}", target)
 
 
+@pytest.mark.nightly
 @needs_gxx
 @pytest.mark.slow
 @pytest.mark.one_in(8)
@@ -243,6 +245,7 @@ WIDE = (
 )
 
 
+@pytest.mark.nightly
 @needs_gxx
 @pytest.mark.slow
 def test_wide_heads_on_hopper() -> None:
@@ -254,7 +257,7 @@ def test_wide_heads_on_hopper() -> None:
         assert_within_bound(made, Case(dims=dims, config=number, layouts=layouts))
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @needs_gxx
 @pytest.mark.slow
 @pytest.mark.parametrize(("d", "schedule"), [(72, SPLITS), (112, SPLITS), (200, "loops = [q, kv]")])

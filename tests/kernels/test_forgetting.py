@@ -57,14 +57,14 @@ def inputs(subject: Subject, step: float) -> list[torch.Tensor]:
 KINDS = {"plain": FORGETTING, "capped": CAPPED}
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(("kind", "target"), some_by_day(KINDS, EACH, of=2))
 def test_forgetting_is_right(kind: str, target: str) -> None:
     skip_without_compiler(target)
     right_by_day(subject_of_text(spec(KINDS[kind], small_tiles(target), target=target)), count=2)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.slow
 @pytest.mark.parametrize("target", EACH)
 def test_forgotten_tiles_are_not_visited(target: str) -> None:
@@ -89,6 +89,7 @@ def test_forgotten_tiles_are_not_visited(target: str) -> None:
     assert not dv[:, LATE:].isfinite().any()
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("target", EACH)
 def test_a_key_that_is_far_back_but_counts_is_visited(target: str) -> None:

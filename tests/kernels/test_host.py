@@ -93,6 +93,7 @@ def inputs_of(attention: Attention) -> dict[str, torch.Tensor]:
     }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_training_step_reads_nothing_and_allocates_rows(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     attention = module_of(name).variant.attention

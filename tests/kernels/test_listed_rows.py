@@ -182,7 +182,7 @@ BY_DAY = (
 )
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize(
     "name", [pytest.param(x, marks=[] if x in BY_DAY else [pytest.mark.nightly]) for x in CASES]
 )
@@ -257,7 +257,7 @@ TRITON_SIZES = {"B": 3, "M": 5, "N": 40, "Hkv": 2, "G": 3, "S": 40, "T": 13, "U"
 TRITON_BY_DAY = ("latent attention", "heads with keys of their own", "a sink", "softpick")
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     "name", [pytest.param(x, marks=[] if x in TRITON_BY_DAY else [pytest.mark.nightly]) for x in ON_TRITON]
 )

@@ -178,12 +178,13 @@ def by_day(names: Iterable[str]) -> list[Any]:
     return [pytest.param(name, marks=[] if name in BY_DAY else [pytest.mark.nightly]) for name in names]
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("name", by_day(MASKS))
 def test_masks_beside_lists(name: str) -> None:
     assert not list(wrong(subject(**MASKS[name]), SIZES, range(examples(1))))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", by_day(LISTS))
 def test_lists_of_all_shapes(name: str) -> None:
     assert not list(wrong(subject(**LISTS[name]), SIZES, range(examples(1))))
@@ -247,7 +248,7 @@ def subject_of_queries(name: str) -> Subject:
     return subject_of_text(text)
 
 
-@pytest.mark.one_in(6)
+@pytest.mark.one_in(12)
 @pytest.mark.parametrize("name", QUERIES)
 def test_lists_of_few_queries(name: str) -> None:
     sizes = {"B": 2, "M": 5, "N": 75, "Hkv": 2, "G": 3, "R": 2, "S": 4, "P": 5}
@@ -479,7 +480,7 @@ def test_heads_of_a_query_fill_two_tiles_on_hopper() -> None:
     assert not list(wrong(made, {"B": 2, "M": 2, "N": 70, "G": 67, "S": 90}, range(1, 3)))
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     "name",
     [

@@ -176,6 +176,7 @@ def same_numbers(got: torch.Tensor, expected: torch.Tensor) -> bool:
     return torch.equal(*bits) and bool(got[~at].isnan().all())
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("element", [DType.F16, DType.BF16])
 @pytest.mark.parametrize("dtype", NARROW)
 def test_every_code_becomes_its_number(dtype: DType, element: DType) -> None:
@@ -184,6 +185,7 @@ def test_every_code_becomes_its_number(dtype: DType, element: DType) -> None:
     assert expected.isnan().sum() == {DType.E4M3: 2, DType.E5M2: 6, DType.I8: 0}[dtype]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("dtype", NARROW)
 def test_numbers_that_are_stored_are_those_of_the_type(dtype: DType) -> None:
     given = torch.tensor(
@@ -206,7 +208,7 @@ def test_numbers_that_are_stored_are_those_of_the_type(dtype: DType) -> None:
     assert torch.equal(alter(kept, lambda x: x).view(torch.uint8), kept.view(torch.uint8))
 
 
-@pytest.mark.one_in(6)
+@pytest.mark.one_in(12)
 @pytest.mark.parametrize(
     ("kind", "scale"),
     some_by_day(
@@ -230,7 +232,7 @@ def scaled_by_key(kind: str, scale: str) -> Subject:
     return subject_of_text(text.replace("normalize = softmax\n", f"normalize = softmax(v_scale = {scale})\n"))
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize(
     ("kind", "scale"),
     some_by_day(
@@ -248,7 +250,7 @@ def test_a_scale_of_v_may_depend_on_the_key(kind: str, scale: str) -> None:
         assert_within_bound(made, case(made, dims=dims, seed=seed, values=values), fills=every_fill())
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("kind", ["forward", "two passes", "every step", "decode"])
 def test_scales_of_keys_that_are_not_seen_count_for_nothing(kind: str) -> None:
     made = scaled_by_key(kind, "vs[b, kv_idx]")
@@ -263,7 +265,7 @@ def test_scales_of_keys_that_are_not_seen_count_for_nothing(kind: str) -> None:
         assert same_bits(found["lse"], run.outputs["lse"])
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("scale", [0.0, -1.0, -0.0, 2.0**-140])
 def test_scales_of_keys_of_every_kind_have_a_meaning(scale: float) -> None:
     made = scaled_by_key("forward", "vs[b, kv_idx]")
@@ -290,7 +292,7 @@ def in_blocks(kind: str, k: str, v: str, *, byte: bool = False) -> str:
     )
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize(("kind", "byte"), some_by_day(BLOCKS, (False, True), of=4))
 def test_blocks_of_columns_have_scales(kind: str, byte: bool) -> None:
     made = subject_of_text(in_blocks(kind, *types_of(kind, PAIRS[0]), byte=byte))
@@ -312,7 +314,7 @@ def test_blocks_of_columns_have_scales(kind: str, byte: bool) -> None:
             assert (near | same | wanted.open).all()
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("kind", ["forward", "decode pages", "prefix"])
 def test_scales_of_columns_give_the_bits_of_rows_that_were_converted(kind: str) -> None:
     """Of the same numbers in 16 bits, each a product in float32 that is rounded once."""
@@ -335,7 +337,7 @@ def test_scales_of_columns_give_the_bits_of_rows_that_were_converted(kind: str) 
         assert same_bits(output, same[name]), name
 
 
-@pytest.mark.one_in(6)
+@pytest.mark.one_in(12)
 @pytest.mark.parametrize("kind", some_by_day(KINDS, of=2))
 def test_the_lse_is_without_the_scale_of_v(kind: str) -> None:
     scaled = FinishedRun.of(subject(kind, "e4m3", "e4m3"), case(subject(kind, "e4m3", "e4m3")))
@@ -372,7 +374,7 @@ schedule kv for triton {{
 """
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     ("params", "q", "k", "v", "count"),
     [
@@ -478,7 +480,7 @@ schedule a for {target} {{
 """
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     ("target", "schedule"),
     [

@@ -71,7 +71,7 @@ def target(request: pytest.FixtureRequest) -> str:
     return name
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("name", [*TRAINED, *DECODED])
 def test_the_operators_keep_the_promises_of_torch(name: str, target: str) -> None:
     made = Loaded(name, target)
@@ -83,7 +83,7 @@ def test_the_operators_keep_the_promises_of_torch(name: str, target: str) -> Non
         torch.library.opcheck(made.operator("_out"), (*tensors, *counter, *outputs, ""))
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("name", TRAINED)
 def test_gradients_are_those_of_an_eager_call(name: str, target: str) -> None:
     made = Loaded(name, target)
@@ -97,7 +97,7 @@ def test_gradients_are_those_of_an_eager_call(name: str, target: str) -> None:
     assert same(tuple(found[0]), tuple(found[1]))
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("name", ["local_sink", *DECODED])
 def test_what_a_caller_chooses_reaches_the_kernel(
     name: str, target: str, monkeypatch: pytest.MonkeyPatch
@@ -143,7 +143,7 @@ def test_a_config_of_the_backward_reaches_its_kernel(target: str, monkeypatch: p
     assert same(*found)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("name", ["bias", *DECODED])
 def test_results_go_where_the_caller_wants_them(name: str, target: str) -> None:
     made = Loaded(name, target)
@@ -220,7 +220,7 @@ class Layer(torch.nn.Module):
         return self.function(*tensors)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("name", ["local_sink", "decode"])
 def test_callables_are_exported(name: str, target: str) -> None:
     made = Loaded(name, target)

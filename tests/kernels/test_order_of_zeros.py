@@ -28,6 +28,7 @@ SCHEDULES = {
 KEYS = 192
 
 
+@pytest.mark.one_in(2)
 @needs_gxx
 @pytest.mark.slow
 @pytest.mark.parametrize("target", SCHEDULES)

@@ -80,7 +80,7 @@ def test_every_storage(storage: tuple[str, str, str], seed: int) -> None:
     assert_within_bound(made, case(made, seed), fills=every_fill())
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("storage", [PACKED, SELF, QUERIES, KEYS], ids=["two", "self", "queries", "keys"])
 def test_properties(storage: tuple[str, str, str]) -> None:
     made = subject(storage)
@@ -123,7 +123,7 @@ FEATURES = {
 }
 
 
-@pytest.mark.one_in(6)
+@pytest.mark.one_in(12)
 @pytest.mark.slow
 @pytest.mark.parametrize("feature", each_by_day(FEATURES, of=2))
 def test_every_feature(feature: str) -> None:
@@ -143,7 +143,7 @@ LENGTHS = {
 }
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("lengths", LENGTHS)
 def test_lengths_of_ordinary_tensors(lengths: str) -> None:
     made = subject(PLAIN, **LENGTHS[lengths])
@@ -181,7 +181,7 @@ def test_the_reference_takes_sequences_one_by_one() -> None:
     assert not any(whole[name][12:].any() for name in whole)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("sizes", [{"M": 0}, {"N": 0}, {"B": 0}, {"B": 1}, {"M": 1, "N": 1}], ids=str)
 def test_sizes_of_nothing(sizes: dict[str, int]) -> None:
     made = subject()

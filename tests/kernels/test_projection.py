@@ -38,7 +38,7 @@ def subject(name: str, variant: str) -> ProjectionSubject:
     return projection_subject(next(found))
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     ("name", "variant"),
     [

@@ -68,6 +68,7 @@ def test_targets_agree(text: str, data: st.DataObject) -> None:
     assert not list(across({"triton": triton})(cuda, case))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.slow
 @needs_gxx
 @pytest.mark.parametrize("with_gradients", [True, False], ids=["gradients", "storages"])

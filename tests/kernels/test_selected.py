@@ -180,7 +180,7 @@ def wrong(made: Subject, sizes: Mapping[str, int], seeds: range) -> list[str]:
     return [f"{case.to_json()}: {verdict.message}" for case, verdict in verdicts if not verdict.ok]
 
 
-@pytest.mark.one_in(6)
+@pytest.mark.one_in(12)
 @pytest.mark.parametrize(
     "name",
     [pytest.param(name, marks=[] if name in BY_DAY else [pytest.mark.nightly]) for name in CASES],
@@ -189,7 +189,7 @@ def test_gradients_of_selected_keys(name: str) -> None:
     assert not wrong(subject(**CASES[name]), SIZES, range(examples(2)))
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("name", ["tokens", "latent attention", "added as they come"])
 def test_lists_without_entries(name: str) -> None:
     assert not wrong(subject(**CASES[name]), {**SIZES, "S": 0}, range(1))
@@ -211,7 +211,7 @@ def test_queries_share_sums(monkeypatch: pytest.MonkeyPatch, tiles: int) -> None
     assert not wrong(made, {**SIZES, "M": 7}, range(2))
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("queries", [1, 2, 3])
 def test_weights_of_some_queries_are_kept_at_a_time(monkeypatch: pytest.MonkeyPatch, queries: int) -> None:
     """A launch has queries of two copies, of four, or of six; of seven, the last one has fewer."""

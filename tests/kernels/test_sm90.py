@@ -109,7 +109,7 @@ KINDS = {
 }
 
 
-@pytest.mark.one_in(6)
+@pytest.mark.one_in(12)
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", some_by_day(KINDS, of=3))
 def test_masks_and_scores_are_right(kind: str) -> None:
@@ -126,6 +126,7 @@ def test_a_length_is_that_of_its_own_tile() -> None:
     assert found.ok, found.message
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("lengths", ["one", "full"])
 def test_rows_that_are_nobodys_do_not_move_a_maximum(lengths: str) -> None:
@@ -185,6 +186,7 @@ MANY_QUERIES = [
 ]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("values", ["paged(table, page = 16)", "prefix(k)"])
 def test_warps_that_copy_pages_meet_where_no_key_is_visible(values: str) -> None:
@@ -211,7 +213,7 @@ def test_a_warp_that_copies_pages_and_falls_behind_shows() -> None:
     assert any("a deadlock" in verdict.message for verdict in found)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("d", "dv", "more", "mask"),
@@ -310,7 +312,7 @@ def test_columns_are_bf16_whatever_k_is() -> None:
     assert found.ok, found.message
 
 
-@pytest.mark.one_in(6)
+@pytest.mark.one_in(12)
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["bf16", "f16"])
 @pytest.mark.parametrize("logits", JUMPS)
@@ -350,7 +352,7 @@ def test_a_tile_that_is_not_computed_again_shows(wrong: str, instead: str) -> No
     assert not all(verdict(made, logits).ok for logits in JUMPS)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.slow
 @pytest.mark.parametrize("lengths", [("N",), ("M",), ("M", "N")], ids="".join)
 def test_a_block_takes_tiles_of_sequences_of_other_lengths(lengths: tuple[str, ...]) -> None:
@@ -397,7 +399,7 @@ SLOPES = {
 }
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("slope", "way", "mask"),

@@ -54,7 +54,7 @@ def test_chunks(rows: int, overlap: bool, page: int) -> None:
         assert_within_bound(made, case, fills=every_fill() if page == 16 else ("nan",))
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("rows", [64, 128])
 @pytest.mark.parametrize("columns", [64, 72, 256])
 def test_threads_that_join_few_some_and_many_splits(columns: int, rows: int) -> None:
@@ -67,6 +67,7 @@ def test_threads_that_join_few_some_and_many_splits(columns: int, rows: int) -> 
 LAZY = ", softmax = online(maximum = lazy(20))"
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("page", [0, 1, 16])
 @pytest.mark.parametrize("logits", ["random", "large"])
 def test_chunks_under_a_lazy_maximum(logits: str, page: int) -> None:
@@ -80,7 +81,7 @@ def test_chunks_under_a_lazy_maximum(logits: str, page: int) -> None:
         assert_within_bound(made, case, fills=every_fill() if page == 16 else ("nan",))
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("page", [0, 1, 16])
 @pytest.mark.parametrize("splits", ["= 1", "= 2"])
 def test_rows_of_chunks_whose_maximum_fails_are_computed_again(splits: str, page: int) -> None:

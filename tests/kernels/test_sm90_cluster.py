@@ -87,6 +87,7 @@ def test_blocks_that_share_tiles_are_right(kind: str) -> None:
         assert found.ok, (m, n, found.message)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("lengths", ["drawn", "one"])
 def test_lengths_are_those_of_both_blocks(lengths: str) -> None:
     """Sequences without keys among them, and more of them than blocks."""
@@ -113,6 +114,7 @@ def far_rows(made: Subject, first: int) -> float:
 JUMPING = text_of(more=("input jump: f32[M, N]",), score=" + jump[q_idx, kv_idx]")
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("first", [0, 110, 200], ids=["first_block", "both", "second_block"])
 def test_both_compute_their_tiles_again_where_one_has_to(first: int) -> None:
     assert far_rows(subject_with_changes(JUMPING), first) < 0.05

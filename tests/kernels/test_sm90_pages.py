@@ -105,7 +105,7 @@ def subject(kind: str) -> Subject:
 SIZES = ((1, 5, 3, 170), (2, 130, 1, 70))
 
 
-@pytest.mark.one_in(6)
+@pytest.mark.one_in(12)
 @pytest.mark.parametrize(("kind", "number"), some_by_day(KINDS, range(len(SIZES)), of=4))
 def test_rows_are_those_of_their_pages(kind: str, number: int) -> None:
     made, (b, m, g, n) = subject(kind), SIZES[number]
@@ -120,7 +120,7 @@ def test_rows_are_those_of_their_pages(kind: str, number: int) -> None:
     assert found.ok, found.message
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("lengths", ["empty", "one", "full"])
 @pytest.mark.parametrize("kind", ["one", "decode"])
 def test_no_page_behind_the_last_key_is_read(kind: str, lengths: str) -> None:

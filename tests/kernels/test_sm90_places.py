@@ -33,6 +33,7 @@ MANY = Case(dims={"B": 1, "Hkv": 2, "G": 1, "M": 180, "N": 180}, seed=3)
 ALONE = ("multiprocessor() % args.PLACES", "0")
 
 
+@pytest.mark.one_in(2)
 @needs_gxx
 @pytest.mark.slow
 @pytest.mark.parametrize("changes", [(), (ALONE,)], ids=["apart", "all ask for the first"])

@@ -27,7 +27,7 @@ KINDS = {
 }
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(8)
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_one_row_sees_leaves_others_as_they_are(kind: str) -> None:

@@ -100,7 +100,7 @@ def made(kind: str) -> Subject:
     return subject_of(module)
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("kind", some_by_day(KINDS, of=3))
 @settings(max_examples=settings().max_examples // 25)
 @given(data=st.data())
@@ -120,6 +120,7 @@ def test_turns_change_no_result_and_end(kind: str, data: st.DataObject) -> None:
     assert found.ok, found.message
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("logits", each_by_day(["rising", "spike", "huge", "very_negative"], of=2))
 def test_tiles_that_are_computed_again_have_as_many_turns(logits: str) -> None:
     """Warps give tiles up each for itself; all then compute them once more."""

@@ -88,7 +88,7 @@ KINDS = {
 SIZES = ((1, 1, 2, 1, 200), (3, 1, 3, 21, 70), (1, 2, 1, 100, 150), (1, 1, 5, 30, 130), (1, 1, 2, 128, 100))
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("kind", some_by_day(KINDS, of=3))
 def test_wide_heads_are_right_with_any_number_of_tiles_of_rows(kind: str) -> None:
     made = subject_with_changes(KINDS[kind])
@@ -98,6 +98,7 @@ def test_wide_heads_are_right_with_any_number_of_tiles_of_rows(kind: str) -> Non
         assert found.ok, (dims, found.message)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("pages", [False, True])
 def test_weights_without_a_softmax_are_shared_too(*, pages: bool) -> None:
     storage, more = (
@@ -190,7 +191,7 @@ TRAINED = {
 }
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("kind", some_by_day(TRAINED, of=3))
 def test_other_forms_of_wide_heads_have_gradients(kind: str) -> None:
     made = subject_with_changes(TRAINED[kind])

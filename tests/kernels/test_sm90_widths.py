@@ -109,7 +109,7 @@ def is_right(
 PROMPT = {"B": 1, "H": 2, "M": 130, "N": 200}
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize(
     "widths",
     some_by_day(
@@ -125,7 +125,7 @@ def test_every_width(widths: tuple[int, int]) -> None:
     is_right(subject_of_text(dense(d, dv)), PROMPT)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     ("d", "dv", "tiles", "way"),
     [
@@ -165,13 +165,13 @@ KINDS = {
 }
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("kind", some_by_day(KINDS, of=2))
 def test_every_kind_of_prompt(kind: str) -> None:
     is_right(subject_of_text(KINDS[kind]), PROMPT)
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize(
     ("widths", "page"), some_by_day([(8, 24), (72, 72), (64, 72), (136, 40), (248, 200)], [16, 1, 20], of=3)
 )
@@ -192,7 +192,7 @@ def test_decoding(widths: tuple[int, int], page: int) -> None:
     is_right(subject_of_text(grouped(d, dv, DECODE, page=page)), dims)
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize(
     ("widths", "page"),
     some_by_day([(72, 40), (200, 72), (136, 128), (144, 128), (328, 256)], [0, 16, 1], of=3),
@@ -205,7 +205,7 @@ def test_values_that_are_columns_of_decoded_keys(widths: tuple[int, int], page: 
     is_right(made, {"B": 2, "M": 3, "G": 3, "N": 110}, apart=("q", "k", "o"))
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize(
     "widths",
     some_by_day(
@@ -252,6 +252,7 @@ def test_gradients_in_f32(widths: tuple[int, int]) -> None:
     is_right(subject_of_text(text), {"B": 1, "H": 1, "M": 70, "N": 330})
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("gap", [8, 5])
 def test_rows_anywhere(gap: int) -> None:
     """What TMA does not take, for its address or its strides, is copied first."""
@@ -268,7 +269,7 @@ def test_rows_anywhere(gap: int) -> None:
         assert found.ok, found.message
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("shift", [0, 8, 1])
 def test_a_prepared_call_reads_addresses(shift: int) -> None:
     """Another view of the same elements gives the same, also where they are copied because their address, a

@@ -54,7 +54,7 @@ SMALL = {"cuda.sm_90a": "consumers = 2, tile.kv = 32, stages = 2"}
 STORED = {"table": PLAIN, "lengths": LENGTHS}
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize(
     ("stored", "softmax"),
     some_by_day(
@@ -65,7 +65,7 @@ def test_softpick(stored: str, softmax: str) -> None:
     right_by_day(subject_of_text(spec(STORED[stored], f"{TILES}, softmax = {softmax}")), count=2)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     ("lines", "target", "schedule"),
     [
@@ -84,7 +84,7 @@ def test_softpick_on_cuda(lines: tuple[str, ...], target: str, schedule: str) ->
     right_by_day(subject_of_text(spec(lines, schedule, target=target)), count=1)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("softmax", ["online", "online(rescale = every_step)", "online(rescale = lazy(4))"])
 def test_softpick_of_warps_with_keys_of_their_own(softmax: str) -> None:
     skip_without_compiler("cuda.sm_80")
@@ -94,6 +94,7 @@ def test_softpick_of_warps_with_keys_of_their_own(softmax: str) -> None:
     assert_within_bound(made, Case(dims={"B": 2, "M": 77, "N": 40, "Hkv": 1, "G": 2}))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("target", EACH)
 def test_softpick_of_packed_rows(target: str) -> None:
     skip_without_compiler(target)
@@ -101,7 +102,7 @@ def test_softpick_of_packed_rows(target: str) -> None:
     assert_within_bound(made, Case(dims={"B": 3, "M": 21, "N": 21, "H": 2}))
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize("target", EACH)
 @pytest.mark.parametrize("split", ["1", "3", "fixed(32)"])
 def test_splits_share_one_denominator(split: str, target: str) -> None:
@@ -113,7 +114,7 @@ def test_splits_share_one_denominator(split: str, target: str) -> None:
     assert_within_bound(made, Case(dims={"B": 2, "M": 1, "N": 77, "Hkv": 2, "G": 2}))
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @needs_gxx
 @pytest.mark.parametrize("split", ["1", "3"])
 @pytest.mark.parametrize("values", ["[B, N, 1, 128]", "[B, N, 1, 128] via prefix(k)"], ids=["one", "two"])
@@ -168,7 +169,7 @@ OF_ZEROS = (
 ZEROS = Case(dims={"B": 1, "M": 20, "N": 20, "H": 1}, extras="zero")
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("target", [*EACH, pytest.param("cuda.sm_90a", marks=pytest.mark.slow)])
 def test_at_a_score_of_exactly_0_the_derivative_is_0(target: str) -> None:
     skip_without_compiler(target)

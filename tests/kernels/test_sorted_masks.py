@@ -26,13 +26,13 @@ RUNS = [
 ]
 
 
-@pytest.mark.one_in(6)
+@pytest.mark.one_in(12)
 @pytest.mark.parametrize(("mask", "order"), RUNS)
 def test_triton(mask: str, order: str) -> None:
     assert_within_bound(subject_of_text(text_of(mask, order, "triton")), Case(dims=_SIZES, seed=5))
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("mask", "order"), [(MASKS[0], "rows"), (MASKS[1], "decode"), (MASKS[5], "gradients")]
@@ -72,7 +72,7 @@ def _right_in_rows_of_their_own(mask: str, target: str) -> None:
     assert verdict.ok, verdict.message
 
 
-@pytest.mark.one_in(5)
+@pytest.mark.one_in(10)
 @pytest.mark.parametrize("target", EACH)
 @pytest.mark.parametrize("value", ["3", "h + 1", "b + 1", "q_idx // 8"])
 def test_each_sequence_searches_its_own_row(value: str, target: str) -> None:
@@ -80,7 +80,7 @@ def test_each_sequence_searches_its_own_row(value: str, target: str) -> None:
     _right_in_rows_of_their_own(f"doc[b, kv_idx] >= {value}", target)
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("target", EACH)
 @pytest.mark.parametrize("row", ["b + 1", "b - 900", "at[b]", "(b + 1) % 3", "h"])
 def test_rows_by_other_indices(row: str, target: str) -> None:
@@ -99,7 +99,7 @@ _LENGTHS = (
 _LAST_KEY, _LAST_QUERY = "x[kv_idx] >= q_idx and y[q_idx] >= kv_idx", "y[q_idx] <= kv_idx"
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize(
     ("target", "mask", "schedule"),
     [

@@ -66,7 +66,7 @@ PAGED = (
 TILES = "tile.q = 16, tile.kv = 16"
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("lines", [PLAIN, LENGTHS, PAGED], ids=["table", "lengths", "pages"])
 def test_stick_breaking(lines: tuple[str, ...]) -> None:
     right_by_day(subject_of_text(spec(lines, TILES)), count=2)
@@ -75,7 +75,7 @@ def test_stick_breaking(lines: tuple[str, ...]) -> None:
 ON_CUDA = {"cuda.sm_80": small_tiles("cuda.sm_80"), "cuda.sm_90a": "consumers = 2, tile.kv = 32, stages = 2"}
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(8)
 @pytest.mark.slow
 @pytest.mark.parametrize("target", ON_CUDA)
 @pytest.mark.parametrize("lines", [PLAIN, LENGTHS, PAGED], ids=["table", "lengths", "pages"])
@@ -117,7 +117,7 @@ SHORTENED = tuple(
 STORED = {"table": PLAIN, "pages": PAGED, "lengths": SHORTENED}
 
 
-@pytest.mark.one_in(6)
+@pytest.mark.one_in(12)
 @pytest.mark.parametrize(
     ("split", "stored", "target"), some_by_day(["1", "20", "fixed(32)"], STORED, EACH, of=2)
 )
@@ -161,6 +161,7 @@ def test_gradients(lines: tuple[str, ...], grads: str) -> None:
     right_by_day(subject_of_text(spec((*lines, f"grad {grads}"), BACKWARD)), count=2)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "lines", [PACKED, (*PACKED[:-1], "output o: bf16[T, H, 16]", "output lse: f32[H, T]")]
 )
@@ -169,13 +170,14 @@ def test_gradients_of_packed_rows(lines: tuple[str, ...]) -> None:
     assert_within_bound(made, Case(dims={"B": 3, "M": 21, "N": 21, "H": 2}))
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize("wanted", ["q", "k", "v", "table", "v, table", "q, v"])
 def test_gradients_one_by_one(wanted: str) -> None:
     made = subject_of_text(spec((*PLAIN, f"grad {wanted}"), BACKWARD))
     assert_within_bound(made, Case(dims={"B": 1, "M": 33, "N": 40, "Hkv": 1, "G": 2}))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("reads_lse", [True, False])
 def test_gradients_by_autograd(*, reads_lse: bool) -> None:
     made = subject_of_text(spec((*PLAIN, "grad q, k, v"), BACKWARD))
@@ -234,7 +236,7 @@ ON_ONE = (
 )
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("lines", "grads", "target"),
@@ -263,7 +265,7 @@ def test_gradients_of_f32_on_cuda() -> None:
     assert_within_bound(made, Case(dims=SHAPES))
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     ("width", "target"),
     [*itertools.product([16, 64, 128, 200, 256], ON_CUDA), (320, "cuda.sm_80")],

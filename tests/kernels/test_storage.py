@@ -62,12 +62,13 @@ def paged(page: int, layout: str = "[B, N, Hkv, 16]", **named: str) -> Subject:
 DIMS = {"B": 2, "M": 3, "N": 70, "Hkv": 2, "G": 3}
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize("page", [1, 3, 16, 32, 48, 64, 256])
 def test_every_page_size(page: int) -> None:
     assert_within_bound(paged(page), Case(dims=DIMS, seed=page), fills=every_fill())
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("layout", ["[B, Hkv, N, 16]", "[N, B, Hkv, 16]"])
 def test_pages_of_any_layout(layout: str) -> None:
     made = paged(16, layout)
@@ -91,7 +92,7 @@ def test_a_sequence_is_as_long_as_its_pages() -> None:
     assert found == ["k", "v", "table", "kv_len"]
 
 
-@pytest.mark.one_in(6)
+@pytest.mark.one_in(12)
 @pytest.mark.parametrize("mask", ["true", "window(20, 3)", "chunk(16)", "q_pos + h >= kv_idx"])
 @pytest.mark.parametrize("dims", [{"M": 1}, {"M": 17}, {"N": 0}, {"N": 1, "M": 2}], ids=str)
 def test_masks_over_pages(mask: str, dims: Mapping[str, int]) -> None:
@@ -119,7 +120,7 @@ def packed(
     )
 
 
-@pytest.mark.one_in(6)
+@pytest.mark.one_in(12)
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("shared", [False, True], ids=["two", "self"])
 def test_packed_sequences(seed: int, shared: bool) -> None:
@@ -196,6 +197,7 @@ def test_values_at_the_end_of_a_sequence_are_those_at_its_own_end() -> None:
         assert_within_bound(made, Case(dims={"B": 2, "M": 40, "N": 40, "H": 1}, seed=seed))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("page", [5, 16, 64])
 def test_pages_equal_contiguous_rows_bitwise(page: int) -> None:
     """Whatever the pages' order: the plan is the same, so every rounding is."""

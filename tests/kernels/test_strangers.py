@@ -42,7 +42,7 @@ def subject_for(name: str, target: str) -> Subject:
     return subject_of(plan_program(scheduled).modules[0])
 
 
-@pytest.mark.one_in(35)
+@pytest.mark.one_in(70)
 @pytest.mark.slow
 @pytest.mark.parametrize("target", ["triton", "cuda.sm_80", "cuda.sm_90a"])
 @pytest.mark.parametrize("name", TEXTS)

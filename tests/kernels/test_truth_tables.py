@@ -251,6 +251,7 @@ def test_masks_mean_what_the_table_says(m: int, n: int, table: dict[str, tuple[s
     assert heads == table
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("target", TARGETS)
 def test_masks_of_kernels(target: str) -> None:
     skip_without_compiler(target)
@@ -278,7 +279,7 @@ def test_expressions_mean_what_the_table_says() -> None:
         np.testing.assert_allclose(scores[0, 0], np.asarray(expected, float), atol=1e-12, err_msg=text)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("target", TARGETS)
 def test_expressions_of_kernels(target: str) -> None:
     skip_without_compiler(target)

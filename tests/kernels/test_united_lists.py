@@ -122,7 +122,7 @@ def subject(**changes: str) -> Subject:
 SIZES = {"B": 2, "M": 11, "N": 190, "R": 5, "S": 60, "P": 9, "T": 21, "U": 300}
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     "name",
     [pytest.param(x, marks=[] if i < 4 else [pytest.mark.nightly]) for i, x in enumerate(CASES)],

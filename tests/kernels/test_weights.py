@@ -68,13 +68,14 @@ def hstu(element: str, wanted: str = "") -> tuple[str, ...]:
 KINDS = {"hstu": hstu("bf16"), "hstu of f16": hstu("f16", ", table"), "relu": RELU, "linear": LINEAR}
 
 
-@pytest.mark.one_in(6)
+@pytest.mark.one_in(12)
 @pytest.mark.parametrize(("kind", "target"), some_by_day(KINDS, EACH, of=2))
 def test_weights(kind: str, target: str) -> None:
     skip_without_compiler(target)
     right_by_day(subject_of_text(spec(KINDS[kind], small_tiles(target), target=target)), count=2)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("target", EACH)
 def test_weights_of_packed_rows(target: str) -> None:
     skip_without_compiler(target)
@@ -82,7 +83,7 @@ def test_weights_of_packed_rows(target: str) -> None:
     assert_within_bound(made, Case(dims={"B": 3, "M": 21, "N": 21, "H": 2}))
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("target", EACH)
 @pytest.mark.parametrize("way", ["atomic", "sequential"])
 def test_dq_in_memory(way: str, target: str) -> None:
@@ -109,7 +110,7 @@ def widen(lines: tuple[str, ...], columns: int) -> tuple[str, ...]:
     return tuple(line.replace("16]", f"{columns}]").replace("24]", f"{columns}]") for line in lines)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @needs_gxx
 @pytest.mark.slow
 @pytest.mark.parametrize(
@@ -186,7 +187,7 @@ EVERY_DECODING = [(target, tiles) for target, found in DECODING.items() for tile
 STORED = {"cache": CACHED, "pages": IN_PAGES, "lengths": SHORTENED}
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize(
     ("split", "stored", "decoding"),
     some_by_day(["1", "3", "fixed(32)"], STORED, range(len(EVERY_DECODING)), of=3),
@@ -201,7 +202,7 @@ def test_splits_are_added(split: str, stored: str, decoding: int) -> None:
         assert_within_bound(made, Case(dims=dims, lengths=lengths))
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(("target", "tiles"), EVERY_DECODING)
 def test_weights_of_a_cache(target: str, tiles: str) -> None:
     skip_without_compiler(target)

@@ -130,6 +130,7 @@ _TAKEN_AS_NUMBERS: dict[str, Any] = {"clamp_min": torch.clamp_min, "clamp_max": 
 _WITHOUT_SLOPE = {*_OF_INTEGERS, *_OF_CONDITIONS, *_CONDITIONS, "heaviside", "sgn", "cbrt"}
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", sorted(DEFS.keys() - _WITHOUT_SLOPE))
 def test_a_proposed_def_has_the_slope_of_the_function(name: str) -> None:
     """Where branches meet, and beside it too, as torch.autograd has it."""

@@ -47,6 +47,7 @@ def test_a_chain_is_causal() -> None:
     assert torch.equal(trees.sees[0], torch.ones(100, 100).tril().bool())
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("dtype", "bits"), [(torch.uint8, 8), (torch.int32, 32), (torch.int64, 64)])
 @pytest.mark.parametrize("count", [1, 8, 31, 32, 64, 70])
 def test_words_have_the_bits(dtype: torch.dtype, bits: int, count: int) -> None:

@@ -35,6 +35,7 @@ def test_a_mask_that_looks_data_up_has_a_list_of_its_blocks() -> None:
     assert "kept blocks {" in text
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("mask", "ends", "may"),
     [
@@ -72,6 +73,7 @@ def test_ends_exclude_blocks(mask: str, ends: list[str], may: str) -> None:
     assert (found[: len(ends)], show(kept.may)) == (ends, may)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("mask", "sure", "full"),
     [
@@ -113,7 +115,7 @@ MASKS = (
 )
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("mask", MASKS)
 def test_what_ends_tell_is_true_of_every_pair(mask: str) -> None:
     made = planned(mask, inputs=(*DOC, "keep: bool[B, N]", "first: i32[B]"))
@@ -210,6 +212,7 @@ def test_masks_of_other_kinds_have_none(mask: str, inputs: tuple[str, ...]) -> N
     assert made.lists is None or made.lists.kept is None
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "changes",
     [

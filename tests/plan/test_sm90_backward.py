@@ -35,7 +35,7 @@ def is_by_wgmma(module: Module, kernel: KernelName = "dkdv") -> bool:
     return found
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("d", [16, 40, 64, 72, 80, 96, 128])
 def test_a_block_fits_and_registers_are_those_that_the_launch_holds(d: int) -> None:
     module = planned(d=d)
@@ -53,6 +53,7 @@ def test_a_block_fits_and_registers_are_those_that_the_launch_holds(d: int) -> N
     assert sizes == [128 if d <= 64 else 64, 128, 12, 2]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("d", "keys", "tiles"),
     [(64, 128, (2, 2)), (72, 96, (2, 2)), (128, 96, (2, 2)), (192, 80, (1, 2)), (256, 64, (1, 1))],
@@ -70,7 +71,7 @@ def test_the_kernel_over_queries_fits_too(d: int, keys: int, tiles: tuple[int, i
     assert sum(layout.registers(config, "dq").values()) < CONSUMER_REGISTERS[2]
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("d", [144, 192, 256])
 @pytest.mark.parametrize(
     ("score", "tiles"),
@@ -100,7 +101,7 @@ def test_wide_heads_share_p_where_ds_needs_nothing_else(
         assert sum(layout.registers(config, name).values()) < CONSUMER_REGISTERS[2]
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     ("mask", "options"),
     [
@@ -127,6 +128,7 @@ def test_masks_and_scores_have_it(mask: str, options: dict[str, Any]) -> None:
     assert is_by_wgmma(planned(mask, **options))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "options",
     [

@@ -28,6 +28,7 @@ def test_products_are_shared_where_values_are_in_the_keys() -> None:
     assert all(made.latent is None for made in roles_of(planned(accumulate="two_pass")).values())
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("d", "accumulate", "apart"),
     [

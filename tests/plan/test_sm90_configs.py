@@ -26,6 +26,7 @@ ROOM = 232448
 BETWEEN, THREE = (72, 80, 88, 96, 104, 112, 120), "consumers = 3, tile.kv = 64, stages = 4"
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("d", range(8, 256, 16))
 def test_rows_narrower_than_products_get_the_tiles_of_whole_ones(d: int) -> None:
     tiles = THREE if d == BETWEEN[-1] else ""
@@ -36,6 +37,7 @@ def test_rows_narrower_than_products_get_the_tiles_of_whole_ones(d: int) -> None
     assert layout_of(narrow).registers(few) == layout_of(whole).registers(many)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("d", BETWEEN)
 def test_heads_between_one_box_and_two_have_three_warpgroups(d: int) -> None:
     """Where no schedule says otherwise, and nothing is drawn, or copied for all of them."""
@@ -102,6 +104,7 @@ def test_wider_heads_never_get_larger_tiles_and_none_jump(d: int, feature: str) 
         assert most * narrow[name] >= wide[name] >= 0.5 * narrow[name], name
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("d", [8, 16, 64, 72, 80, 96, 128, 136, 192, 256])
 def test_a_schedule_that_says_nothing_gets_tiles_that_fit(d: int) -> None:
     kernel = planned(d=d).kernel
@@ -236,7 +239,7 @@ def test_turns_of_a_decode_kernel_or_a_backward_are_refused_where_they_stand() -
 _BIAS = ("bias: f32[M, N]",)
 
 
-@pytest.mark.one_in(9)
+@pytest.mark.one_in(18)
 @pytest.mark.parametrize("d", [16, 64, 80, 128, 136, 192, 256])
 @pytest.mark.parametrize(
     ("mask", "options", "is_short"),
@@ -413,6 +416,7 @@ def test_who_copies_rows_keeps_registers_for_it(page: int, d: int, tile: int, co
 DOCUMENTS = {"inputs": ("doc: i32[B, N] is sorted",)}
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("mask", "schedule", "options", "is_longest_first"),
     [

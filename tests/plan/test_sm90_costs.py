@@ -14,6 +14,7 @@ from attnc.target.files import render_files
 from tests.plan.hopper import planned
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("d", [72, 96, 128])
 def test_causal_calls_of_few_rows_have_two_warpgroups(d: int) -> None:
     """The last tile of queries walks over all keys: of one head of 32768 rows, all tiles of 192 rows take no

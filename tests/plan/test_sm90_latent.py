@@ -210,6 +210,7 @@ def test_why_wide_heads_have_no_gradients(words: dict[str, str], told: str) -> N
     assert refuse_wide_gradients(wide_attention()) == ""
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("words", "shared"),
     [

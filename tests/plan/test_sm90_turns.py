@@ -96,6 +96,7 @@ def tiles_of(mask: str, m: int, n: int, tile_q: int, tile_kv: int) -> Iterator[l
         ]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("mask", [mask for mask, _, options in NEIGHBOURS if not options and mask != "true"])
 @pytest.mark.parametrize(("m", "n"), [(60, 60), (90, 40), (40, 90)])
 def test_neighbours_are_neighbours(mask: str, m: int, n: int) -> None:

@@ -24,6 +24,7 @@ INSIDE = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("mask", "expected"), INSIDE.items())
 def test_the_end_of_the_loop_is_asked_of_no_key(mask: str, expected: str | None) -> None:
     inside = kernel(mask, target="cuda.sm_80").step.kept_inside

@@ -41,6 +41,7 @@ def test_an_array_that_fits_nowhere_is_a_lack() -> None:
     assert describe_lack(lack.value).startswith("out of memory: Unable to allocate 1.00 EiB")
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("error", "is_raised"), [("CUDA error: out of memory", False), ("device lost", True)]
 )

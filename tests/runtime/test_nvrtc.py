@@ -140,7 +140,7 @@ def test_the_default_config_compiles_for_its_architecture(path: Path) -> None:
     check_forward(path)
 
 
-@pytest.mark.one_in(5)
+@pytest.mark.one_in(10)
 @pytest.mark.slow
 @pytest.mark.parametrize("path", each_by_day(MODULES, of=BY_DAY), ids=name_of)
 def test_the_backward_compiles_too(path: Path) -> None:
@@ -268,7 +268,7 @@ def test_the_widest_products_fit_the_registers_of_a_launch(dv: int, schedule: st
     assert usage_of(module, 0, DEVICES["sm_90"]) is not None
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("d", "dv", "keys", "in_k"),
@@ -324,6 +324,7 @@ CAUSAL, KEYS = (
 LAZY, DECODE = "softmax = online(maximum = lazy(20))", "loops = [kv], pack = gqa, split.kv = auto"
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "d", "page", "more", "schedule"),
@@ -356,6 +357,7 @@ def test_who_copies_rows_has_the_registers_for_it(
         assert (cubin.spills, cubin.warnings) == (0, ()), cubin.log
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("d", "dv", "way"),
@@ -405,6 +407,7 @@ def test_the_kernels_of_a_cuda_backward_tell_what_they_take() -> None:
         assert usage.shared == kernel.shared[0]
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("d", "tiles"),

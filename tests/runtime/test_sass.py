@@ -252,6 +252,7 @@ def test_committed_kernels_hide_their_exponentials(module: str) -> None:
         assert [told for loop in found for told in findings(loop, overlaps=True)] == []
 
 
+@pytest.mark.one_in(2)
 @needs_nvdisasm
 @pytest.mark.slow
 @pytest.mark.parametrize(
@@ -293,6 +294,7 @@ def test_turns_cost_no_wait_and_hold_all_products(tiles: tuple[int, str], overla
     assert [told for loop in found for told in findings(loop, overlaps=overlap == "true")] == []
 
 
+@pytest.mark.nightly
 @needs_nvdisasm
 @pytest.mark.slow
 def test_exponentials_of_wide_heads_run_beside_the_product_of_the_other_warpgroup() -> None:

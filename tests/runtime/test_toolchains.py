@@ -2,6 +2,7 @@
 
 import json
 import re
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,7 @@ print(json.dumps([usage.registers, usage.stack, usage.shared]))
 """
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
 def test_a_kernel_takes_the_shared_memory_that_was_estimated(arch: str) -> None:
@@ -54,6 +56,7 @@ print(json.dumps({name: [u.registers, u.stack, u.shared] for name, u in usages.i
 """
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "variant"),
@@ -333,11 +336,11 @@ ARCHS = ("sm_80", "sm_90", "sm_100")
 
 
 def kinds_of(arch: str, by_night: bool) -> list[str]:
-    """What is compiled for an architecture: by day half of the kinds, each for one of the three; all every
-    night.
+    """What is compiled for an architecture: by day a quarter of the kinds, each for one of the three; all
+    every night.
     """
     names = [name for name in KINDS if (name in BY_NIGHT) == by_night]
-    return names if is_night() else names[ARCHS.index(arch) :: 2 * len(ARCHS)]
+    return names if is_night() else names[ARCHS.index(arch) :: 4 * len(ARCHS)]
 
 
 @pytest.mark.slow
@@ -380,8 +383,9 @@ print(json.dumps(found))
 SLOW = re.compile(r"cvt\.(?:rn\.)?bf16\.f16|cvt\.\w+\.f(?:16|32)\.s8|ld\.shared\.[bsu]8")
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["8 bits", "8 bits, decode"])
+@pytest.mark.parametrize("kind", ["8 bits, decode", "8 bits"])
 def test_8_bits_are_converted_four_at_a_time(kind: str) -> None:
     """Where tensor cores read registers, values beside 64 queries and more are still read byte by byte."""
     if tool("cuobjdump") is None:
@@ -459,11 +463,12 @@ def test_bounds_of_64_bits_compile(tmp_path: Path) -> None:
     """The interpreter and g++ let a loop's counter have 64 bits; tiles are addressed by 32."""
     if tool("cuobjdump") is None:
         pytest.skip("no cuobjdump in Triton's wheel")
+    targets = "triton", "cuda.sm_80"
+    texts = LONG.replace("  length N = n_len[b]\n", ""), LONG  # the first with tensor descriptors
     files: list[Path] = []
-    for target in ("triton", "cuda.sm_80"):
-        for lines in (LONG, LONG.replace("  length N = n_len[b]\n", "")):  # without: tensor descriptors
-            files.append(tmp_path / f"{len(files)}.attn")
-            files[-1].write_text(lines.format(target=target))
+    for target, text in product(targets, texts) if is_night() else zip(targets, texts, strict=True):
+        files.append(tmp_path / f"{len(files)}.attn")
+        files[-1].write_text(text.format(target=target))
     compiling(BOTH_WAYS, *files)
 
 

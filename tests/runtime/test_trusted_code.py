@@ -184,6 +184,7 @@ PACKAGE = Package(
 )
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("file", [*PACKAGE.files, "manifest.json"])
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_package_is_whole_or_not_there(damage: Callable[[Path], None], file: str, tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ def gradients(
     return torch.autograd.grad((attend(*leaves) * weights).sum(), leaves)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("axis", [0, -1])
 def test_torch_func_maps_and_differentiates(attend: Callable[..., torch.Tensor], axis: int) -> None:
     """As torch.autograd does, one after the other: gradients of each sample, too."""

@@ -111,7 +111,7 @@ def _strided(given: list[torch.Tensor]) -> list[torch.Tensor]:
     return [given[0].repeat(1, 1, 1, 2)[..., :16], *given[1:]]
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("change", [_negated, _turned, _longer, _strided])
 def test_what_differs_is_looked_at(
     change: Callable[[list[torch.Tensor]], list[torch.Tensor]],
@@ -153,6 +153,7 @@ def test_a_gradient_of_lse_is_looked_at() -> None:
     assert not torch.equal(right[True][0], right[False][0])
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("place", range(7))
 def test_each_tensor_of_another_layout_is_looked_at(place: int) -> None:
     """Also those that a forward has made: whoever kept them may have laid them out anew."""
@@ -220,7 +221,7 @@ def test_numbers_on_the_device_are_tensors_as_others(wants: bool, monkeypatch: p
         family(q, k, v, windows[0].long())
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("order", [(0, 1, 2, 3), (0, 2, 1, 3), (2, 0, 1, 3)])
 def test_gradients_lie_as_their_inputs(attention: Any, order: tuple[int, ...]) -> None:
     """As torch's own do, for the first call, for those that repeat it, and as torch.compile is told."""

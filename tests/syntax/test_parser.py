@@ -259,6 +259,16 @@ def test_load_points_at_the_first_byte_that_is_not_utf8(tmp_path: Path, mark: by
     assert (diagnostic.code, *span.source.position(span.start)) == ("E0105", 2, 3)
 
 
+def test_an_item_that_was_read_before_is_where_it_is_now() -> None:
+    written = "def read_before(x) = x + (x)\n"
+    parse_text(written)
+    hits = parser._read_short.cache_info().hits
+    item = parse_text(f"# ä\ndef another = 1\n{written}").items[-1]
+    assert parser._read_short.cache_info().hits == hits + 1
+    assert isinstance(item, ast.Def)
+    assert (item.span.line, item.span.text, item.value.span.text) == (3, written.strip(), "x + (x)")
+
+
 def test_load_reads_no_more_than_it_needs(tmp_path: Path) -> None:
     path = tmp_path / "large.attn"
     path.write_bytes("€".encode() * 2_000_000)

@@ -51,7 +51,7 @@ def judge(name: str, text: str) -> tuple[Finding, ...]:
     return findings(text) if name.endswith(".py") else cuda_findings(text)
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("spec", [path.stem for path in SPECS])
 def test_every_address_is_proved(spec: str, target: str) -> None:

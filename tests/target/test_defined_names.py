@@ -273,6 +273,7 @@ def _lines(score: str, *more: str) -> list[str]:
     ]
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.one_in(9)
 @pytest.mark.parametrize("name", HOPPERS)

@@ -41,6 +41,7 @@ def test_all_targets_have_a_place_in_the_order() -> None:
     assert sorted(fastest_first(TARGETS)) == sorted(TARGETS)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("name", "given"), [("CHOICE", "x"), ("picked", "CHOICE"), ("TARGETS", "function")])
 def test_the_function_is_called_as_the_spec_says(
     name: str, given: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

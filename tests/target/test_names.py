@@ -157,6 +157,7 @@ def is_free(name: str) -> bool:
     return name.startswith(("_", "stride_")) or name.endswith("_ptr") or "under_test" in name or is_extreme
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", SPECS)
 def test_every_name_is_known(name: str) -> None:
     module = planned(**SPECS[name])
@@ -167,6 +168,7 @@ def test_every_name_is_known(name: str) -> None:
     assert read_by(text, "under_test") <= READ
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "name",
     ["blocks", "tokens", "latent attention", "added as they come", "latent attention added as it comes"],
@@ -199,6 +201,7 @@ def test_every_name_of_a_cuda_module_is_known(name: str) -> None:
     assert read_by(text, "under_test") <= READ
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "path", sorted(GENERATED.glob("*/cuda_*")), ids=lambda path: "/".join(path.parts[-2:])
 )
@@ -224,6 +227,7 @@ DERIVED = re.compile(
 SUMMED = re.compile(r"(_sum|_\d)*(_column|_total|_tile|_row)?(_ptr)?")
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "path", sorted(GENERATED.glob("*/cuda_*")), ids=lambda path: "/".join(path.parts[-2:])
 )
@@ -252,6 +256,7 @@ def test_values_keep_apart_from_names_that_are_made_of_others() -> None:
     assert own_sizes(("doc_map", "doc"), ("doc",)) == {"doc_map": "doc_map_size"}
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("other", ["bits", "first", "word"])
 def test_words_of_bits_beside_an_input_called_like_a_part_of_them(other: str) -> None:
     """On Hopper, where a decode kernel keeps the words of a row in registers."""
@@ -378,7 +383,7 @@ def scopes(target: str, shape: str, names: list[str]) -> dict[str, list[str]]:
     return found
 
 
-@pytest.mark.one_in(5)
+@pytest.mark.one_in(10)
 @pytest.mark.parametrize("target", [*TARGETS, "cuda.sm_90a"])
 @pytest.mark.parametrize("shape", LOADED)
 def test_no_name_makes_two_things_of_a_kernel_one(target: str, shape: str) -> None:

@@ -178,6 +178,7 @@ def spread(text: str) -> str:
     return _VALUE.sub(lines, "\n".join(line.split("#")[0] for line in text.split("\n")))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", ["extend", "dropout"])
 def test_formatting_changes_no_kernel(name: str) -> None:
     text = (ROOT / "specs" / f"{name}.attn").read_text(encoding="utf-8")

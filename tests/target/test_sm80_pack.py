@@ -48,6 +48,7 @@ def test_one_kv_head_has_no_number() -> None:
 BEGINS, ROWS, TILE, HEADS = (0, 70, 70, 101), 110, 64, 2
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("group", [1, 3, 5, 64, 128, 200])
 @pytest.mark.parametrize("last_first", [False, True])
 def test_each_packed_row_of_a_head_has_one_tile(group: int, *, last_first: bool) -> None:

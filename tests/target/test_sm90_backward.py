@@ -70,6 +70,7 @@ def test_products_are_not_serialised(mask: str, d: int, accumulate: str) -> None
     assert cubin.spills <= SPILLED_BY_COPIES
 
 
+@pytest.mark.nightly
 @pytest.mark.one_in(3)
 @pytest.mark.slow
 @pytest.mark.parametrize(
@@ -85,6 +86,7 @@ def test_products_of_parts_are_not_serialised(d: int, accumulate: str) -> None:
     assert cubin.spills <= SPILLED_BY_COPIES
 
 
+@pytest.mark.nightly
 @pytest.mark.one_in(4)
 @pytest.mark.slow
 @pytest.mark.parametrize(("mask", "d"), some_by_day(["true", CAUSAL], [64, 72, 128, 136, 192, 256], of=3))
@@ -113,6 +115,7 @@ def test_exponentials_do_not_wait_for_dp(mask: str) -> None:
     assert loop.sums <= 16
 
 
+@pytest.mark.nightly
 @pytest.mark.one_in(3)
 @pytest.mark.slow
 @pytest.mark.parametrize(("mask", "d"), some_by_day(["true", CAUSAL], [136, 144, 192, 256], of=4))
@@ -165,7 +168,7 @@ def gradients(
     return list(found), list(torch.autograd.grad(p @ exact[2], exact, do.double()))
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(8)
 @pytest.mark.skipif(not available(), reason="g++ compiles the kernels for the CPU")
 @pytest.mark.parametrize(
     ("d", "accumulate"),
@@ -261,7 +264,7 @@ def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.slow
 @pytest.mark.usefixtures("poisoned")
 @pytest.mark.skipif(not available(), reason="g++ compiles the kernels for the CPU")
@@ -389,6 +392,7 @@ def test_lanes_share_what_a_mask_asks_of_columns(accumulate: str, d: int) -> Non
         assert found.ok, found.message
 
 
+@pytest.mark.nightly
 @pytest.mark.one_in(6)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", each_by_day(HOPPERS, of=2))

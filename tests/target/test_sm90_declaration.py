@@ -32,7 +32,7 @@ def test_a_grid_is_whole_clusters_of_the_multiprocessors_that_there_are() -> Non
     assert [count(2, 132, H=1, M=m) for m in (0, 1, 256, 257)] == [0, 2, 2, 4]
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("accumulate", ["atomic", "ordered", "two_pass"])
 @pytest.mark.parametrize(
     ("sizes", "chosen", "parts"),

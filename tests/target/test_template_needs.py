@@ -113,7 +113,7 @@ def _within(branch: nodes.Node) -> Iterator[nodes.Node]:
         yield from _within(child)
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("path", ASKING)
 def test_what_a_template_asks_is_there(path: str) -> None:
     made = needed(path)
@@ -126,6 +126,7 @@ def test_what_a_template_asks_is_there(path: str) -> None:
         assert asked(path, "kernel") <= attributes(kind), kind.__name__
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("path", ASKING)
 def test_what_it_asks_of_parts_of_a_text_is_there(path: str) -> None:
     """Of parts whose class an annotation says."""
@@ -136,6 +137,7 @@ def test_what_it_asks_of_parts_of_a_text_is_there(path: str) -> None:
                 assert name in attributes(kind), f"text.{part}.{name}"
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("path", ASKING)
 def test_its_parts_get_what_they_need(path: str) -> None:
     for part in parts(path):

@@ -240,7 +240,7 @@ def drawn(old: str, new: str) -> Draw:
     return Draw(place=PLACE, phase="forward", mutant=mutant)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     ("new", "outcome"),
     [("l_new = l + tl.sum(p, 1)", "killed"), ("l_new = nothing", "invalid"), ("l_new = (", "invalid")],
@@ -387,6 +387,7 @@ def test_compilers_and_simulators_are_no_calls_that_hang() -> None:
     assert patience_for({1: waiting, 2: loading}) < inf  # until the kernels that run have ended
 
 
+@pytest.mark.nightly
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize(("is_second", "most"), [(False, BATCH), (True, SECOND_BATCH)])
 def test_batches_are_of_one_module(is_second: bool, most: int) -> None:

@@ -357,6 +357,7 @@ def test_survivors_that_compute_the_same_are_listed_with_the_reason() -> None:
     assert python.explain_equal(killed) == killed
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("known", SETTINGS["equal"], ids=lambda known: " ".join(list(known.values())[:-1]))
 def test_what_is_said_to_compute_the_same_is_there(known: Mapping[str, str]) -> None:
     files = [known["file"]] if "file" in known else (ROOT / "attnc").rglob("*.py")

@@ -149,6 +149,7 @@ def test_a_device_that_nobody_measured_splits_keys_for_few_rows(family: tuple[ir
     assert guess_rows(family[2:]) == (((None, None, None), "rows"),)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("sizes", "label"),
     [

@@ -81,6 +81,7 @@ def recorded(folder: Path) -> Records:
     return Records(verified={NAME: record}, sanitized={NAME: seen})
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("file", "change"),
     [
@@ -101,6 +102,7 @@ def test_a_record_is_carried_to_a_text_with_the_same_machine_code(
     assert carried.sanitized == {NAME: replace(known.sanitized[NAME], sha256=new)}
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("file", "change", "because"),
     [

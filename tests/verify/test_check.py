@@ -71,6 +71,7 @@ def test_no_kernel_is_wrong_because_the_machine_has_no_room(
         keeps(subject, case, fail, report_broken("nothing"))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("shrink", [True, False])
 def test_a_search_ends_with_its_time(shrink: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not when as many cases have been drawn as were asked for, which takes minutes."""
@@ -203,7 +204,7 @@ def test_failures_shrink_and_are_saved(tmp_path: Path) -> None:
     assert f"--variant {real.variant.name} --target triton --case '{{" in report.failures[0].repro
 
 
-@pytest.mark.one_in(6)
+@pytest.mark.one_in(12)
 @pytest.mark.parametrize("name", some_by_day(NAMES, of=4))
 def test_cases_are_affordable_and_survive_json(name: str) -> None:
     variant = plans_of(name).modules[0].variant

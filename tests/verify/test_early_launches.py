@@ -76,6 +76,7 @@ def test_cuda_kernels(old: str, new: str, said: str) -> None:
     assert find_early(CUDA.replace(old, new), "kernel") == said
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("folder", some_by_day(FOLDERS, of=9))
 def test_committed_kernels_wait(folder: Path) -> None:
     for path in sorted(folder.glob("*.py")):

@@ -78,7 +78,7 @@ def test_coverage_has_them() -> None:
         assert (boundaries[axes], 2**31) in coverage.points
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     ("anchor", "axes"),
     [
@@ -108,7 +108,7 @@ def test_autograd_counts_changes_of_each_tensor_of_an_arena() -> None:
     assert q._version == before
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     ("name", "target"),
     [

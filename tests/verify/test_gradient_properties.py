@@ -85,7 +85,7 @@ def found(subject: Subject) -> Iterator[str]:
     yield from (message.split(":")[0] for message in gradient_violations(subject, case(name)))
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("name", ["full", "local_sink", "dropout", "padding", "prefix_lm"])
 def test_they_hold_where_rows_or_keys_see_nothing(name: str) -> None:
     assert list(found(subject_of(module_of(name)))) == []

@@ -75,7 +75,7 @@ def operands() -> Iterator[tuple[Any, Any]]:
         yield tensor(left, one), number
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("name", BINARY)
 def test_operators(name: str) -> None:
     short, long_way = dict(LANGUAGE.methods())[name], getattr(tl.core.tensor, name)
@@ -83,6 +83,7 @@ def test_operators(name: str) -> None:
         assert outcome(short, left, right) == outcome(long_way, left, right), (left.type, right)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", ["maximum", "minimum"])
 @pytest.mark.parametrize(
     "options", [{}, {"propagate_nan": tl.PropagateNan.ALL}], ids=["drops_nan", "keeps_nan"]
@@ -124,6 +125,7 @@ def nothing_watched() -> Iterator[None]:
     WATCH.allocations.clear()
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.usefixtures("nothing_watched")
 @pytest.mark.parametrize(
     "dtype", [torch.float32, torch.bfloat16, torch.float16, torch.int32, torch.int64, torch.bool]

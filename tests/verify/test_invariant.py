@@ -175,6 +175,7 @@ SCALED_BY_KEY: Mapping[str, Any] = {
 }
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "text",
     [
@@ -367,6 +368,7 @@ def test_rows_keep_their_bits_on_hopper(text: str) -> None:
     assert found.calls > 6
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "text",
     [

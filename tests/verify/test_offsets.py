@@ -115,6 +115,7 @@ def test_cuda_offsets_are_counted_in_64_bits() -> None:
     assert narrow_offsets(CUDA) == ()
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("folder", some_by_day(CUDA_FOLDERS, of=9))
 def test_cuda_kernels_count_offsets_in_64_bits(folder: Path) -> None:
     for path in sorted(folder.glob("*.cu"))[:3]:  # those of a spec differ in sizes

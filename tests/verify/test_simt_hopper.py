@@ -89,6 +89,7 @@ def ring(bug: str = "", seed: int = 0, swizzle: int = 128, *, rows: bool = False
     return float((out - (q.float() @ k.float().T).amax(1)).abs().max())
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_ring_of_copies_is_right_in_any_order(seed: int) -> None:
     assert ring(seed=seed) < 1e-4

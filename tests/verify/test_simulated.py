@@ -86,7 +86,7 @@ def test_registers_that_nothing_has_set_show_in_the_simulator() -> None:
     assert [failure.case.dims["N"] for failure in report.failures] == [0]
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @needs_gxx
 @pytest.mark.parametrize(
     ("spec", "target", "wait", "message"),
@@ -121,6 +121,7 @@ def test_a_lane_that_may_come_late_shows_in_any_order() -> None:
     assert "a late lane" in report.failures[0].verdict.message
 
 
+@pytest.mark.nightly
 @pytest.mark.one_in(2)
 @needs_gxx
 def test_gradients_of_a_case_that_fills_pipelines_are_judged_beside_a_gpu() -> None:

@@ -132,6 +132,7 @@ def verdict(
     return judge(spec, expected, kernel.run(spec, tensors, dtype))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("name", "dtype"), some_by_day(SPECS, [DType.BF16, DType.F16, DType.F32], of=6))
 def test_no_false_alarm(name: str, dtype: DType) -> None:
     spec = SPECS[name](dtype)
@@ -225,6 +226,7 @@ def logistic(numerator: Expr, one: float) -> Expr:
     return Binary("/", numerator, Binary("+", Const(one), Call("exp", (Neg(Dot()),))))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("logits", LOGITS)
 @pytest.mark.parametrize("one", [1.0, 2.0])
 def test_an_exponential_that_overflows_in_a_divisor_leaves_a_bound(logits: str, one: float) -> None:

@@ -31,7 +31,7 @@ OPTIONS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("form", ["NHD-apart", "HND-apart", "NHD-together", "HND-together"])
 @pytest.mark.parametrize("options", OPTIONS, ids=lambda options: "-".join(options) or "plain")
 def test_decode(form: str, options: dict[str, Any]) -> None:
