@@ -19,7 +19,8 @@ import shutil
 import struct
 import subprocess
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import cache
 from itertools import count
 from pathlib import Path
@@ -122,8 +123,10 @@ def attach(module: ModuleType) -> None:
     call.gpu_of = lambda index: of_gpu(index)._replace(l2=_CACHE)
     texts = {name: call.program.source(name) for name in call.program.kernels}
     folders = {name: "sm90" if "mbarrier_wait(" in text else "cuda" for name, text in texts.items()}
+    counter = None
     if hasattr(call, "tensor_map"):
         call.tensor_map = _tensor_map
+        counter = call.counter = KeptCounter(call.counter(-1))
     # scattered: the last bit turns the order of blocks around, and a call makes as many launches as another
     seeds = (n * 0x9E3779B97F4A7C15 >> 9 & (1 << 48) - 1 for n in count())
 
@@ -138,22 +141,45 @@ def attach(module: ModuleType) -> None:
                     if blocks == 0:
                         continue
                     options = self.program.options(config, aligned, self.gpu.arch)
-                    launch(
-                        texts[name],
-                        dict(_DEFINE.findall(" ".join(options))),
-                        args,
-                        blocks=blocks,
-                        threads=32 * config.WARPS,
-                        shared=config.shared,
-                        seed=next(seeds),
-                        kernel=name,
-                        folder=folders[name],
-                    )
+                    with nullcontext() if counter is None else counter.launched():
+                        launch(
+                            texts[name],
+                            dict(_DEFINE.findall(" ".join(options))),
+                            args,
+                            blocks=blocks,
+                            threads=32 * config.WARPS,
+                            shared=config.shared,
+                            seed=next(seeds),
+                            kernel=name,
+                            folder=folders[name],
+                        )
 
             return start
 
     call.gpu_launch_type, call.launch_type = launch_type, SimulatedLaunch
     call.forget()
+
+
+class KeptCounter:
+    """The numbers by which blocks of a launch share work out, the same for all launches of a module, as on a
+    GPU: each has to leave the zeros that the next one begins with.
+    """
+
+    def __init__(self, numbers: torch.Tensor) -> None:
+        self.numbers = numbers
+
+    def __call__(self, index: int) -> torch.Tensor:
+        return self.numbers
+
+    @contextmanager
+    def launched(self) -> Iterator[None]:
+        """Raises SimtFault where a launch within leaves other numbers."""
+        try:
+            yield
+            if self.numbers.any():
+                raise SimtFault("a launch leaves a counter that is not 0, with which the next one begins")
+        finally:
+            self.numbers.zero_()
 
 
 def _tensor_map(pointer: int, dtype: torch.dtype, *layout: Any) -> bytes:
@@ -185,6 +211,11 @@ def _kernels(source: str) -> list[dict[str, str]]:
     ]
 
 
+#: What looks at an address and then accesses several numbers there at once, which a GPU does at multiples of
+#: their bytes alone: g++ tests every address in kernels with it, which takes a third longer to compile.
+_LOOKS = re.compile(r"\b(load_columns|store_columns|load_scales|by_chunks)\b")
+
+
 @cache
 def _compile(source: str, defines: tuple[tuple[str, int | str], ...], folder: str) -> ctypes.CDLL:
     found = _kernels(source)
@@ -192,6 +223,7 @@ def _compile(source: str, defines: tuple[tuple[str, int | str], ...], folder: st
         raise ValueError("the source has no kernel")
     text = "".join([source, _ARGUMENTS, *(_ENTRY % kernel for kernel in found)])
     flags = [*_own_flags(), *(f"-D{name}={value}" for name, value in defines)]
+    flags += ["-fsanitize=alignment"] if _LOOKS.search(source) else []
     return _load(text, folder, flags, (_machine(folder),))
 
 

@@ -58,6 +58,14 @@ void fail(const char* what, int line)
     _longjmp(escape, 1);
 }
 
+// What g++ calls where an address is not aligned as its type is (-fsanitize=alignment): libubsan has the layout.
+struct Mismatch { const char* file; uint32_t line, column; const void* type; unsigned char log2_of_alignment, kind; };
+extern "C" SIMT void __ubsan_handle_type_mismatch_v1(const Mismatch* found, void*)
+{
+    if (found->log2_of_alignment <= 4)  // no instruction accesses more
+        fail("an access at an address that is not aligned", int(found->line));
+}
+
 // ---- fibers
 
 static void next_lane();

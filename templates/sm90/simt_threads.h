@@ -41,6 +41,14 @@ SIMT void say(const char* format, ...)
     _longjmp(escape, 1);
 }
 
+// What g++ calls where an address is not aligned as its type is (-fsanitize=alignment): libubsan has the layout.
+struct Mismatch { const char* file; u32 line, column; const void* type; unsigned char log2_of_alignment, kind; };
+extern "C" SIMT void __ubsan_handle_type_mismatch_v1(const Mismatch* found, void*)
+{
+    if (found->log2_of_alignment <= 4)  // no instruction accesses more
+        fail(int(found->line), "an access at an address that is not a multiple of %u", 1u << found->log2_of_alignment);
+}
+
 SIMT Lane& lane_now() { return block->lanes[current]; }
 SIMT Warp& warp_now() { return block->warps[current / WARP]; }
 SIMT Known& known_here() { return warp_now().clock.of[block->rank]; }

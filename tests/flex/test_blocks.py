@@ -13,6 +13,9 @@ from torch.nn.attention.experimental._paged_attention import PagedAttention
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, noop_mask
 
 from attnc.flex import blocks, family_of, flex_attention
+from attnc.flex.blocks import blocks_of, restrict
+from attnc.flex.dense import rows_at_once, values
+from attnc.flex.trace import trace
 from tests.flex.mods import causal
 from tests.flex.oracle import torch_flex
 
@@ -61,6 +64,35 @@ def test_a_mask_mod_counts_in_listed_blocks_alone_and_not_in_full_ones(outer: tu
     assert_attends(flex_attention(Q, K, V, block_mask=listed(partial, full)), kept)
     full = torch.zeros_like(full)
     assert_attends(flex_attention(Q, K, V, block_mask=listed(partial)), kept)
+
+
+@pytest.mark.parametrize("size", [8, 16, 24])
+@pytest.mark.parametrize("mod", [causal, noop_mask, lambda b, h, q, kv: (q + h) // 16 == kv // 16])
+def test_any_lists_keep_what_they_say(mod: Any, size: int) -> None:
+    """Full blocks that the mask_mod keeps or not, and lists of all that it keeps or not, pair by pair."""
+    count, sizes = -(-S // size), {"B": 2, "H": 2, "M": S, "N": S}
+    at = torch.meshgrid(*map(torch.arange, sizes.values()), indexing="ij")
+    holds = mod(*at).expand(2, 2, S, S)
+    block = (slice(None), slice(None), at[2] // size, at[3] // size)
+    of_pair = torch.zeros(2, 2, count, count, dtype=torch.int32)
+    some, hidden = (
+        of_pair.index_put((at[0], at[1], *block[2:]), x.int(), accumulate=True) > 0 for x in (holds, ~holds)
+    )
+    for seed in range(8):
+        draw = torch.Generator().manual_seed(seed)
+        listed_at, full = (torch.rand(2, 2, count, count, generator=draw) < 0.5 for _ in range(2))
+        full &= ~(hidden & (seed % 2 == 1))
+        listed_at |= some & ~full & (seed % 4 > 1)
+        traced = trace(None, mod, scale=1.0, sizes=sizes, device=torch.device("cpu"), gradients=False)
+        mask = listed(listed_at, full if seed < 6 else None, mod, size)
+        found = restrict(traced, blocks_of(mask))
+        ((_, _, indices),) = rows_at_once(found.tape, 4)
+        whole = full[at[0], at[1], *block[2:]] & (seed < 6)
+        expected = (listed_at[at[0], at[1], *block[2:]] & holds) | whole
+        kept = values(found.tape, found.mask, indices)
+        assert torch.equal(kept.expand_as(expected), expected), seed
+        if found.listed is not None:
+            assert (values(found.tape, found.listed, indices) | ~expected).all()
 
 
 def test_what_lies_behind_a_count_may_be_anything() -> None:

@@ -18,6 +18,8 @@ from attnc.flex.snapshot import Snapshot, find_token, keep_token, snapshot
 
 TABLE = torch.arange(4)
 COUNT = 0
+#: What a mod reads that has other values elsewhere.
+KNOWN: Any = None
 
 
 def of(mod: Any) -> Snapshot | None:
@@ -31,6 +33,14 @@ def half(x: Any) -> Any:
 def closing(value: Any) -> Callable[..., Any]:
     """A mod that closes over a value."""
     return lambda score, b, h, q, kv: (score, value)
+
+
+def having_a_default(value: Any) -> Callable[..., Any]:
+    return lambda score, b, h, q, kv, known=value: (score, known)
+
+
+def reading_a_global(value: Any) -> Callable[..., Any]:
+    return FunctionType((lambda score, b, h, q, kv: (score, KNOWN)).__code__, {"KNOWN": value})
 
 
 def nested(depth: int) -> Callable[..., Any]:
@@ -171,15 +181,28 @@ VALUES = [
 ]  # fmt: skip
 
 
-def test_mods_are_the_same_where_all_that_they_reach_is() -> None:
+#: Ways in which a mod reaches a value.
+WAYS: dict[str, Callable[[Any], Callable[..., Any]]] = {
+    "closure": closing,
+    "default": having_a_default,
+    "global": reading_a_global,
+    "default of a function": lambda value: closing(having_a_default(value)),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_mods_are_the_same_where_all_that_they_reach_is(way: str) -> None:
     keys = []
     for value in VALUES:
-        taken, again = of(closing(value)), of(closing(value))
+        taken, again = of(WAYS[way](value)), of(WAYS[way](value))
         assert taken is not None
         assert again is not None
         assert taken.key == again.key, value
         keys.append(taken.key)
     assert len({*keys}) == len(VALUES)
+
+
+def test_a_mod_of_scores_is_none_of_masks() -> None:
     first, second = (snapshot(mods, None) for mods in ((half, None), (None, half)))
     assert first is not None
     assert second is not None

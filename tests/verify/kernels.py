@@ -85,6 +85,12 @@ def stray(x_ptr, y_ptr, N, shift, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def add(x_ptr, y_ptr, N, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    tl.atomic_add(y_ptr + i, tl.load(x_ptr + i, mask=i < N, other=0.0), mask=i < N, sem="relaxed")
+
+
+@triton.jit
 def without_other(x_ptr, y_ptr, N, BLOCK: tl.constexpr):
     i = tl.arange(0, BLOCK)
     x = tl.load(x_ptr + i, mask=i < N)

@@ -194,6 +194,15 @@ def test_stray_addresses_name_the_tensor() -> None:
         kernels.stray[(1,)](x, y[:10], 20, 0, 32)
 
 
+def test_stray_additions_name_the_tensor() -> None:
+    """Where no other program has to see them in order, too."""
+    x, y = torch.ones(20), torch.zeros(20)
+    kernels.add[(2,)](x, y, 20, 32)
+    assert (y == 2).all()
+    with pytest.raises(MemoryFault, match=r"atomic of 10 elements .* element 10 of 'y_ptr'"):
+        kernels.add[(1,)](x, y[:10], 20, 32)
+
+
 def test_gaps_between_rows_are_not_the_tensor() -> None:
     x = torch.zeros(8, 4)[:, :2]
     with pytest.raises(

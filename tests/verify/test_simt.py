@@ -10,7 +10,7 @@ import torch
 
 from attnc.plan import ir
 from attnc.verify.runners import runner_of
-from attnc.verify.simt import SimtFault, available, launch, run_on_cpu
+from attnc.verify.simt import KeptCounter, SimtFault, available, launch, run_on_cpu
 from attnc.verify.subject import Subject, subject_of
 from tests.by_day import some_by_day
 from tests.plans import SPECS, plans_of
@@ -143,6 +143,31 @@ def test_a_missing_wait_shows() -> None:
 def test_what_is_undefined_is_a_fault(body: str, said: str) -> None:
     with pytest.raises(SimtFault, match=said):
         run(body)
+
+
+ALIGNED = """
+    struct alignas(16) Four { float values[4]; };
+    auto by_chunks = [&](const float* from) { return *(const Four*)from; };
+    args.out[i] = by_chunks(args.in + %s).values[0];
+"""
+
+
+def test_several_numbers_are_accessed_at_multiples_of_their_bytes() -> None:
+    """Of kernels that look at an address first: those of tensors may begin anywhere."""
+    assert run(ALIGNED % "i / 4 * 4").isfinite().all()
+    with pytest.raises(SimtFault, match="an access at an address that is not aligned"):
+        run(ALIGNED % "i / 4 * 4 + 2")
+
+
+def test_a_launch_leaves_the_counter_of_tiles_as_it_was() -> None:
+    counter = KeptCounter(torch.zeros(4, dtype=torch.int32))
+    with counter.launched():
+        counter(-1)[0] += 3
+        counter(-1)[0] -= 3
+    with pytest.raises(SimtFault, match="leaves a counter"), counter.launched():
+        counter(-1)[1] = 1
+    with counter.launched():
+        assert not counter(-1).any()
 
 
 def test_numbers_are_rounded_to_nearest_even() -> None:
