@@ -148,22 +148,36 @@ def family_of(
         with making():
             family = _FAMILIES.get(folder)
             if family is None:
-                package = _find(folder, cache)
-                place = folder
+                package, place, made = _find(folder, cache), folder, None
+
+                def make_forward(target: str) -> Family:
+                    return family_of(text, tuned, dispatch, target=target, attention=attention, cache=cache)
+
                 if package is None:
                     try:
                         package = _package(text, tuned, dispatch, ranked, attention, *asked)
                     except DiagnosticError as failure:
                         raise SpecError(failure.diagnostics) from None
+                    package, made = _try_forward(package, make_forward)
                     place = _keep(folder, package, cache)
                 family = _import_family(place, package)
                 if forward := package.facts["forward"]:
-                    given = (text, tuned, dispatch)
-                    family.take_forward(family_of(*given, target=forward, attention=attention, cache=cache))
+                    family.take_forward(made or make_forward(forward))
                 _FAMILIES[folder] = family
                 if lost := package.facts["lost"]:
                     warn_of_loss(_FUNCTION, lost)
     return family
+
+
+def _try_forward(package: Package, make: Callable[[str], Family]) -> tuple[Package, Family | None]:
+    """Returns the package, and the kernels that make results in place of its own; None, and a package that
+    knows of no such kernels, if their target has none for the spec.
+    """
+    forward = package.facts["forward"]
+    try:
+        return package, make(forward) if forward else None
+    except SpecError:  # kernels of one target do for all
+        return replace(package, facts={**package.facts, "forward": ""}), None
 
 
 def _is_named(cache: Cache) -> bool:
@@ -280,11 +294,6 @@ def _package(
     if failure and targets[0] == HOPPER:
         lost = need_of(failure)
     forward = _find_forward(program, name, ranked, package.facts["target"])
-    if forward:
-        try:
-            compile_package(forward)
-        except DiagnosticError:  # kernels of one target do for all
-            forward = ""
     return replace(package, facts={**package.facts, "lost": lost, "forward": forward})
 
 

@@ -5,6 +5,7 @@ not here.
 from __future__ import annotations
 
 import warnings
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -282,6 +283,29 @@ def test_gradients_of_selected_keys_stand_behind_a_forward_that_leaves_what_they
         assert (call.forward.file if call.forward else "") == target
         assert not call.forward or call.forward.extras == call.extras
     assert attnc.compile(LISTED["blocks"], cache=False).module.default.CALL.forward is None
+
+
+@pytest.mark.usefixtures("hopper")
+def test_kernels_that_make_results_are_compiled_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """And where their target has none, no other process tries again."""
+    made: list[str] = []
+    own = compiling._package_for
+
+    def note(program: Any, name: str, target: str, *given: Any) -> Any:
+        made.append(target)
+        return own(program, name, target, *given)
+
+    monkeypatch.setattr(compiling, "_package_for", note)
+    wide = SELECTED.format(grad="grad q, k")
+    for text, has_forward in ((wide, True), (wide.replace("576", "20").replace("512", "12"), False)):
+        for is_first in (True, False):
+            monkeypatch.setattr(compiling, "_FAMILIES", {})
+            made.clear()
+            family = attnc.compile(text, cache=tmp_path)
+            assert family.target == "triton"
+            assert made.count("cuda.sm_90a") == is_first
+            assert is_first or not made
+            assert (family.module.default.CALL.forward is not None) == has_forward
 
 
 PACKED_BLOCKS = """
