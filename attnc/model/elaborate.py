@@ -144,10 +144,9 @@ class Elaborator:
     def elaborate_typed(
         self, tree: ast.Expr, wanted: Type, what: str, also: Mapping[str, Expr] | None = None
     ) -> Expr | None:
-        """Elaborates an expression for a place that takes one type; an int will do for a float. also: as in
-        `Context`.
-        """
-        made = self.expr(tree, also)
+        """Elaborates what takes one type; an int will do for a float. also: as in `Context`."""
+        at = Context(scope=self.scope, report=self.report, defs=self.scope.defs, also=also or {}, kind=wanted)
+        made = self._expr(tree, at)
         if made is None or made.type == wanted or (wanted == "float" and made.type == "int"):
             return made
         hints = ("compare it with something",) if wanted == "bool" else ()
@@ -539,7 +538,7 @@ def report_misuse(tree: ast.Name, at: Context, *, indices: tuple[ast.Expr, ...] 
             f"unknown name '{name}'",
             span,
             "not an index, dimension, input, param, let or def",
-            hints=near or (_declaration_of(name, indices),),
+            hints=near or (_declaration_of(name, indices, at.kind),),
         )
 
 
@@ -557,12 +556,14 @@ _INDICES = {"B": "b", "Hkv": "h // G", "H": "h", "Hkv * G": "h", "M": "q_idx", "
 _AXES = {"b": "B", "h": "H", "q_idx": "M", "q_pos": "N", "kv_idx": "N"}
 
 
-def _declaration_of(name: str, indices: tuple[ast.Expr, ...] | None) -> str:
+def _declaration_of(name: str, indices: tuple[ast.Expr, ...] | None, kind: Type) -> str:
     """Returns the hint that declares an unknown name, with the axes that its indices suggest."""
+    dtype, other = ("i32", "f32") if kind == "bool" else ("f32", "i32")  # masks compare positions
+    named = f"input {name}: {dtype}"
     if indices is None:
-        return f"declare it: 'input {name}: f32[]' for a number, or 'param {name} in {{...}}' for constants"
-    axes = (_AXES.get(index.id, "X") if isinstance(index, ast.Name) else "X" for index in indices)
-    return f"declare it, as in 'input {name}: f32[{', '.join(axes)}]' (or i32, bool)"
+        return f"declare it: '{named}[]' for a number, or 'param {name} in {{...}}' for constants"
+    axes = ", ".join(_AXES.get(index.id, "X") if isinstance(index, ast.Name) else "X" for index in indices)
+    return f"declare it, as in '{named}[{axes}]' (or {other}, bool)"
 
 
 def _report_product(tree: ast.Call, at: Context) -> None:

@@ -208,7 +208,8 @@ class Scope:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
     """Where an expression stands: in the attention itself, or (`site` is the call) in the body of a def.
-    also: names that have a meaning in this statement alone, where the spec has none like them.
+    also: names that have a meaning in this statement alone, where the spec has none like them. kind: the
+    type of the statement.
     """
 
     scope: Scope
@@ -217,6 +218,7 @@ class Context:
     arguments: Mapping[str, Argument] = field(default_factory=dict)
     site: Span | None = None
     also: Mapping[str, Expr] = field(default_factory=dict)
+    kind: Type = "float"
 
     def enter(self, definition: Definition, arguments: Iterable[Argument], call: Span) -> Context:
         return replace(
