@@ -40,13 +40,15 @@ _SAYS = {PROJECTION_SIZES: (), ATTENTION_SIZES: ("schedule",), TARGET_SIZES: ("t
 #: before; and the most bytes that it may take for them, by steps of batch times heads. Measured on an H200.
 TILES_ROWS, MOST_CONVERTED, _HEADS = 256, 1 << 30, (16, 64, 256, 1024)
 #: Tiles of rows from which on blocks of all segments of their rows are as fast as blocks of one: 0.75 for
-#: each multiprocessor of a Hopper GPU, whose kernels alone have both. Measured on an H200.
+#: each multiprocessor of a Hopper GPU, whose kernels alone have both. Measured on an H200. Rows are written
+#: when a spec is compiled, for GPUs of 132 multiprocessors: one with fewer (114, 78) is full a little sooner.
+#: Functions (`api.fastest`, `adapters.pages`) ask the GPU at hand instead.
 _BUSY = 0.75 * 132
 #: Queries of a call that are few: decode kernels take them.
 _FEW = 16
 #: Of more queries, for Hopper: how many there may be, where heads fill tiles and where each has its own, and
 #: of how many tiles of rows of all heads; and what `api.fastest` says of when such tiles share keys, of an
-#: H200.
+#: H200, whose number of multiprocessors rows keep on every GPU.
 _CHUNKS, _PARTS, _CHUNK_TILES = (128, 256, 512), (32, 64), (16, 32, 64, 96)
 PROCESSORS, SHARED_ROWS, ROUNDED, BEGUN, JOINED, CROWDED = 132, 128, 1.03, 800, 9, 26
 #: Queries of a call that have tiles of their own, where others share them over the union of their lists. With

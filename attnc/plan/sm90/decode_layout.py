@@ -23,7 +23,9 @@ CONVERTING_REGISTERS: Mapping[int, tuple[int, int]] = {1: (48, 208), 2: (48, 208
 BLOCKS: Mapping[int, int] = {1: 2, 2: 1}
 #: Columns of a product where two warpgroups convert, and a thread starts with 128 registers.
 EVEN_PART = 128
-#: As `some_splits` and `many_rows` say: three such blocks live on a multiprocessor. Measured on an H200.
+#: As `some_splits` and `many_rows` say: three such blocks live on a multiprocessor, of 132. Measured on an
+#: H200. Part of kernels, which find their rows by it as the host counts their blocks: with fewer
+#: multiprocessors (114 of an H100 PCIe, 78 of an H20) a few more joins have a block for each row than suit.
 SOME_SPLITS, MANY_ROWS = (12, 48), 3 * 132
 #: Bytes of a row of a piece of a tile, of a barrier, and of what a warp tells others by itself.
 _ROW, _BARRIER, _WORD = 128, 8, 16
