@@ -55,8 +55,9 @@ def carry(
         if comparison.because:
             say(f"left     {comparison.module}: {comparison.because}")
         else:
-            compiled = count_noun(len(comparison.pairs), "kernel")
-            say(f"carried  {comparison.module}: {compiled} with the machine code of {revision}")
+            compiled = f"{count_noun(len(comparison.pairs), 'kernel')} with the machine code of {revision}"
+            words = "comments, docstrings and line breaks alone have changed"
+            say(f"carried  {comparison.module}: {compiled if comparison.pairs else words}")
 
     with tempfile.TemporaryDirectory(dir=own_folder()) as folder:
         before = export_revision(revision, Path(folder), generated.as_posix())

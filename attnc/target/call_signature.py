@@ -58,7 +58,9 @@ class Signature:
         masked = "" if attention.mask == TRUE else ", masked"
         scaled = "" if attention.softmax.v_scale is None else "v_scale * "
         form = attention.softmax.form
-        attended = "weight v" if form == "none" else f"{scaled}{form}(score) v"
+        weights = f"{form}(score{'' if attention.softmax.sink is None else ', sink'})"
+        weights = weights if attention.softmax.dropout is None else f"dropout({weights})"
+        attended = "weight v" if form == "none" else f"{scaled}{weights} v"
         if attention.epilogue is not None:
             attended = f"{show(attention.epilogue)}, with attention = {attended}"
         self.summary = f"Attention of the spec's score{masked}: o = {attended}."

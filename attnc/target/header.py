@@ -15,7 +15,7 @@ from attnc.expr.construct import in_float32
 from attnc.expr.nodes import Call, walk
 from attnc.model.attention import EPSILON, Attention, Form, Variant
 from attnc.model.dtypes import DType
-from attnc.model.tensors import Tensor
+from attnc.model.tensors import Paged, Prefix, Ragged, Tensor
 from attnc.plan.ir import Kernel, Module, unified_of
 from attnc.plan.softmax import LOG2E, headroom_of, top_of
 from attnc.target.call_signature import signature
@@ -31,10 +31,10 @@ acc unscaled output, alpha rescale factor, p probabilities. m is in base 2: exp(
 log2(e) folded into the scale. Q, K, V are the matrices in global memory, q, k, v their tiles;
 q_pos = q_idx + N - M aligns the last query with the last key."""
 STICKS_GLOSSARY = """\
-Every key breaks its share, sigmoid(score), off a stick, the last key first. z is the score in base 2; left is
-what a key leaves of the stick, rest what all keys so far leave, both as -log2; p is what a key takes, acc the
-sum of p v. Q, K, V are the matrices in global memory, q, k, v their tiles; q_pos = q_idx + N - M aligns the
-last query with the last key."""
+Stick-breaking attention (arXiv 2410.17980): every key breaks its share, sigmoid(score), off a stick, the last
+key first. z is the score in base 2; left is what a key leaves of the stick, rest what all keys so far leave,
+both as -log2; p is what a key takes, acc the sum of p v. Q, K, V are the matrices in global memory, q, k, v
+their tiles; q_pos = q_idx + N - M aligns the last query with the last key."""
 WEIGHTS_GLOSSARY = """\
 Nothing is normalised: acc is the sum of weights times values; there is no maximum, no sum and no lse.
 Q, K, V are the matrices in global memory, q, k, v their tiles; q_pos = q_idx + N - M aligns the last query
@@ -62,10 +62,24 @@ def header(module: Module, target: str, what: str, path: str, sha256: str) -> di
     title = f"{title_of(attention.name, module.variant.params)} for {target}: {order}{what}."
     return {
         "title": comment(title),
-        "signature": [comment(f"{tensor.name}: {signature(tensor)}") for tensor in tensors],
+        "signature": [
+            comment(f"{tensor.name}: {signature(tensor)}{_storage_of(tensor)}") for tensor in tensors
+        ],
         "mathematics": list(mathematics(attention)),
         **origin(path, sha256),
     }
+
+
+def _storage_of(tensor: Tensor) -> str:
+    """Returns where the rows of a tensor lie, as a spec says it: " via paged(table, page = 16)"."""
+    match tensor.storage:
+        case Ragged(cu_seqlens=ends):
+            return f" via ragged({ends})"
+        case Paged(block_table=table, page=page):
+            return f" via paged({table}, page = {page})"
+        case Prefix(of=of):
+            return f" via prefix({of})"
+    return ""
 
 
 def generalize_element(module: Module) -> Module:

@@ -39,7 +39,10 @@ class KernelView:
         if isinstance(mask, Const):
             return self._without_mask
         text = expression(mask.span) if mask.span else comment(show(mask))
-        return f"{text}: which {self._kernel.regions.axis} tiles are partial, and which are full"
+        regions = self._kernel.regions
+        if not regions.bounds:  # the list says all: tiles of single keys
+            return f"{text}: the {'keys' if regions.axis == 'kv' else 'queries'} to visit"
+        return f"{text}: which {regions.axis} tiles are partial, and which are full"
 
     def reads(self, index: str) -> bool:
         return starts_with(self._kernel, index)

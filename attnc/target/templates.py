@@ -6,10 +6,11 @@ from __future__ import annotations
 
 import hashlib
 import re
+import textwrap
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import jinja2
 from jinja2 import compiler
@@ -142,6 +143,8 @@ WIDTH = 110
 _STATEMENT = re.compile(r"(\w[\w, ]* = |return |if |elif |while )(.+?)(:?)")
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
 _STRING_ARGUMENT = re.compile(r'(\s*)((?:\w+=)?)"((?:[^"\\]|\\.)*)",\s*')
+#: An argument that is given by its name.
+_KEYWORD = re.compile(r"\w+=(?!=)")
 #: A bracket of a call or a definition, where one more comma at the end changes nothing.
 _CALL = re.compile(r"\w\(")
 
@@ -170,18 +173,23 @@ def wrap(line: str, width: int = WIDTH) -> str:
     A chain of operators gets a line per operand, a call or definition as many arguments per line as fit. A
     remark at the end goes in front.
     """
-    if len(line) <= width or line.lstrip().startswith(("#", '"""', 'f"', "raise")):
+    if len(line) <= width or line.lstrip().startswith(('"""', 'f"', "raise")):
         return line
     indent = " " * (len(line) - len(line.lstrip()))
+    if line.lstrip().startswith("# "):
+        start = f"{indent}# "
+        words = textwrap.wrap(
+            line.strip()[2:], width - len(start), break_long_words=False, break_on_hyphens=False
+        )
+        return "\n".join(start + text for text in words)
     statement, remark, why = line.partition("  # ")
     if remark and statement.strip():
-        return f"{indent}# {why}\n{wrap(statement, width)}"
+        return f"{wrap(f'{indent}# {why}', width)}\n{wrap(statement, width)}"
     chain = _chain(line.strip())
     if chain is not None:
         head, operands, tail = chain
-        return "\n".join(
-            (f"{indent}{head}(", *(f"{indent}    {operand}" for operand in operands), f"{indent}){tail}")
-        )
+        broken = _break_operands(operands, f"{indent}    ", width)
+        return "\n".join((f"{indent}{head}(", *broken, f"{indent}){tail}"))
     code = _without_strings(line)
     calls = ((match.end() - 1, _matching(code, match.end() - 1)) for match in _CALL.finditer(code))
     opening, closing = max(calls, key=lambda call: call[1] - call[0], default=(-1, -1))
@@ -191,19 +199,29 @@ def wrap(line: str, width: int = WIDTH) -> str:
     return "\n".join((*lines, f"{indent}{line[closing:]}"))
 
 
-def _chain(statement: str) -> tuple[str, list[str], str] | None:
-    """Returns `keep = a & b & c` as ("keep = ", ["a", "& b", "& c"], ""); None for anything else."""
+#: An operator, "" before the first one, and what follows it.
+_Operands: TypeAlias = list[tuple[str, str]]
+
+
+def _chain(statement: str) -> tuple[str, _Operands, str] | None:
+    """Returns `keep = a & b` as ("keep = ", [("", "a"), ("&", "b")], ""); None for anything else."""
     match = _STATEMENT.fullmatch(statement)
     if match is None:
         return None
     head, chain, tail = match.groups()
     if chain.startswith("not (") and _matching(_without_strings(chain), 4) == len(chain) - 1:
         head, chain = f"{head}not ", chain[5:-1]
-    for operator in (" or ", " and ", " | ", " & ", " + "):
-        parts = list(split_outside_brackets(chain, operator))
-        if len(parts) > 1:
-            return head, [parts[0], *(f"{operator.strip()} {part}" for part in parts[1:])], tail
-    return None
+    operands = _operands(chain)
+    return (head, operands, tail) if len(operands) > 1 else None
+
+
+def _operands(text: str) -> _Operands:
+    """Returns the operands of the operators that bind least; the text alone where there is none."""
+    for operator in (" or ", " and ", " <= ", " >= ", " < ", " > ", " == ", " != ", " | ", " & ", " + "):
+        first, *others = split_outside_brackets(text, operator)
+        if others:
+            return [("", first), *((f"{operator.strip()} ", other) for other in others)]
+    return [("", text)]
 
 
 def _fill(arguments: str, indent: str, width: int) -> Iterator[str]:
@@ -215,10 +233,40 @@ def _fill(arguments: str, indent: str, width: int) -> Iterator[str]:
             current = indent
         current += f"{piece}, "
         if current == f"{indent}{piece}, " and len(current) - 1 > width:  # alone, and still too long
-            yield from _split_string(current, width) or [wrap(current.rstrip(), width)]
+            yield from _split_string(current, width) or _break_argument(current.rstrip(), width)
             current = indent
     if current != indent:
         yield current.rstrip()
+
+
+def _break_argument(argument: str, width: int) -> list[str]:
+    """Returns an argument that is too wide as lines: a sum or a condition operand by operand."""
+    indent = argument[: len(argument) - len(argument.lstrip())]
+    text = argument.strip().removesuffix(",")
+    if _KEYWORD.match(text) or len(_operands(text)) == 1:
+        return [wrap(argument, width)]
+    *lines, last = _break_operands(_operands(text), indent, width)
+    return [*lines, f"{last},"]
+
+
+def _break_operands(operands: _Operands, indent: str, width: int) -> list[str]:
+    """Returns part of an expression in brackets as lines: one for each operand, more where it is too wide."""
+    lines = []
+    for operator, operand in operands:
+        first, *rest = _break_operand(operand, indent, width - len(operator))
+        lines += [f"{indent}{operator}{first.lstrip()}", *rest]
+    return lines
+
+
+def _break_operand(text: str, indent: str, width: int) -> list[str]:
+    if len(indent) + len(text) <= width:
+        return [f"{indent}{text}"]
+    operands = _operands(text)
+    if len(operands) > 1:
+        return _break_operands(operands, indent, width)
+    if text.startswith("(") and _matching(_without_strings(text), 0) == len(text) - 1:
+        return [f"{indent}(", *_break_operand(text[1:-1], f"{indent}    ", width), f"{indent})"]
+    return [f"{indent}{text}"]
 
 
 def _split_string(argument: str, width: int) -> list[str]:

@@ -19,7 +19,7 @@ import io
 import json
 import re
 import tokenize
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -141,14 +141,22 @@ def hash_of(module: Path) -> str:
     """Returns SHA-256 of the code of a module, of the .cu files of its kernels and of the headers that these
     include, comments and docstrings apart. Headers are those of the support package beside the modules.
     """
+    texts = [_code_of(module.read_text(encoding="utf-8"))]
+    for name, source in kernel_sources(module):
+        texts += [name, source]
+    return hashlib.sha256("\0".join(texts).encode()).hexdigest()
+
+
+def kernel_sources(module: Path) -> Iterator[tuple[str, str]]:
+    """Yields the .cu files of a module's kernels by name: their text with headers, without comments and line
+    breaks.
+    """
     code = module.read_text(encoding="utf-8")
-    texts = [_code_of(code)]
     support = module.resolve().parents[2] / FOLDER
     for name in kernel_files(code, (path.name for path in module.parent.glob("*.cu"))):
         text = module.with_name(name).read_text(encoding="utf-8")
         source = with_headers(text, support if support.is_dir() else None)
-        texts += [name, " ".join(_COMMENTS.sub(r"\1", source).split())]
-    return hashlib.sha256("\0".join(texts).encode()).hexdigest()
+        yield name, " ".join(_COMMENTS.sub(r"\1", source).split())
 
 
 @cache

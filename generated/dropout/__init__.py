@@ -34,7 +34,7 @@ def dropout(
     out: tuple[torch.Tensor, torch.Tensor] | None = None,
     **options: object,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention of the spec's score, masked: o = softmax(score) v.
+    """Attention of the spec's score, masked: o = dropout(softmax(score)) v.
 
     Shapes and dtypes, for D in {64}:
         q: bf16[B, M, H, D]

@@ -35,7 +35,7 @@ def local_sink(
     out: tuple[torch.Tensor, torch.Tensor] | None = None,
     **options: object,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention of the spec's score, masked: o = softmax(score) v.
+    """Attention of the spec's score, masked: o = softmax(score, sink) v.
 
     Shapes and dtypes, for W in {128, 4096}, D in {64}:
         q: bf16[B, M, Hkv * G, D]

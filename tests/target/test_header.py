@@ -1,4 +1,4 @@
-"""The constants that a file declares are those that its kernels mention: what the plan says of them is so."""
+"""A header says where rows lie; constants that a file declares are those that its kernels mention."""
 
 from __future__ import annotations
 
@@ -38,3 +38,22 @@ def test_kernels_mention_the_constants_that_are_declared(spec: str) -> None:
             assert declared == mentioned, name
             seen |= mentioned
     assert seen
+
+
+@pytest.mark.parametrize(
+    ("spec", "target", "lines"),
+    [
+        ("paged_decode", "triton", ["k: bf16[B, N, Hkv, 128] via paged(block_table, page = 16)"]),
+        ("mla_training", "cuda.sm_80", ["v: bf16[B, N, 1, 512] via prefix(k)"]),
+        ("varlen", "triton", ["q: bf16[T, Hkv * G, 128] via ragged(cu_q)"]),
+        ("dropout", "triton", ["o = dropout(softmax(score)) v."]),
+        ("local_sink", "triton", ["sink: f32[Hkv * G]", "o = softmax(score, sink) v."]),
+    ],
+)
+def test_a_header_says_where_rows_lie_and_a_docstring_what_weighs_them(
+    spec: str, target: str, lines: list[str]
+) -> None:
+    modules = plans_of(ROOT / "specs" / f"{spec}.attn").modules
+    module = next(x for x in modules if x.target == target and x.variant.attention.name == spec)
+    text = "".join(render_files(module, path="under_test.attn", sha256="0").values())
+    assert [line for line in lines if line not in text] == []

@@ -45,6 +45,15 @@ LINES = (
         " - fourth_rather_long_name"
     ),
     (
+        "scale = tl.load(scale_ptr + b.to(tl.int64) * stride_scale_0"
+        " + key_row[:, None].to(tl.int64) * stride_scale_1 + h_kv.to(tl.int64) * stride_scale_2,"
+        " mask=key_row < N, other=0)"
+    ),
+    (
+        "if (kv_lo <= last) & ((kv_lo < N - targets) | (_floor_div(q_lo + targets - M, 4) <= kv_lo // 4)"
+        " & (_floor_div(q_hi + targets - M, 4) >= _floor_div(kv_hi + targets - N, 4))) | (first < context):"
+    ),
+    (
         "lse_rows = lse_ptr + b.to(tl.int64) * stride_lseb + h.to(tl.int64) * stride_lseh"
         " + q_idx.to(tl.int64) * stride_lsem"
     ),
@@ -59,9 +68,26 @@ def test_a_wrapped_statement_means_the_same(line: str) -> None:
     assert ast.dump(ast.parse(textwrap.dedent(wrapped) + body)) == ast.dump(ast.parse(line + body))
 
 
-@pytest.mark.parametrize("line", LINES[:4])
+@pytest.mark.parametrize("line", [*LINES[:4], *LINES[-3:-1]])
 def test_wrapped_lines_are_short(line: str) -> None:
     assert max(map(len, wrap("    " + line).split("\n"))) <= 110
+
+
+def test_a_sum_in_a_call_has_a_line_for_each_operand() -> None:
+    line = "x = tl.load(first_ptr + second * stride_second + third * stride_third, mask=second < N, other=0)"
+    assert wrap(line, width=40).split("\n") == [
+        "x = tl.load(",
+        "    first_ptr",
+        "    + second * stride_second",
+        "    + third * stride_third,",
+        "    mask=second < N, other=0,",
+        ")",
+    ]
+
+
+def test_a_comment_that_is_too_long_goes_on_in_the_next_line() -> None:
+    assert wrap("    # one two three four", width=16) == "    # one two\n    # three four"
+    assert wrap("    x = 1  # one two three", width=16) == "    # one two\n    # three\n    x = 1"
 
 
 def test_a_remark_goes_in_front_of_a_line_that_is_too_long() -> None:
@@ -69,11 +95,9 @@ def test_a_remark_goes_in_front_of_a_line_that_is_too_long() -> None:
     assert wrap(line, width=80) == "    # rows yet unseen\n" + line.partition("  #")[0]
 
 
-def test_comments_and_short_lines_stay() -> None:
-    for line in ("x is a descriptor (TMA: it loads the tile), or a pointer", "if (a - b) * (c - d) < 10:"):
+def test_sentences_products_and_short_lines_stay() -> None:
+    for line in ("x is a descriptor (TMA: it loads the tile), or a pointer", "if (a - b) * (c - d) * e:"):
         assert wrap(line, width=20) == line  # a comma in these brackets would make a tuple
-    comment = "    # " + "long " * 40
-    assert wrap(comment) == comment
     assert wrap("x = f(a, b)") == "x = f(a, b)"
 
 

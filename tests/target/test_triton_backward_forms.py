@@ -10,7 +10,7 @@ import pytest
 from attnc.expr.nodes import TRUE
 from attnc.model.attention import Form
 from attnc.plan.ir.backward import BackwardKernel
-from attnc.target.triton.backward_forms import BACKWARD_FORMS, BackwardFormText
+from attnc.target.triton.backward_forms import BACKWARD_FORMS, BackwardFormText, cite_lines
 from attnc.target.triton.printer import tiled
 from tests.plans import plans_of
 
@@ -57,3 +57,19 @@ def test_dv_takes_what_is_above_zero_of_softpick_alone() -> None:
     assert {form: made(form_of(form).picked) for form in get_args(Form)} == {
         "softmax": set(), "softpick": {"picked"}, "stick_breaking": set(), "none": set(),
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("sums", "lines"),
+    [
+        ((True, True, False), "10 to 14, 16"),
+        ((True, True, True), "10 to 16"),
+        ((True, False, False), "10 to 12"),
+        ((False, True, False), "10, 11, 13, 14, 16"),
+    ],
+)
+def test_lines_of_the_paper_are_those_that_a_kernel_computes(
+    sums: tuple[bool, bool, bool], lines: str
+) -> None:
+    """Line 10 is s, 11 p, 12 dv, 13 dp, 14 ds, 15 dq and 16 dk."""
+    assert cite_lines(*sums) == f"FlashAttention-2, algorithm 2, lines {lines}"

@@ -16,6 +16,7 @@ from attnc.verify.carry import (
     carry_records,
     compare_declarations,
     compare_modules,
+    is_same_program,
 )
 from attnc.verify.record import Record, Records, Sanitized, hash_of
 
@@ -100,6 +101,51 @@ def test_a_record_is_carried_to_a_text_with_the_same_machine_code(
     new = hash_of(after / NAME)
     assert carried.verified == {NAME: replace(known.verified[NAME], sha256=new)}
     assert carried.sanitized == {NAME: replace(known.sanitized[NAME], sha256=new)}
+
+
+TRITON = '''"""A module."""
+
+
+@triton.jit
+def step(x, N):
+    """One tile."""
+    # a comment
+    return tl.where(x < N, x, 0.0)
+
+
+CALL = TritonAttention(name="tiny", operator="tiny_1234", launches=(step,))
+'''
+
+
+@pytest.mark.parametrize(
+    ("change", "is_carried"),
+    [
+        (('"""One tile."""', '"""One tile of keys."""'), True),
+        (("# a comment", "# another"), True),
+        (("tl.where(x < N, x, 0.0)", "tl.where(\n        x < N, x, 0.0,\n    )"), True),
+        (("tiny_1234", "tiny_5678"), True),
+        (("x < N", "x <= N"), False),
+        (('name="tiny"', 'name="small"'), False),
+        (("(step,)", "(step, step)"), False),
+    ],
+)
+def test_a_record_of_triton_is_carried_where_words_and_line_breaks_alone_have_changed(
+    tmp_path: Path, change: tuple[str, str], is_carried: bool
+) -> None:
+    name = "tiny/triton/d64.py"
+    for folder, text in (("before", TRITON), ("after", TRITON.replace(*change))):
+        (tmp_path / folder / name).parent.mkdir(parents=True)
+        # the name of the operator has a hash of the text
+        text = text if folder == "before" else text.replace("tiny_1234", "tiny_9999")
+        (tmp_path / folder / name).write_text(text, encoding="utf-8")
+    before, after = tmp_path / "before", tmp_path / "after"
+    sha256 = hash_of(before / name)
+    record = Record(
+        sha256=sha256, device="NVIDIA H200", toolchain="triton 3.6.0", cases=3, worst=0.5, where=""
+    )
+    carried = carry_records(Records(verified={name: record}), before, after).verified[name]
+    assert carried.sha256 == (hash_of(after / name) if is_carried else sha256)
+    assert is_same_program(before / name, after / name) == is_carried
 
 
 @pytest.mark.one_in(2)

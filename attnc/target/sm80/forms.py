@@ -87,7 +87,7 @@ class CudaStickText(CudaFormText):
 
     @property
     def lse_comment(self) -> str:
-        return "of what is left of the stick"
+        return "lse = log(what is left of the stick)"
 
 
 class CudaSoftmaxText(CudaFormText):

@@ -18,7 +18,7 @@ from attnc.plan.signature import block, stride_name
 from attnc.plan.steps import kept_fetches
 from attnc.target.kernel_view import BY_QUERY, BackwardView
 from attnc.target.printer import IN_KEYS, IN_ROWS, AdjointText
-from attnc.target.triton.backward_forms import BACKWARD_FORMS, BackwardFormText
+from attnc.target.triton.backward_forms import BACKWARD_FORMS, BackwardFormText, cite_lines
 from attnc.target.triton.parameters import Parameters, PrologueText, TritonTensors
 from attnc.target.triton.printer import (
     TL_DTYPES,
@@ -480,7 +480,7 @@ class BackwardText(ProgramText):
     def paper(self) -> str:
         if self.is_sequential:
             return "FlashAttention-1, algorithm 4, lines 10 to 22"
-        return "FlashAttention-2, algorithm 2, lines 11 to 16"
+        return cite_lines(self.adds_pdo, self.needs_dp, self.chain.adds_dq is not None)
 
     @property
     def and_the_rest(self) -> str:

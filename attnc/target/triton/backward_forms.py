@@ -202,6 +202,17 @@ class SoftpickBackwardText(SoftmaxBackwardText):
         ]
 
 
+def cite_lines(sums_dv: bool, sums_dk: bool, adds_dq: bool) -> str:
+    """Returns the lines of FlashAttention-2's algorithm that a step of a kernel over keys computes."""
+    if not sums_dk:
+        lines = "10 to 12"
+    elif not sums_dv:
+        lines = "10, 11, 13, 14, 16"
+    else:
+        lines = "10 to 16" if adds_dq else "10 to 14, 16"
+    return f"FlashAttention-2, algorithm 2, lines {lines}"
+
+
 #: ds of keys whose p is 0 because they are masked.
 _UNLESS_MASKED = "tl.where(p == 0.0, 0.0, ds)"
 

@@ -94,7 +94,7 @@ class StickText(FormText):
 
     @property
     def lse_comment(self) -> str:
-        return "of what is left"
+        return "lse = log(what is left of the stick)"
 
 
 class SoftmaxText(FormText):

@@ -60,8 +60,9 @@ delta = rowsum(do * o) - dlse; lse2 = lse * log2(e) serves exp2."""
 
 _OF_STICKS = """\
 In the backward dx is the gradient of x: dp = do v^T, given = p * dp is what a key gives to the loss, and
-ds = given - sigmoid(score) * (dlse + given of the keys up to it). behind is what keys behind a tile leave, as
--log2, before dlse and the given of keys before it: the first kernel writes both, for each query and tile."""
+ds = given - sigmoid(score) * (dlse + given of the keys up to it). For each query and tile of keys the first
+kernel writes two numbers: behind, -log2 of what the keys behind the tile leave of the stick, and before, dlse
+and what the keys before the tile give."""
 
 
 _OF_WEIGHTS = """\

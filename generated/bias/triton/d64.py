@@ -337,7 +337,7 @@ def _backward_dkdv_step(
     stride_dom, kv_idx, N, key_bias_kv, pair_row, stride_pair_1, stride_pair_2, BLOCK_M: tl.constexpr,
     TMA: tl.constexpr,
 ):
-    """One q tile: FlashAttention-2, algorithm 2, lines 11 to 16, with keys as rows and queries as columns."""
+    """One q tile: FlashAttention-2, algorithm 2, lines 10 to 14, 16, with keys as rows and queries as columns."""
     q_idx = q_lo + tl.arange(0, BLOCK_M)
     q = _load_rows(q_head, b, h, q_lo, M, stride_qm, BLOCK_M, 64, TMA)
     lse2 = _load_vector(lse2_head, row, q_lo, BLOCK_M, TMA)
@@ -426,7 +426,7 @@ def bias_backward_dkdv(
 
 CALL = TritonAttention(
     name="bias",
-    operator="bias_d64_a503225a",
+    operator="bias_d64_dfff030b",
     inputs=(
         Tensor("q", "bf16[B, M, H, 64]", "bmh"),
         Tensor("k", "bf16[B, N, H, 64]", "bnh"),

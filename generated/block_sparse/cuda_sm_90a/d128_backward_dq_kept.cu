@@ -29,7 +29,7 @@
 #ifndef BLOCK_M
 #define BLOCK_M 128  // query rows of a tile
 #define BLOCK_N 128  // keys of a tile
-#define STAGES 3  // tiles in shared memory of what comes by
+#define STAGES 3  // tiles in shared memory of what streams through
 #endif
 
 #define ELEMENT bf16
@@ -237,7 +237,7 @@ __device__ __forceinline__ void run_producer(const Args& args, u32 base, const W
         };
         const int kv_start = next(0 - BLOCK_N);
         int kv_lo = kv_start;
-        // Of the tiles of a list ds lies one behind the other.
+        // The tiles of ds of a list lie one behind the other.
         const long long row = (long long)(b * H + h - args.FIRST_HEAD) * ((M + KEPT_TILE - 1) / KEPT_TILE)
             + q_lo / KEPT_TILE;
         const unsigned char* ds = args._ds_ptr + row * args.LIST_TILES * KEPT_BYTES;

@@ -161,9 +161,10 @@ def block_sparse_lists(
     )
     count = tl.minimum(
         tl.load(
-            counts_ptr + i_0.to(
-                tl.int64,
-            ) * stride_counts_0 + i_1.to(tl.int64) * stride_counts_1 + i_2.to(tl.int64) * stride_counts_2,
+            counts_ptr
+            + i_0.to(tl.int64) * stride_counts_0
+            + i_1.to(tl.int64) * stride_counts_1
+            + i_2.to(tl.int64) * stride_counts_2,
         ),
         S,
     ).to(tl.int32)
@@ -194,7 +195,9 @@ def block_sparse_columns(
     _list_bits_ptr, _columns_ptr,
     B, Hkv, R, S, list_blocks, list_rows,
 ):
-    """Of each of 4 blocks of keys the blocks of queries whose lists name it, ascending: how many, then which."""
+    """Of each of 4 blocks of keys the blocks of queries whose lists name it, ascending: how many, then
+    which.
+    """
     words = (list_blocks + 31) // 32
     tiles = tl.maximum(tl.cdiv(list_blocks, 4), 1)
     group = (tl.program_id(0) // tiles).to(tl.int64)
@@ -277,7 +280,8 @@ def block_sparse_forward(
     l = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, 128], tl.float32)
 
-    # listed(blocks, rows = 128, keys = 128, count = counts) and causal: which kv tiles are partial, and which are full
+    # listed(blocks, rows = 128, keys = 128, count = counts) and causal: which kv tiles are partial, and which
+    # are full
     first_pos = q_lo + N - M
     full_hi = tl.maximum(first_pos + 1, 0) // BLOCK_N * BLOCK_N
     list_line = (tl.where(
@@ -377,7 +381,8 @@ def block_sparse_backward_dq(
     tl.store(delta_ptr + first_row + q_idx, delta)
     dq = tl.zeros([BLOCK_M, 128], tl.float32)
 
-    # listed(blocks, rows = 128, keys = 128, count = counts) and causal: which kv tiles are partial, and which are full
+    # listed(blocks, rows = 128, keys = 128, count = counts) and causal: which kv tiles are partial, and which
+    # are full
     first_pos = q_lo + N - M
     full_hi = tl.maximum(first_pos + 1, 0) // BLOCK_N * BLOCK_N
     list_line = (tl.where(
@@ -404,7 +409,7 @@ def _backward_dkdv_step(
     dk, dv, k, v, q_head, do_head, lse2_head, delta_head, b, h, row, q_lo, M, N, stride_qm, stride_dom,
     kv_idx, partial, BLOCK_M: tl.constexpr, TMA: tl.constexpr,
 ):
-    """One q tile: FlashAttention-2, algorithm 2, lines 11 to 16, with keys as rows and queries as columns."""
+    """One q tile: FlashAttention-2, algorithm 2, lines 10 to 14, 16, with keys as rows and queries as columns."""
     q_idx = q_lo + tl.arange(0, BLOCK_M)
     q_pos = q_idx + N - M
     q = _load_rows(q_head, b, h, q_lo, M, stride_qm, BLOCK_M, 128, TMA)
@@ -472,7 +477,8 @@ def block_sparse_backward_dkdv(
             do_head = DO + b.to(tl.int64) * stride_dob + h.to(tl.int64) * stride_doh
             lse2_head = LSE2 + row.to(tl.int64) * M_padded
             delta_head = DELTA + row.to(tl.int64) * M_padded
-        # listed(blocks, rows = 128, keys = 128, count = counts) and causal: which q tiles are partial, and which are full
+        # listed(blocks, rows = 128, keys = 128, count = counts) and causal: which q tiles are partial, and
+        # which are full
         lo = tl.maximum(kv_lo + M - N, 0) // BLOCK_M * BLOCK_M
         full_lo = tl.minimum((tl.maximum(kv_hi + M - N, 0) + (BLOCK_M - 1)) // BLOCK_M * BLOCK_M, M)
         list_line = ((b.to(tl.int64) * Hkv + h // G) * list_blocks + kv_lo // 128).to(tl.int32)
@@ -497,7 +503,7 @@ def block_sparse_backward_dkdv(
 
 CALL = TritonAttention(
     name="block_sparse",
-    operator="block_sparse_d128_4a493ca2",
+    operator="block_sparse_d128_4563bf6c",
     inputs=(
         Tensor("q", "bf16[B, M, H, 128]", "bmh"),
         Tensor("k", "bf16[B, N, Hkv, 128]", "bnh"),

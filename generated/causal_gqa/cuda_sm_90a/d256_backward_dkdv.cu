@@ -29,7 +29,7 @@
 #define ELEMENT bf16  // type of q, k, v and o: bf16 or f16
 #define BLOCK_M 64  // query rows of a tile
 #define BLOCK_N 64  // keys of a tile
-#define STAGES 2  // tiles in shared memory of what comes by
+#define STAGES 2  // tiles in shared memory of what streams through
 #endif
 #ifndef IN_PARTS
 #define IN_PARTS 0  // 1: blocks share the queries that a tile of keys walks over

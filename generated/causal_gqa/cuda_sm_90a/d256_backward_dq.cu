@@ -28,7 +28,7 @@
 #define ELEMENT bf16  // type of q, k, v and o: bf16 or f16
 #define BLOCK_M 128  // query rows of a tile
 #define BLOCK_N 64  // keys of a tile
-#define STAGES 2  // tiles in shared memory of what comes by
+#define STAGES 2  // tiles in shared memory of what streams through
 #endif
 
 #include "sm90.cuh"

@@ -324,7 +324,7 @@ def _backward_dv_step(
     dv, k, q_head, do_head, lse2_head, b, h, row, q_lo, M, N, stride_qm, stride_dom, kv_idx,
     MASKED: tl.constexpr, BLOCK_M: tl.constexpr, TMA: tl.constexpr,
 ):
-    """One q tile: FlashAttention-2, algorithm 2, lines 11 to 16, with keys as rows and queries as columns."""
+    """One q tile: FlashAttention-2, algorithm 2, lines 10 to 12, with keys as rows and queries as columns."""
     q_idx = q_lo + tl.arange(0, BLOCK_M)
     q_pos = q_idx + N - M
     q = _load_rows(q_head, b, h, q_lo, M, stride_qm, BLOCK_M, 256, TMA)
@@ -399,7 +399,7 @@ def _backward_dk_step(
     dk, k, v, q_head, do_head, lse2_head, delta_head, b, h, row, q_lo, M, N, stride_qm, stride_dom, kv_idx,
     MASKED: tl.constexpr, BLOCK_M: tl.constexpr, TMA: tl.constexpr,
 ):
-    """One q tile: FlashAttention-2, algorithm 2, lines 11 to 16, with keys as rows and queries as columns."""
+    """One q tile: FlashAttention-2, algorithm 2, lines 10, 11, 13, 14, 16, with keys as rows and queries as columns."""
     q_idx = q_lo + tl.arange(0, BLOCK_M)
     q_pos = q_idx + N - M
     q = _load_rows(q_head, b, h, q_lo, M, stride_qm, BLOCK_M, 256, TMA)
@@ -480,7 +480,7 @@ def causal_gqa_backward_dk(
 
 CALL = TritonAttention(
     name="causal_gqa",
-    operator="causal_gqa_f16_d256_891f35d6",
+    operator="causal_gqa_f16_d256_6d930809",
     inputs=(
         Tensor("q", "f16[B, M, H, 256]", "bmh"),
         Tensor("k", "f16[B, N, Hkv, 256]", "bnh"),

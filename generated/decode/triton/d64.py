@@ -122,7 +122,8 @@ def decode_forward(
     h_kv = head % Hkv
     q_lo = row_lo // G
     if PDL:
-        # Launched while the kernel before it ends: what that writes may be read behind the wait, asked for before.
+        # This kernel may start before the one in front of it has ended: what that writes is read behind the
+        # wait.
         tl.extra.cuda.gdc_wait()
     kv_len = tl.load(kv_len_ptr + b.to(tl.int64) * stride_kv_len_0)
     N = tl.maximum(tl.minimum(kv_len, N), 0)

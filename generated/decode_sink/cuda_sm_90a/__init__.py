@@ -26,7 +26,7 @@ def decode_sink(
     out: torch.Tensor | None = None,
     config: Config | None = None,
 ) -> torch.Tensor:
-    """Attention of the spec's score, masked: o = softmax(score) v.
+    """Attention of the spec's score, masked: o = softmax(score, sink) v.
 
     Shapes and dtypes, for D in {64}:
         q: bf16[B, M, Hkv * G, D]

@@ -256,9 +256,10 @@ def differential_backward_epilogue(
     do = tl.where(inside, dresult * tl.where(h % 2 == 0, 1, -tl.sigmoid(amount_q[:, None])), 0.0)
     _store_rows(DO, b, h, q_lo, M, stride_dom, do.to(tl.bfloat16), BLOCK_M, 128, TMA=False)
     tl.atomic_add(
-        damount_ptr + b.to(
-            tl.int64,
-        ) * stride_damount_0 + q_idx.to(tl.int64) * stride_damount_1 + (h // 2).to(tl.int64) * stride_damount_2,
+        damount_ptr
+        + b.to(tl.int64) * stride_damount_0
+        + q_idx.to(tl.int64) * stride_damount_1
+        + (h // 2).to(tl.int64) * stride_damount_2,
         tl.sum(
             tl.where(
                 inside,
@@ -368,7 +369,7 @@ def _backward_dkdv_step(
     dk, dv, k, v, q_head, do_head, lse2_head, delta_head, b, h, row, q_lo, M, N, stride_qm, stride_dom,
     kv_idx, MASKED: tl.constexpr, BLOCK_M: tl.constexpr, TMA: tl.constexpr,
 ):
-    """One q tile: FlashAttention-2, algorithm 2, lines 11 to 16, with keys as rows and queries as columns."""
+    """One q tile: FlashAttention-2, algorithm 2, lines 10 to 14, 16, with keys as rows and queries as columns."""
     q_idx = q_lo + tl.arange(0, BLOCK_M)
     q_pos = q_idx + N - M
     q = _load_rows(q_head, b, h, q_lo, M, stride_qm, BLOCK_M, 128, TMA)
@@ -456,7 +457,7 @@ def differential_backward_dkdv(
 
 CALL = TritonAttention(
     name="differential",
-    operator="differential_d128_b86fe41a",
+    operator="differential_d128_58d1eb9e",
     inputs=(
         Tensor("q", "bf16[B, M, H, 128]", "bmh"),
         Tensor("k", "bf16[B, N, Hkv, 128]", "bnh"),

@@ -397,7 +397,7 @@ def _backward_dkdv_step(
     kv_idx, doc_kv, doc_row, stride_doc_1, partial, BLOCK_M: tl.constexpr, EARLY_DP: tl.constexpr,
     TMA: tl.constexpr,
 ):
-    """One q tile: FlashAttention-2, algorithm 2, lines 11 to 16, with keys as rows and queries as columns."""
+    """One q tile: FlashAttention-2, algorithm 2, lines 10 to 14, 16, with keys as rows and queries as columns."""
     q_idx = q_lo + tl.arange(0, BLOCK_M)
     q_pos = q_idx + N - M
     q = _load_rows(q_head, b, h, q_lo, M, stride_qm, BLOCK_M, 128, TMA)
@@ -504,7 +504,7 @@ def document_backward_dkdv(
 
 CALL = TritonAttention(
     name="document",
-    operator="document_d128_46425fe5",
+    operator="document_d128_b41f14fa",
     inputs=(
         Tensor("q", "bf16[B, M, H, 128]", "bmh"),
         Tensor("k", "bf16[B, N, Hkv, 128]", "bnh"),

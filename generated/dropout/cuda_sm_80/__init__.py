@@ -26,7 +26,7 @@ def dropout(
     config: Config | None = None,
     backward_config: dict[str, Config] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention of the spec's score, masked: o = softmax(score) v.
+    """Attention of the spec's score, masked: o = dropout(softmax(score)) v.
 
     Shapes and dtypes, for D in {64}:
         q: bf16[B, M, H, D]

@@ -143,7 +143,7 @@ def dropout(
     config: Config | None = None,
     backward_config: dict[str, Config] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention of the spec's score, masked: o = softmax(score) v.
+    """Attention of the spec's score, masked: o = dropout(softmax(score)) v.
 
     Shapes and dtypes:
         q: bf16[B, M, H, 64]

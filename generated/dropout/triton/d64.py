@@ -127,10 +127,11 @@ def _load_vector(x, row, start, SIZE: tl.constexpr, TMA: tl.constexpr):
 
 @triton.jit
 def _keep_dropout(p, seed, b, h, q_idx, kv_lo, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Keep-mask of a tile: Philox-4x32-7 (Salmon et al., SC 2011) at (kv_idx // 16, q_idx, h, b), 15 bits for each of sixteen keys.
+    """Keep-mask of a tile: Philox-4x32-7 (Salmon et al., SC 2011) at (kv_idx // 16, q_idx, h, b), 15 bits for each of
+    sixteen keys.
 
-    Key i has half i % 2, without its first bit, of word i // 4, turned left by 8 bits where i // 2 is odd. A pure function of the seed
-    and the element, so that every tiling, and the backward, draws the same mask.
+    Key i has half i % 2, without its first bit, of word i // 4, turned left by 8 bits where i // 2 is odd. The mask
+    is a function of the seed and the element alone, so that every tiling, and the backward, draws the same.
     """
     sixteen = kv_lo // 16 + tl.arange(0, BLOCK_N // 16)
     w0, w1, w2, w3 = tl.philox(seed, sixteen[None, :], q_idx[:, None], h, b, n_rounds=7)
@@ -335,7 +336,7 @@ def _backward_dkdv_step(
     kv_idx, kv_lo, p_value, seed, MASKED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     TMA: tl.constexpr,
 ):
-    """One q tile: FlashAttention-2, algorithm 2, lines 11 to 16, with keys as rows and queries as columns."""
+    """One q tile: FlashAttention-2, algorithm 2, lines 10 to 14, 16, with keys as rows and queries as columns."""
     q_idx = q_lo + tl.arange(0, BLOCK_M)
     q_pos = q_idx + N - M
     q = _load_rows(q_head, b, h, q_lo, M, stride_qm, BLOCK_M, 64, TMA)
@@ -424,7 +425,7 @@ def dropout_backward_dkdv(
 
 CALL = TritonAttention(
     name="dropout",
-    operator="dropout_d64_af76f7bd",
+    operator="dropout_d64_97cc144f",
     inputs=(
         Tensor("q", "bf16[B, M, H, 64]", "bmh"),
         Tensor("k", "bf16[B, N, H, 64]", "bnh"),
@@ -490,7 +491,7 @@ def dropout(
     config: Config | None = None,
     backward_config: dict[str, Config] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention of the spec's score, masked: o = softmax(score) v.
+    """Attention of the spec's score, masked: o = dropout(softmax(score)) v.
 
     Shapes and dtypes:
         q: bf16[B, M, H, 64]

@@ -2,7 +2,7 @@
 
     q: bf16[B, M, G, 576]
     k: bf16[B, N, 1, 576]
-    v: bf16[B, N, 1, 512]
+    v: bf16[B, N, 1, 512] via prefix(k)
     selected: i32[B, M, S]
     o: bf16[B, M, G, 512]
     lse: f32[B, G, M]
@@ -205,7 +205,8 @@ def dsa_training_forward(
     b = tile // row_tiles
     q_lo = tile % row_tiles // head_tiles
     if PDL:
-        # Launched while the kernel before it ends: what that writes may be read behind the wait, asked for before.
+        # This kernel may start before the one in front of it has ended: what that writes is read behind the
+        # wait.
         tl.extra.cuda.gdc_wait()
     Q += b.to(tl.int64) * stride_qb
     K += b.to(tl.int64) * stride_kb
@@ -315,7 +316,7 @@ def dsa_training_backward_dq(
     K += b.to(tl.int64) * stride_kb + h_kv.to(tl.int64) * stride_kh
     list_line = (tl.where(q_lo >= M, -1, b.to(tl.int64) * M + q_lo)).to(tl.int32)
 
-    # A head has two rows, of do and of q: both are multiplied by k.
+    # Rows of do and of q are one operand, which k multiplies: two for each head.
     both = tl.arange(0, 2 * BLOCK_M)
     head = head_lo + both // 16 * 8 + both % 8
     h = h_kv * H + tl.minimum(head, H - 1)
@@ -350,14 +351,14 @@ def dsa_training_backward_dq(
     lse2 = tl.where(lse == -float("inf"), float("inf"), lse * LOG2E)
     tl.store(lse2_ptr + first_row + q_idx, lse2, mask=q_idx < M)
     tl.store(delta_ptr + first_row + q_idx, delta, mask=q_idx < M)
-    # Loaded again, they are laid out as products are; else those would be as what a row was summed of.
+    # Loaded again for the layout of the products, which would else take that of the sums of rows.
     tl.debug_barrier()
     lse2 = tl.load(lse2_ptr + first_row + q_idx, mask=q_idx < M, other=float("inf"))
     delta = tl.load(delta_ptr + first_row + q_idx, mask=q_idx < M, other=0.0)
     dq = tl.zeros([BLOCK_M, 512], tl.float32)
     dq_2 = tl.zeros([BLOCK_M, 64], tl.float32)
 
-    # listed(selected, rows = 1, keys = 1) and causal: which kv tiles are partial, and which are full
+    # listed(selected, rows = 1, keys = 1) and causal: the keys to visit
     list_row = _lists_ptr + tl.cast(list_line, tl.int64) * (S + 1)
     listed = _list_length(list_row, list_line >= 0)
     wide = tl.cast(tl.cdiv(S, 256), tl.int64) * 256
@@ -405,7 +406,7 @@ def _backward_dk_step(
     stride_qm, stride_qh, stride_dob, stride_dom, stride_doh, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
     """Some heads of the query: FlashAttention-2, algorithm 2, lines 12 and 16, of p and ds that are kept."""
-    # A head has two rows, of do and of q: both are multiplied by k.
+    # Rows of do and of q are one operand, which k multiplies: two for each head.
     both = tl.arange(0, 2 * BLOCK_M)
     head = head_lo + both // 2
     h = h_kv * H + tl.minimum(head, H - 1)

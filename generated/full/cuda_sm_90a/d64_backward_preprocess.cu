@@ -111,7 +111,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) full_backward_preprocess(c
             args.delta_ptr[first_row + q_idx] = delta;
         }
     }
-    // Blocks add to these.
+    // The sums of dq, which blocks of the next kernel add to.
     for (int i = threadIdx.x; i < DQ_SIZE / 4; i += THREADS)
         ((Four*)args.dq_sum_ptr)[blockIdx.x * (DQ_SIZE / 4ll) + i] = Four{};
 }

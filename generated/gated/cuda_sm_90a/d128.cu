@@ -20,11 +20,11 @@
 // log2(e) folded into the scale. Q, K, V are the matrices in global memory, q, k, v their tiles;
 // q_pos = q_idx + N - M aligns the last query with the last key.
 //
-// Persistent blocks, specialised by warp. The scheduler, one warp, takes tiles of queries from a counter and publishes
-// each as a work tile, with the keys that it sees. The producer is a thread that copies by TMA.
-// Each consumer, one of CONSUMERS warpgroups, has 64 rows: mma q k^T of the next tile of keys runs during the softmax
-// of this one. Roles wait for each other at mbarriers in shared memory; a PipelineState is a role's place among
-// buffers.
+// Persistent blocks, specialised by warp as in FlashAttention-3 (arXiv 2407.08608). The scheduler, one warp, takes
+// tiles of queries from a counter and publishes each as a work tile, with the keys that it sees. The producer is a
+// thread that copies by TMA. Each consumer, one of CONSUMERS warpgroups, has 64 rows: mma q k^T of the next tile of
+// keys runs during the softmax of this one. Roles wait for each other at mbarriers in shared memory; a PipelineState is
+// a role's place among buffers.
 //
 // Lazy maximum. Exponents subtract m: the maximum of a row when it was last computed, plus M_OFFSET. Any m gives the
 // same o = acc / l and lse = m + log(l), since p, acc and l have one scale; m only has to keep p in range.
@@ -480,7 +480,7 @@ __device__ __forceinline__ void run_consumer(const Args& args, u32 base, WorkTil
                     element* const kept = args.attention_ptr + b * args.stride_attentionb + h * args.stride_attentionh
                         + q_idx * args.stride_attentionm;
                     const bool exists = writes(r) && q_idx < M;
-                    // Four lanes exchange pairs of columns for 8 columns in a row each, where rows lie so.
+                    // Four lanes exchange pairs of columns for 8 columns in a row each, where rows are aligned.
                     const bool by_chunks = !any_lane(exists && (unsigned long long)kept % 16 != 0);
                     #pragma unroll
                     for (int j = 0; j + 3 < DV / 8; j += 4) {
@@ -529,7 +529,7 @@ __device__ __forceinline__ void run_consumer(const Args& args, u32 base, WorkTil
                 #pragma unroll
                 for (int j = 0; j < DV / 8; j += 2)
                     stmatrix_x4(o_at + (j / 8 * BLOCK_M + row) * 128 + ((j % 8 + lane / 16) ^ row % 8) * 16,
-                                 rounded[j][0], rounded[j][1], rounded[j + 1][0], rounded[j + 1][1]);
+                        rounded[j][0], rounded[j][1], rounded[j + 1][0], rounded[j + 1][1]);
                 proxy_fence();
                 __syncwarp();
                 if (lane == 0) {
@@ -667,8 +667,7 @@ __device__ __forceinline__ void run_producer(const Args& args, u32 base, const W
         mbarrier_expect(barrier_of(base, Q_FULL, q.index), Q_BYTES);
         for (int panel = 0; panel < QK_PANELS; ++panel)
             tma_load(base + Q_AT + q.index * Q_BYTES + panel * BLOCK_M * 128, args.q_map,
-                barrier_of(base, Q_FULL, q.index), 64 * panel,
-                     q_lo, h, b);
+                barrier_of(base, Q_FULL, q.index), 64 * panel, q_lo, h, b);
         q.advance();
         if (kv_lo < 0) {
             continue;
@@ -683,8 +682,7 @@ __device__ __forceinline__ void run_producer(const Args& args, u32 base, const W
                 mbarrier_expect(barrier_of(base, K_FULL, k.index), K_BYTES);
                 for (int panel = 0; panel < QK_PANELS; ++panel)
                     tma_load(base + K_AT + k.index * K_BYTES + panel * BLOCK_N * 128, args.k_map,
-                        barrier_of(base, K_FULL, k.index), 64 * panel,
-                             kv_lo, h_kv, b);
+                        barrier_of(base, K_FULL, k.index), 64 * panel, kv_lo, h_kv, b);
                 k.advance();
             }
             if (v_lo >= 0) {
@@ -692,8 +690,7 @@ __device__ __forceinline__ void run_producer(const Args& args, u32 base, const W
                 mbarrier_expect(barrier_of(base, V_FULL, v.index), V_BYTES);
                 for (int panel = 0; panel < V_PANELS; ++panel)
                     tma_load(base + V_AT + v.index * V_BYTES + panel * BLOCK_N * 128, args.v_map,
-                        barrier_of(base, V_FULL, v.index), 64 * panel,
-                             v_lo, h_kv, b);
+                        barrier_of(base, V_FULL, v.index), 64 * panel, v_lo, h_kv, b);
                 v.advance();
             }
             v_lo = more ? kv_lo : -1;

@@ -215,9 +215,10 @@ def gated_forward(
     # gated.attn:12  output o: bf16[B, M, Hkv * G, D] = sigmoid(gate[b, q_idx, h, d]) * attention
     gate_row = gate_ptr + b.to(tl.int64) * stride_gate_0
     gate_tile = tl.load(
-        gate_row + q_idx[:, None].to(
-            tl.int64,
-        ) * stride_gate_1 + h.to(tl.int64) * stride_gate_2 + d[None, :].to(tl.int64) * stride_gate_3,
+        gate_row
+        + q_idx[:, None].to(tl.int64) * stride_gate_1
+        + h.to(tl.int64) * stride_gate_2
+        + d[None, :].to(tl.int64) * stride_gate_3,
         mask=q_idx[:, None] < M, other=0,
     ).to(tl.float32)
     o = tl.sigmoid(gate_tile) * o
@@ -257,9 +258,10 @@ def gated_backward_epilogue(
     inside = (q_idx < M)[:, None]
     # gated.attn:12  output o: bf16[B, M, Hkv * G, D] = sigmoid(gate[b, q_idx, h, d]) * attention
     gate_tile = tl.load(
-        gate_row + q_idx[:, None].to(
-            tl.int64,
-        ) * stride_gate_1 + h.to(tl.int64) * stride_gate_2 + d[None, :].to(tl.int64) * stride_gate_3,
+        gate_row
+        + q_idx[:, None].to(tl.int64) * stride_gate_1
+        + h.to(tl.int64) * stride_gate_2
+        + d[None, :].to(tl.int64) * stride_gate_3,
         mask=q_idx[:, None] < M, other=0,
     ).to(tl.float32)
     do = tl.where(inside, dresult * tl.sigmoid(gate_tile), 0.0)
@@ -368,7 +370,7 @@ def _backward_dkdv_step(
     dk, dv, k, v, q_head, do_head, lse2_head, delta_head, b, h, row, q_lo, M, N, stride_qm, stride_dom,
     kv_idx, MASKED: tl.constexpr, BLOCK_M: tl.constexpr, TMA: tl.constexpr,
 ):
-    """One q tile: FlashAttention-2, algorithm 2, lines 11 to 16, with keys as rows and queries as columns."""
+    """One q tile: FlashAttention-2, algorithm 2, lines 10 to 14, 16, with keys as rows and queries as columns."""
     q_idx = q_lo + tl.arange(0, BLOCK_M)
     q_pos = q_idx + N - M
     q = _load_rows(q_head, b, h, q_lo, M, stride_qm, BLOCK_M, 128, TMA)
@@ -456,7 +458,7 @@ def gated_backward_dkdv(
 
 CALL = TritonAttention(
     name="gated",
-    operator="gated_d128_4a53dcf6",
+    operator="gated_d128_f0129abf",
     inputs=(
         Tensor("q", "bf16[B, M, H, 128]", "bmh"),
         Tensor("k", "bf16[B, N, Hkv, 128]", "bnh"),

@@ -218,9 +218,10 @@ def gated_forward(
     # gated.attn:12  output o: bf16[B, M, Hkv * G, D] = sigmoid(gate[b, q_idx, h, d]) * attention
     gate_row = gate_ptr + b.to(tl.int64) * stride_gate_0
     gate_tile = tl.load(
-        gate_row + q_idx[:, None].to(
-            tl.int64,
-        ) * stride_gate_1 + h.to(tl.int64) * stride_gate_2 + d[None, :].to(tl.int64) * stride_gate_3,
+        gate_row
+        + q_idx[:, None].to(tl.int64) * stride_gate_1
+        + h.to(tl.int64) * stride_gate_2
+        + d[None, :].to(tl.int64) * stride_gate_3,
         mask=q_idx[:, None] < M, other=0,
     ).to(tl.float32)
     o = tl.sigmoid(gate_tile) * o
@@ -260,9 +261,10 @@ def gated_backward_epilogue(
     inside = (q_idx < M)[:, None]
     # gated.attn:12  output o: bf16[B, M, Hkv * G, D] = sigmoid(gate[b, q_idx, h, d]) * attention
     gate_tile = tl.load(
-        gate_row + q_idx[:, None].to(
-            tl.int64,
-        ) * stride_gate_1 + h.to(tl.int64) * stride_gate_2 + d[None, :].to(tl.int64) * stride_gate_3,
+        gate_row
+        + q_idx[:, None].to(tl.int64) * stride_gate_1
+        + h.to(tl.int64) * stride_gate_2
+        + d[None, :].to(tl.int64) * stride_gate_3,
         mask=q_idx[:, None] < M, other=0,
     ).to(tl.float32)
     do = tl.where(inside, dresult * tl.sigmoid(gate_tile), 0.0)
@@ -371,7 +373,7 @@ def _backward_dv_step(
     dv, k, q_head, do_head, lse2_head, b, h, row, q_lo, M, N, stride_qm, stride_dom, kv_idx,
     MASKED: tl.constexpr, BLOCK_M: tl.constexpr, TMA: tl.constexpr,
 ):
-    """One q tile: FlashAttention-2, algorithm 2, lines 11 to 16, with keys as rows and queries as columns."""
+    """One q tile: FlashAttention-2, algorithm 2, lines 10 to 12, with keys as rows and queries as columns."""
     q_idx = q_lo + tl.arange(0, BLOCK_M)
     q_pos = q_idx + N - M
     q = _load_rows(q_head, b, h, q_lo, M, stride_qm, BLOCK_M, 256, TMA)
@@ -446,7 +448,7 @@ def _backward_dk_step(
     dk, k, v, q_head, do_head, lse2_head, delta_head, b, h, row, q_lo, M, N, stride_qm, stride_dom, kv_idx,
     MASKED: tl.constexpr, BLOCK_M: tl.constexpr, TMA: tl.constexpr,
 ):
-    """One q tile: FlashAttention-2, algorithm 2, lines 11 to 16, with keys as rows and queries as columns."""
+    """One q tile: FlashAttention-2, algorithm 2, lines 10, 11, 13, 14, 16, with keys as rows and queries as columns."""
     q_idx = q_lo + tl.arange(0, BLOCK_M)
     q_pos = q_idx + N - M
     q = _load_rows(q_head, b, h, q_lo, M, stride_qm, BLOCK_M, 256, TMA)
@@ -527,7 +529,7 @@ def gated_backward_dk(
 
 CALL = TritonAttention(
     name="gated",
-    operator="gated_d256_74d5272c",
+    operator="gated_d256_2acc4bb8",
     inputs=(
         Tensor("q", "bf16[B, M, H, 256]", "bmh"),
         Tensor("k", "bf16[B, N, Hkv, 256]", "bnh"),

@@ -1,12 +1,12 @@
 // hstu (D = 128, GROUP = 4) for cuda.sm_80 and newer: backward, a block of threads per q tile.
 //
-//     q: bf16[T, H, 128]
-//     k: bf16[T, H, 128]
-//     v: bf16[T, H, 128]
+//     q: bf16[T, H, 128] via ragged(ends)
+//     k: bf16[T, H, 128] via ragged(ends)
+//     v: bf16[T, H, 128] via ragged(ends)
 //     ends: i32[B + 1]
 //     targets: i32[B]
 //     context: i32[B]
-//     o: bf16[T, H, 128]
+//     o: bf16[T, H, 128] via ragged(ends)
 //
 //     score = dot(q, k) / sqrt(D)
 //     weight = score * sigmoid(score) / N

@@ -1,12 +1,12 @@
 // hstu (D = 128, GROUP = 4) for cuda.sm_90a: forward, FlashAttention-2 loop order, TMA and wgmma.
 //
-//     q: bf16[T, H, 128]
-//     k: bf16[T, H, 128]
-//     v: bf16[T, H, 128]
+//     q: bf16[T, H, 128] via ragged(ends)
+//     k: bf16[T, H, 128] via ragged(ends)
+//     v: bf16[T, H, 128] via ragged(ends)
 //     ends: i32[B + 1]
 //     targets: i32[B]
 //     context: i32[B]
-//     o: bf16[T, H, 128]
+//     o: bf16[T, H, 128] via ragged(ends)
 //
 //     score = dot(q, k) / sqrt(D)
 //     weight = score * sigmoid(score) / N
@@ -22,11 +22,11 @@
 // Q, K, V are the matrices in global memory, q, k, v their tiles; q_pos = q_idx + N - M aligns the last query
 // with the last key.
 //
-// Persistent blocks, specialised by warp. The scheduler, one warp, takes tiles of queries from a counter and publishes
-// each as a work tile, with the keys that it sees. The producer is a thread that copies by TMA.
-// Each consumer, one of CONSUMERS warpgroups, has 64 rows: mma q k^T of the next tile of keys runs during the softmax
-// of this one. Roles wait for each other at mbarriers in shared memory; a PipelineState is a role's place among
-// buffers.
+// Persistent blocks, specialised by warp as in FlashAttention-3 (arXiv 2407.08608). The scheduler, one warp, takes
+// tiles of queries from a counter and publishes each as a work tile, with the keys that it sees. The producer is a
+// thread that copies by TMA. Each consumer, one of CONSUMERS warpgroups, has 64 rows: mma q k^T of the next tile of
+// keys runs during the softmax of this one. Roles wait for each other at mbarriers in shared memory; a PipelineState is
+// a role's place among buffers.
 
 // One compilation for each configuration: d128_group4.py passes these with -D.
 #ifndef BLOCK_M
@@ -332,7 +332,7 @@ __device__ __forceinline__ void run_consumer(const Args& args, u32 base, WorkTil
                 #pragma unroll
                 for (int j = 0; j < DV / 8; j += 2)
                     stmatrix_x4(o_at + (j / 8 * BLOCK_M + row) * 128 + ((j % 8 + lane / 16) ^ row % 8) * 16,
-                                 rounded[j][0], rounded[j][1], rounded[j + 1][0], rounded[j + 1][1]);
+                        rounded[j][0], rounded[j][1], rounded[j + 1][0], rounded[j + 1][1]);
                 proxy_fence();
                 __syncwarp();
                 if (lane == 0) {
@@ -517,8 +517,7 @@ __device__ __forceinline__ void run_producer(const Args& args, u32 base, const W
         mbarrier_expect(barrier_of(base, Q_FULL, q.index), Q_BYTES);
         for (int panel = 0; panel < QK_PANELS; ++panel)
             tma_load(base + Q_AT + q.index * Q_BYTES + panel * BLOCK_M * 128, args.q_map,
-                barrier_of(base, Q_FULL, q.index), 64 * panel,
-                     q_first + q_lo, h, 0);
+                barrier_of(base, Q_FULL, q.index), 64 * panel, q_first + q_lo, h, 0);
         q.advance();
         if (kv_lo < 0) {
             continue;
@@ -533,8 +532,7 @@ __device__ __forceinline__ void run_producer(const Args& args, u32 base, const W
                 mbarrier_expect(barrier_of(base, K_FULL, k.index), K_BYTES);
                 for (int panel = 0; panel < QK_PANELS; ++panel)
                     tma_load(base + K_AT + k.index * K_BYTES + panel * BLOCK_N * 128, args.k_map,
-                        barrier_of(base, K_FULL, k.index), 64 * panel,
-                             k_first + kv_lo, h, 0);
+                        barrier_of(base, K_FULL, k.index), 64 * panel, k_first + kv_lo, h, 0);
                 k.advance();
             }
             if (v_lo >= 0) {
@@ -542,8 +540,7 @@ __device__ __forceinline__ void run_producer(const Args& args, u32 base, const W
                 mbarrier_expect(barrier_of(base, V_FULL, v.index), V_BYTES);
                 for (int panel = 0; panel < V_PANELS; ++panel)
                     tma_load(base + V_AT + v.index * V_BYTES + panel * BLOCK_N * 128, args.v_map,
-                        barrier_of(base, V_FULL, v.index), 64 * panel,
-                             k_first + v_lo, h, 0);
+                        barrier_of(base, V_FULL, v.index), 64 * panel, k_first + v_lo, h, 0);
                 v.advance();
             }
             v_lo = more ? kv_lo : -1;

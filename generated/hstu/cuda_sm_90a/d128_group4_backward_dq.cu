@@ -1,12 +1,12 @@
 // hstu (D = 128, GROUP = 4) for cuda.sm_90a: backward, a block of threads per q tile.
 //
-//     q: bf16[T, H, 128]
-//     k: bf16[T, H, 128]
-//     v: bf16[T, H, 128]
+//     q: bf16[T, H, 128] via ragged(ends)
+//     k: bf16[T, H, 128] via ragged(ends)
+//     v: bf16[T, H, 128] via ragged(ends)
 //     ends: i32[B + 1]
 //     targets: i32[B]
 //     context: i32[B]
-//     o: bf16[T, H, 128]
+//     o: bf16[T, H, 128] via ragged(ends)
 //
 //     score = dot(q, k) / sqrt(D)
 //     weight = score * sigmoid(score) / N
@@ -29,7 +29,7 @@
 #ifndef BLOCK_M
 #define BLOCK_M 128  // query rows of a tile
 #define BLOCK_N 96  // keys of a tile
-#define STAGES 2  // tiles in shared memory of what comes by
+#define STAGES 2  // tiles in shared memory of what streams through
 #endif
 
 #define ELEMENT bf16

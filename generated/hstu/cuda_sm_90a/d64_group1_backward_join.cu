@@ -1,12 +1,12 @@
 // hstu (D = 64, GROUP = 1) for cuda.sm_90a: backward, the sums of parts added.
 //
-//     q: bf16[T, H, 64]
-//     k: bf16[T, H, 64]
-//     v: bf16[T, H, 64]
+//     q: bf16[T, H, 64] via ragged(ends)
+//     k: bf16[T, H, 64] via ragged(ends)
+//     v: bf16[T, H, 64] via ragged(ends)
 //     ends: i32[B + 1]
 //     targets: i32[B]
 //     context: i32[B]
-//     o: bf16[T, H, 64]
+//     o: bf16[T, H, 64] via ragged(ends)
 //
 //     score = dot(q, k) / sqrt(D)
 //     weight = score * sigmoid(score) / N

@@ -1,12 +1,12 @@
 // hstu (D = 64, GROUP = 4) for cuda.sm_90a: backward, a block of threads per kv tile.
 //
-//     q: bf16[T, H, 64]
-//     k: bf16[T, H, 64]
-//     v: bf16[T, H, 64]
+//     q: bf16[T, H, 64] via ragged(ends)
+//     k: bf16[T, H, 64] via ragged(ends)
+//     v: bf16[T, H, 64] via ragged(ends)
 //     ends: i32[B + 1]
 //     targets: i32[B]
 //     context: i32[B]
-//     o: bf16[T, H, 64]
+//     o: bf16[T, H, 64] via ragged(ends)
 //
 //     score = dot(q, k) / sqrt(D)
 //     weight = score * sigmoid(score) / N
@@ -29,7 +29,7 @@
 #ifndef BLOCK_M
 #define BLOCK_M 128  // query rows of a tile
 #define BLOCK_N 128  // keys of a tile
-#define STAGES 2  // tiles in shared memory of what comes by
+#define STAGES 2  // tiles in shared memory of what streams through
 #endif
 #ifndef IN_PARTS
 #define IN_PARTS 0  // 1: blocks share the queries that a tile of keys walks over
@@ -484,10 +484,10 @@ __device__ __forceinline__ void run_consumer(
                 #pragma unroll
                 for (int j = 0; j < D / 8; j += 2)
                     stmatrix_x4(base + staged + j / 8 * 2048 + lane % 16 * 128 + ((j % 8 + lane / 16) ^ lane % 8) * 16,
-                                 pack(dk[j][0] * (1.0f / max(N, 1)), dk[j][1] * (1.0f / max(N, 1))),
-                                     pack(dk[j][2] * (1.0f / max(N, 1)), dk[j][3] * (1.0f / max(N, 1))),
-                                 pack(dk[j + 1][0] * (1.0f / max(N, 1)), dk[j + 1][1] * (1.0f / max(N, 1))),
-                                     pack(dk[j + 1][2] * (1.0f / max(N, 1)), dk[j + 1][3] * (1.0f / max(N, 1))));
+                        pack(dk[j][0] * (1.0f / max(N, 1)), dk[j][1] * (1.0f / max(N, 1))),
+                        pack(dk[j][2] * (1.0f / max(N, 1)), dk[j][3] * (1.0f / max(N, 1))),
+                        pack(dk[j + 1][0] * (1.0f / max(N, 1)), dk[j + 1][1] * (1.0f / max(N, 1))),
+                        pack(dk[j + 1][2] * (1.0f / max(N, 1)), dk[j + 1][3] * (1.0f / max(N, 1))));
                 proxy_fence();
                 __syncwarp();
                 if (kv_lo + first_key + 16 <= N && lane == 0) {
@@ -513,10 +513,10 @@ __device__ __forceinline__ void run_consumer(
                 for (int j = 0; j < DV / 8; j += 2)
                     stmatrix_x4(base + staged + 2048 * QK_PANELS + j / 8 * 2048 + lane % 16 * 128
                         + ((j % 8 + lane / 16) ^ lane % 8) * 16,
-                                 pack(dv[j][0] * (1.0f / max(N, 1)), dv[j][1] * (1.0f / max(N, 1))),
-                                     pack(dv[j][2] * (1.0f / max(N, 1)), dv[j][3] * (1.0f / max(N, 1))),
-                                 pack(dv[j + 1][0] * (1.0f / max(N, 1)), dv[j + 1][1] * (1.0f / max(N, 1))),
-                                     pack(dv[j + 1][2] * (1.0f / max(N, 1)), dv[j + 1][3] * (1.0f / max(N, 1))));
+                        pack(dv[j][0] * (1.0f / max(N, 1)), dv[j][1] * (1.0f / max(N, 1))),
+                        pack(dv[j][2] * (1.0f / max(N, 1)), dv[j][3] * (1.0f / max(N, 1))),
+                        pack(dv[j + 1][0] * (1.0f / max(N, 1)), dv[j + 1][1] * (1.0f / max(N, 1))),
+                        pack(dv[j + 1][2] * (1.0f / max(N, 1)), dv[j + 1][3] * (1.0f / max(N, 1))));
                 proxy_fence();
                 __syncwarp();
                 if (kv_lo + first_key + 16 <= N && lane == 0) {

@@ -1,12 +1,12 @@
 """hstu (D = 64, GROUP = 1) for Triton: forward, FlashAttention-2 loop order; and its gradients.
 
-    q: bf16[T, H, 64]
-    k: bf16[T, H, 64]
-    v: bf16[T, H, 64]
+    q: bf16[T, H, 64] via ragged(ends)
+    k: bf16[T, H, 64] via ragged(ends)
+    v: bf16[T, H, 64] via ragged(ends)
     ends: i32[B + 1]
     targets: i32[B]
     context: i32[B]
-    o: bf16[T, H, 64]
+    o: bf16[T, H, 64] via ragged(ends)
 
     score = dot(q, k) / sqrt(D)
     weight = score * sigmoid(score) / N
@@ -122,11 +122,22 @@ def _forward_step(
     # hstu.attn:14  weight = score * sigmoid(score) / N
     s = s * 0.125 * tl.sigmoid(s * 0.125)
     if partial:
-        # hstu.attn:15  mask = ((kv_idx <= q_pos and (kv_idx < history or own_group)) or (q_pos < context[b] and kv_idx <...
+        # hstu.attn:15  mask = ((kv_idx <= q_pos and (kv_idx < history or own_group)) or (q_pos < context[b]
+        # and kv_idx <...
         kv_idx = kv_lo + tl.arange(0, BLOCK_N)
         keep = (
             (kv_idx[None, :] < N)
-            & ((kv_idx[None, :] <= q_pos[:, None]) & ((kv_idx[None, :] < N - targets) | (q_pos[:, None] - (N.to(tl.int64) - targets_2) == kv_idx[None, :] - (N.to(tl.int64) - targets_2))) | (q_pos[:, None] < context) & (kv_idx[None, :] < N - targets))
+            & (
+                (kv_idx[None, :] <= q_pos[:, None])
+                & (
+                    (kv_idx[None, :] < N - targets)
+                    | (
+                        q_pos[:, None] - (N.to(tl.int64) - targets_2)
+                        == kv_idx[None, :] - (N.to(tl.int64) - targets_2)
+                    )
+                )
+                | (q_pos[:, None] < context) & (kv_idx[None, :] < N - targets)
+            )
         )
         s = tl.where(keep, s, 0.0)
     v = _load_rows(V, kv_lo, N, stride_vn, BLOCK_N, 64)
@@ -180,24 +191,31 @@ def hstu_forward(
     q = _load_rows(Q, q_lo, M, stride_qm, BLOCK_M, 64)
     acc = tl.zeros([BLOCK_M, 64], tl.float32)
 
-    # (kv_idx <= q_pos and (kv_idx < history or own_group)) or (q_pos < context[b] and kv_idx < history): which kv tiles are partial, and which are full
+    # (kv_idx <= q_pos and (kv_idx < history or own_group)) or (q_pos < context[b] and kv_idx < history):
+    # which kv tiles are partial, and which are full
     first_pos = q_lo + N - M
     last_pos = q_hi + N - M
     hi = tl.minimum(tl.maximum(last_pos + 1, tl.where(first_pos < context, N - targets, 0)), N)
     full_lo = tl.maximum(
         tl.where(
-            (last_pos < context) & (tl.where(q_lo - q_hi > N - targets - 1, last_pos, 0) + N > tl.minimum(
-                first_pos + 1, tl.where(q_lo - q_hi > N - targets - 1, first_pos + 1, N - targets),
-            ) + targets),
+            (last_pos < context)
+            & (
+                tl.where(q_lo - q_hi > N - targets - 1, last_pos, 0) + N
+                > tl.minimum(first_pos + 1, tl.where(q_lo - q_hi > N - targets - 1, first_pos + 1, N - targets))
+                + targets
+            ),
             0, tl.where(q_lo - q_hi > N - targets - 1, last_pos, 0),
         ),
         0,
     )
     full_hi = tl.minimum(
         tl.where(
-            (last_pos < context) & (tl.where(q_lo - q_hi > N - targets - 1, last_pos, 0) + N > tl.minimum(
-                first_pos + 1, tl.where(q_lo - q_hi > N - targets - 1, first_pos + 1, N - targets),
-            ) + targets),
+            (last_pos < context)
+            & (
+                tl.where(q_lo - q_hi > N - targets - 1, last_pos, 0) + N
+                > tl.minimum(first_pos + 1, tl.where(q_lo - q_hi > N - targets - 1, first_pos + 1, N - targets))
+                + targets
+            ),
             N - targets,
             tl.minimum(first_pos + 1, tl.where(q_lo - q_hi > N - targets - 1, first_pos + 1, N - targets)),
         ),
@@ -230,17 +248,28 @@ def _backward_dq_step(
     v = _load_rows(V, kv_lo, N, stride_vn, BLOCK_N, 64)
     s = tl.dot(q, k.T)
     dp = tl.dot(do, v.T)
-    sig = tl.sigmoid(s * 0.125)
     # hstu.attn:14  weight = score * sigmoid(score) / N
+    sig = tl.sigmoid(s * 0.125)
     score = s * 0.125 * sig
     p = score
     keep = tl.full([BLOCK_M, BLOCK_N], True, tl.int1)
     if partial:
-        # hstu.attn:15  mask = ((kv_idx <= q_pos and (kv_idx < history or own_group)) or (q_pos < context[b] and kv_idx <...
+        # hstu.attn:15  mask = ((kv_idx <= q_pos and (kv_idx < history or own_group)) or (q_pos < context[b]
+        # and kv_idx <...
         kv_idx = kv_lo + tl.arange(0, BLOCK_N)
         keep = (
             (kv_idx[None, :] < N)
-            & ((kv_idx[None, :] <= q_pos[:, None]) & ((kv_idx[None, :] < N - targets) | (q_pos[:, None] - (N.to(tl.int64) - targets_2) == kv_idx[None, :] - (N.to(tl.int64) - targets_2))) | (q_pos[:, None] < context) & (kv_idx[None, :] < N - targets))
+            & (
+                (kv_idx[None, :] <= q_pos[:, None])
+                & (
+                    (kv_idx[None, :] < N - targets)
+                    | (
+                        q_pos[:, None] - (N.to(tl.int64) - targets_2)
+                        == kv_idx[None, :] - (N.to(tl.int64) - targets_2)
+                    )
+                )
+                | (q_pos[:, None] < context) & (kv_idx[None, :] < N - targets)
+            )
         )
         p = tl.where(keep, p, 0.0)
     ds = dp
@@ -302,24 +331,31 @@ def hstu_backward_dq(
     do = _load_rows(DO, q_lo, M, stride_dom, BLOCK_M, 64)
     dq = tl.zeros([BLOCK_M, 64], tl.float32)
 
-    # (kv_idx <= q_pos and (kv_idx < history or own_group)) or (q_pos < context[b] and kv_idx < history): which kv tiles are partial, and which are full
+    # (kv_idx <= q_pos and (kv_idx < history or own_group)) or (q_pos < context[b] and kv_idx < history):
+    # which kv tiles are partial, and which are full
     first_pos = q_lo + N - M
     last_pos = q_hi + N - M
     hi = tl.minimum(tl.maximum(last_pos + 1, tl.where(first_pos < context, N - targets, 0)), N)
     full_lo = tl.maximum(
         tl.where(
-            (last_pos < context) & (tl.where(q_lo - q_hi > N - targets - 1, last_pos, 0) + N > tl.minimum(
-                first_pos + 1, tl.where(q_lo - q_hi > N - targets - 1, first_pos + 1, N - targets),
-            ) + targets),
+            (last_pos < context)
+            & (
+                tl.where(q_lo - q_hi > N - targets - 1, last_pos, 0) + N
+                > tl.minimum(first_pos + 1, tl.where(q_lo - q_hi > N - targets - 1, first_pos + 1, N - targets))
+                + targets
+            ),
             0, tl.where(q_lo - q_hi > N - targets - 1, last_pos, 0),
         ),
         0,
     )
     full_hi = tl.minimum(
         tl.where(
-            (last_pos < context) & (tl.where(q_lo - q_hi > N - targets - 1, last_pos, 0) + N > tl.minimum(
-                first_pos + 1, tl.where(q_lo - q_hi > N - targets - 1, first_pos + 1, N - targets),
-            ) + targets),
+            (last_pos < context)
+            & (
+                tl.where(q_lo - q_hi > N - targets - 1, last_pos, 0) + N
+                > tl.minimum(first_pos + 1, tl.where(q_lo - q_hi > N - targets - 1, first_pos + 1, N - targets))
+                + targets
+            ),
             N - targets,
             tl.minimum(first_pos + 1, tl.where(q_lo - q_hi > N - targets - 1, first_pos + 1, N - targets)),
         ),
@@ -344,22 +380,30 @@ def _backward_dkdv_step(
     dk, dv, k, v, q_head, do_head, q_lo, M, N, stride_qm, stride_dom, kv_idx, targets, targets_2, context,
     partial, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
-    """One q tile: FlashAttention-2, algorithm 2, lines 11 to 16, with keys as rows and queries as columns."""
+    """One q tile: FlashAttention-2, algorithm 2, lines 10 to 14, 16, with keys as rows and queries as columns."""
     q_idx = q_lo + tl.arange(0, BLOCK_M)
     q_pos = q_idx + N - M
     q = _load_rows(q_head, q_lo, M, stride_qm, BLOCK_M, 64)
     do = _load_rows(do_head, q_lo, M, stride_dom, BLOCK_M, 64)
     s = tl.dot(k, q.T)
     dp = tl.dot(v, do.T)
-    sig = tl.sigmoid(s * 0.125)
     # hstu.attn:14  weight = score * sigmoid(score) / N
+    sig = tl.sigmoid(s * 0.125)
     score = s * 0.125 * sig
     p = score
     keep = tl.full([BLOCK_N, BLOCK_M], True, tl.int1)
     if partial:
-        # hstu.attn:15  mask = ((kv_idx <= q_pos and (kv_idx < history or own_group)) or (q_pos < context[b] and kv_idx <...
+        # hstu.attn:15  mask = ((kv_idx <= q_pos and (kv_idx < history or own_group)) or (q_pos < context[b]
+        # and kv_idx <...
         keep = (
-            (kv_idx[:, None] <= q_pos[None, :]) & ((kv_idx[:, None] < N - targets) | (q_pos[None, :] - (N.to(tl.int64) - targets_2) == kv_idx[:, None] - (N.to(tl.int64) - targets_2)))
+            (kv_idx[:, None] <= q_pos[None, :])
+            & (
+                (kv_idx[:, None] < N - targets)
+                | (
+                    q_pos[None, :] - (N.to(tl.int64) - targets_2)
+                    == kv_idx[:, None] - (N.to(tl.int64) - targets_2)
+                )
+            )
             | (q_pos[None, :] < context) & (kv_idx[:, None] < N - targets)
         )
         p = tl.where(keep, p, 0.0)
@@ -424,7 +468,8 @@ def hstu_backward_dkdv(
     q_head = Q + q_first.to(tl.int64) * stride_qm + h.to(tl.int64) * stride_qh
     do_head = DO + q_first.to(tl.int64) * stride_dom + h.to(tl.int64) * stride_doh
     kv_hi = tl.minimum(kv_lo + BLOCK_N, N) - 1
-    # (kv_idx <= q_pos and (kv_idx < history or own_group)) or (q_pos < context[b] and kv_idx < history): which q tiles are partial, and which are full
+    # (kv_idx <= q_pos and (kv_idx < history or own_group)) or (q_pos < context[b] and kv_idx < history):
+    # which q tiles are partial, and which are full
     lo = tl.maximum(
         tl.where(
             kv_lo < N - targets, 0,
@@ -441,9 +486,12 @@ def hstu_backward_dkdv(
     )
     full_lo = tl.maximum(
         tl.where(
-            (kv_hi < N - targets) & ((context + tl.maximum(
-                kv_hi + M - N, tl.where(kv_hi >= N - targets, kv_hi + M - N, 0),
-            )).to(tl.int64) + M > tl.where(kv_hi >= N - targets, kv_lo + M - N + 1, M) + N),
+            (kv_hi < N - targets)
+            & (
+                (context + tl.maximum(kv_hi + M - N, tl.where(kv_hi >= N - targets, kv_hi + M - N, 0))).to(tl.int64)
+                + M
+                > tl.where(kv_hi >= N - targets, kv_lo + M - N + 1, M) + N
+            ),
             0, tl.maximum(kv_hi + M - N, tl.where(kv_hi >= N - targets, kv_hi + M - N, 0)),
         ),
         0,
@@ -452,9 +500,12 @@ def hstu_backward_dkdv(
         tl.maximum(
             tl.minimum(
                 tl.where(
-                    (kv_hi < N - targets) & ((context + tl.maximum(
-                        kv_hi + M - N, tl.where(kv_hi >= N - targets, kv_hi + M - N, 0),
-                    )).to(tl.int64) + M > tl.where(kv_hi >= N - targets, kv_lo + M - N + 1, M) + N),
+                    (kv_hi < N - targets)
+                    & (
+                        (context + tl.maximum(kv_hi + M - N, tl.where(kv_hi >= N - targets, kv_hi + M - N, 0))).to(tl.int64)
+                        + M
+                        > tl.where(kv_hi >= N - targets, kv_lo + M - N + 1, M) + N
+                    ),
                     context + M - N, tl.where(kv_hi >= N - targets, kv_lo + M - N + 1, M),
                 ),
                 M,
@@ -466,7 +517,8 @@ def hstu_backward_dkdv(
     for q_lo in range(lo, hi, BLOCK_M):
         q_hi = tl.minimum(q_lo + BLOCK_M, M) - 1
         if (
-            (kv_lo <= q_hi + N - M) & ((kv_lo < N - targets) | (kv_hi >= q_lo + N - M) & (kv_lo <= q_hi + N - M))
+            (kv_lo <= q_hi + N - M)
+            & ((kv_lo < N - targets) | (kv_hi >= q_lo + N - M) & (kv_lo <= q_hi + N - M))
             | (q_lo + N - M < context) & (kv_lo < N - targets)
         ):
             dk, dv = _backward_dkdv_step(
@@ -481,7 +533,7 @@ def hstu_backward_dkdv(
 
 CALL = TritonAttention(
     name="hstu",
-    operator="hstu_d64_group1_c0a0d6e8",
+    operator="hstu_d64_group1_aeb024b3",
     inputs=(
         Tensor("q", "bf16[T, H, 64]", "mh"),
         Tensor("k", "bf16[T, H, 64]", "nh"),

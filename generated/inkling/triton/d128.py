@@ -128,9 +128,10 @@ def _forward_step(
     s = tl.dot(q, k.T)
     kv_idx = kv_lo + tl.arange(0, BLOCK_N)
     rel_tile = tl.load(
-        rel_row + q_idx[:, None].to(
-            tl.int64,
-        ) * stride_rel_1 + h.to(tl.int64) * stride_rel_2 + (q_pos[:, None] - kv_idx[None, :]).to(tl.int64) * stride_rel_3,
+        rel_row
+        + q_idx[:, None].to(tl.int64) * stride_rel_1
+        + h.to(tl.int64) * stride_rel_2
+        + (q_pos[:, None] - kv_idx[None, :]).to(tl.int64) * stride_rel_3,
         mask=(q_idx[:, None] < M) & (0 <= q_pos[:, None] - kv_idx[None, :]) & (q_pos[:, None] - kv_idx[None, :] < R),
         other=0,
     ).to(tl.float32)
@@ -228,9 +229,10 @@ def _backward_dq_step(
     dp = tl.dot(do, v.T)
     kv_idx = kv_lo + tl.arange(0, BLOCK_N)
     rel_tile = tl.load(
-        rel_row + q_idx[:, None].to(
-            tl.int64,
-        ) * stride_rel_1 + h.to(tl.int64) * stride_rel_2 + (q_pos[:, None] - kv_idx[None, :]).to(tl.int64) * stride_rel_3,
+        rel_row
+        + q_idx[:, None].to(tl.int64) * stride_rel_1
+        + h.to(tl.int64) * stride_rel_2
+        + (q_pos[:, None] - kv_idx[None, :]).to(tl.int64) * stride_rel_3,
         mask=(q_idx[:, None] < M) & (0 <= q_pos[:, None] - kv_idx[None, :]) & (q_pos[:, None] - kv_idx[None, :] < R),
         other=0,
     ).to(tl.float32)
@@ -242,9 +244,11 @@ def _backward_dq_step(
         p = tl.where(kv_idx[None, :] <= q_pos[:, None], p, 0.0)
     ds = p * (dp - delta[:, None])
     tl.atomic_add(
-        drel_ptr + b.to(
-            tl.int64,
-        ) * stride_drel_0 + q_idx[:, None].to(tl.int64) * stride_drel_1 + h.to(tl.int64) * stride_drel_2 + (q_pos[:, None] - kv_idx[None, :]).to(tl.int64) * stride_drel_3,
+        drel_ptr
+        + b.to(tl.int64) * stride_drel_0
+        + q_idx[:, None].to(tl.int64) * stride_drel_1
+        + h.to(tl.int64) * stride_drel_2
+        + (q_pos[:, None] - kv_idx[None, :]).to(tl.int64) * stride_drel_3,
         ds,
         mask=(q_idx[:, None] < M) & (kv_idx[None, :] < N) & ((q_idx[:, None] < M) & (0 <= q_pos[:, None] - kv_idx[None, :]) & (q_pos[:, None] - kv_idx[None, :] < R)),
         sem="relaxed",
@@ -334,7 +338,7 @@ def _backward_dkdv_step(
     kv_idx, R, rel_row, stride_rel_1, stride_rel_2, stride_rel_3, MASKED: tl.constexpr, BLOCK_M: tl.constexpr,
     TMA: tl.constexpr,
 ):
-    """One q tile: FlashAttention-2, algorithm 2, lines 11 to 16, with keys as rows and queries as columns."""
+    """One q tile: FlashAttention-2, algorithm 2, lines 10 to 14, 16, with keys as rows and queries as columns."""
     q_idx = q_lo + tl.arange(0, BLOCK_M)
     q_pos = q_idx + N - M
     q = _load_rows(q_head, b, h, q_lo, M, stride_qm, BLOCK_M, 128, TMA)
@@ -344,9 +348,10 @@ def _backward_dkdv_step(
     s = tl.dot(k, q.T)
     dp = tl.dot(v, do.T)
     rel_tile = tl.load(
-        rel_row + q_idx[None, :].to(
-            tl.int64,
-        ) * stride_rel_1 + h.to(tl.int64) * stride_rel_2 + (q_pos[None, :] - kv_idx[:, None]).to(tl.int64) * stride_rel_3,
+        rel_row
+        + q_idx[None, :].to(tl.int64) * stride_rel_1
+        + h.to(tl.int64) * stride_rel_2
+        + (q_pos[None, :] - kv_idx[:, None]).to(tl.int64) * stride_rel_3,
         mask=(q_idx[None, :] < M) & (0 <= q_pos[None, :] - kv_idx[:, None]) & (q_pos[None, :] - kv_idx[:, None] < R),
         other=0,
     ).to(tl.float32)
@@ -436,7 +441,7 @@ def inkling_backward_dkdv(
 
 CALL = TritonAttention(
     name="inkling",
-    operator="inkling_d128_75c80e00",
+    operator="inkling_d128_0b890d4c",
     inputs=(
         Tensor("q", "bf16[B, M, H, 128]", "bmh"),
         Tensor("k", "bf16[B, N, Hkv, 128]", "bnh"),

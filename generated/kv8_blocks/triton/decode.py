@@ -116,9 +116,11 @@ def _decode_step(
     key_row = kv_lo + tl.arange(0, BLOCK_N)
     column = tl.arange(0, 4) * 32
     k_scale_tile = tl.load(
-        k_scale_ptr + b.to(
-            tl.int64,
-        ) * stride_k_scale_0 + key_row[:, None].to(tl.int64) * stride_k_scale_1 + h_kv.to(tl.int64) * stride_k_scale_2 + (column[None, :] // 32).to(tl.int64) * stride_k_scale_3,
+        k_scale_ptr
+        + b.to(tl.int64) * stride_k_scale_0
+        + key_row[:, None].to(tl.int64) * stride_k_scale_1
+        + h_kv.to(tl.int64) * stride_k_scale_2
+        + (column[None, :] // 32).to(tl.int64) * stride_k_scale_3,
         mask=(key_row[:, None] < N) & (column[None, :] // 32 < 4), other=0,
     ).to(tl.int32)
     k = _scale_columns(k, tl.exp2((k_scale_tile - 127).to(tl.float32)), 32, tl.bfloat16)
@@ -137,9 +139,11 @@ def _decode_step(
     key_row = kv_lo + tl.arange(0, BLOCK_N)
     column = tl.arange(0, 4) * 32
     v_scale_tile = tl.load(
-        v_scale_ptr + b.to(
-            tl.int64,
-        ) * stride_v_scale_0 + key_row[:, None].to(tl.int64) * stride_v_scale_1 + h_kv.to(tl.int64) * stride_v_scale_2 + (column[None, :] // 32).to(tl.int64) * stride_v_scale_3,
+        v_scale_ptr
+        + b.to(tl.int64) * stride_v_scale_0
+        + key_row[:, None].to(tl.int64) * stride_v_scale_1
+        + h_kv.to(tl.int64) * stride_v_scale_2
+        + (column[None, :] // 32).to(tl.int64) * stride_v_scale_3,
         mask=(key_row[:, None] < N) & (column[None, :] // 32 < 4), other=0,
     ).to(tl.int32)
     v = _scale_columns(v, tl.exp2((v_scale_tile - 127).to(tl.float32)), 32, tl.bfloat16)
@@ -171,7 +175,8 @@ def kv8_blocks_forward(
     h_kv = head % Hkv
     q_lo = row_lo // G
     if PDL:
-        # Launched while the kernel before it ends: what that writes may be read behind the wait, asked for before.
+        # This kernel may start before the one in front of it has ended: what that writes is read behind the
+        # wait.
         tl.extra.cuda.gdc_wait()
     kv_len = tl.load(kv_len_ptr + b.to(tl.int64) * stride_kv_len_0)
     N = tl.maximum(tl.minimum(kv_len, N), 0)

@@ -113,9 +113,11 @@ def _forward_step(
     key_row = kv_lo + tl.arange(0, BLOCK_N)
     column = tl.arange(0, 4) * 32
     k_scale_tile = tl.load(
-        k_scale_ptr + b.to(
-            tl.int64,
-        ) * stride_k_scale_0 + key_row[:, None].to(tl.int64) * stride_k_scale_1 + (h // G).to(tl.int64) * stride_k_scale_2 + (column[None, :] // 32).to(tl.int64) * stride_k_scale_3,
+        k_scale_ptr
+        + b.to(tl.int64) * stride_k_scale_0
+        + key_row[:, None].to(tl.int64) * stride_k_scale_1
+        + (h // G).to(tl.int64) * stride_k_scale_2
+        + (column[None, :] // 32).to(tl.int64) * stride_k_scale_3,
         mask=(key_row[:, None] < N) & (h // G < Hkv) & (column[None, :] // 32 < 4), other=0,
     ).to(tl.int32)
     k = _scale_columns(k, tl.exp2((k_scale_tile - 127).to(tl.float32)), 32, tl.bfloat16)
@@ -134,9 +136,11 @@ def _forward_step(
     key_row = kv_lo + tl.arange(0, BLOCK_N)
     column = tl.arange(0, 4) * 32
     v_scale_tile = tl.load(
-        v_scale_ptr + b.to(
-            tl.int64,
-        ) * stride_v_scale_0 + key_row[:, None].to(tl.int64) * stride_v_scale_1 + (h // G).to(tl.int64) * stride_v_scale_2 + (column[None, :] // 32).to(tl.int64) * stride_v_scale_3,
+        v_scale_ptr
+        + b.to(tl.int64) * stride_v_scale_0
+        + key_row[:, None].to(tl.int64) * stride_v_scale_1
+        + (h // G).to(tl.int64) * stride_v_scale_2
+        + (column[None, :] // 32).to(tl.int64) * stride_v_scale_3,
         mask=(key_row[:, None] < N) & (h // G < Hkv) & (column[None, :] // 32 < 4), other=0,
     ).to(tl.int32)
     v = _scale_columns(v, tl.exp2((v_scale_tile - 127).to(tl.float32)), 32, tl.bfloat16)

@@ -1,8 +1,8 @@
 // kv8_latent for cuda.sm_90a: decode, Flash-Decoding, TMA and wgmma.
 //
 //     q: bf16[B, M, G, 576]
-//     k: e4m3[B, N, 1, 576]
-//     v: e4m3[B, N, 1, 512]
+//     k: e4m3[B, N, 1, 576] via paged(block_table, page = 64)
+//     v: e4m3[B, N, 1, 512] via prefix(k)
 //     block_table: i32[B, P]
 //     kv_len: i32[B]
 //     scale: f32[1]

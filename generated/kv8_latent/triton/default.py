@@ -1,8 +1,8 @@
 """kv8_latent for Triton: decode, Flash-Decoding.
 
     q: bf16[B, M, G, 576]
-    k: e4m3[B, N, 1, 576]
-    v: e4m3[B, N, 1, 512]
+    k: e4m3[B, N, 1, 576] via paged(block_table, page = 64)
+    v: e4m3[B, N, 1, 512] via prefix(k)
     block_table: i32[B, P]
     kv_len: i32[B]
     scale: f32[1]
@@ -117,7 +117,7 @@ def _load_tile(x, start, stop, stride, MASKED: tl.constexpr, ROWS: tl.constexpr,
 
 @triton.jit
 def _ask_for_table(table, stride, entries):
-    """Brings the first 4096 entries of a table into the L2 cache; none is looked at."""
+    """Prefetches the first 4096 entries of a table into the L2 cache; no entry is read."""
     entry = tl.arange(0, 128) * 32
     address = (table + entry.to(tl.int64) * stride).to(tl.int64)
     tl.inline_asm_elementwise(
@@ -130,16 +130,19 @@ def _ask_for_table(table, stride, entries):
 def _pages_of(
     table, stride, start, stop, WHOLE: tl.constexpr, ENTRIES: tl.constexpr, ROWS: tl.constexpr, PAGE: tl.constexpr,
 ):
-    """Pages of rows start .. start + ROWS - 1: one that holds them all, each of a few (ENTRIES), or that of every row.
+    """Pages of rows start .. start + ROWS - 1: one that holds them all, each of a few (ENTRIES), or that of every
+    row.
 
-    start is a multiple of ROWS. Entries of pages past row `stop` are not read. WHOLE: every row is before it, or none
-    is, so that entries can be loaded as vectors.
+    start is a multiple of ROWS. Entries of pages past row `stop` are not read. WHOLE: every row is before it, or
+    none is, so that entries can be loaded as vectors.
     """
     if PAGE % ROWS == 0:
         page = tl.load(table + tl.cast(start // PAGE, tl.int64) * stride, mask=start < stop, other=0)
     elif ROWS % PAGE == 0:
         if ENTRIES and ROWS // PAGE <= 8:
-            # in registers of every thread: a short split is sooner done than by way of shared memory, a long loop later
+            # all in every thread's registers: faster for a short split than by way of shared memory, slower
+            # for
+            # a long loop
             entry = start // PAGE + tl.arange(0, ROWS // PAGE)
         else:
             entry = start // PAGE + tl.arange(0, ROWS) // PAGE
@@ -233,7 +236,8 @@ def kv8_latent_forward(
     q_lo = row_lo // H
     block_table_row = block_table_ptr + b.to(tl.int64) * stride_block_table_0
     if PDL:
-        # Launched while the kernel before it ends: what that writes may be read behind the wait, asked for before.
+        # This kernel may start before the one in front of it has ended: what that writes is read behind the
+        # wait, and only prefetched before it.
         _ask_for_table(block_table_row, stride_block_table_1, N // 64)
         tl.extra.cuda.gdc_wait()
     kv_len = tl.load(kv_len_ptr + b.to(tl.int64) * stride_kv_len_0)
@@ -286,9 +290,9 @@ def kv8_latent_forward(
             acc, l, m, q, q_2, K, page, kv_lo, N, stride_kp, stride_kn, q_pos, scale_value, MASKED=False,
             BLOCK_N=BLOCK_N,
         )
-        # new values: Triton has no pipeline for a loop in which one is handed on for two steps
+        # max makes a new value: Triton pipelines no loop that hands a loaded one on for two steps
         page = tl.maximum(next_page, 0)
-        # by another operation: two like it would be one, of later_page, and wait for it here
+        # another operation than max: two of a kind would become one, of later_page, and wait for it here
         next_page = third_page & 0x7FFFFFFF if SPLIT else later_page
         third_page = later_page
     for kv_lo in tl.range(tl.maximum(full_hi, split_lo), split_hi, BLOCK_N, num_stages=1):
@@ -362,7 +366,7 @@ def kv8_latent_combine(
 
 CALL = TritonAttention(
     name="kv8_latent",
-    operator="kv8_latent_default_a3623da8",
+    operator="kv8_latent_default_1fa42e08",
     inputs=(
         Tensor("q", "bf16[B, M, H, 576]", "bmh"),
         Tensor("k", "e4m3[pages, 64, 1, 576]", "pnh"),

@@ -1,8 +1,8 @@
 // latent_blocks for cuda.sm_90a: decode, Flash-Decoding, TMA and wgmma.
 //
 //     q: bf16[B, M, G, 512]
-//     k: e4m3[B, N, 1, 512]
-//     v: e4m3[B, N, 1, 512]
+//     k: e4m3[B, N, 1, 512] via paged(block_table, page = 64)
+//     v: e4m3[B, N, 1, 512] via prefix(k)
 //     scale: u8[R, 64, 16]
 //     block_table: i32[B, P]
 //     kv_len: i32[B]

@@ -1,8 +1,8 @@
 // latent_invariant for cuda.sm_90a: decode, Flash-Decoding, TMA and wgmma.
 //
 //     q: bf16[B, M, G, 576]
-//     k: bf16[B, N, 1, 576]
-//     v: bf16[B, N, 1, 512]
+//     k: bf16[B, N, 1, 576] via paged(block_table, page = 64)
+//     v: bf16[B, N, 1, 512] via prefix(k)
 //     block_table: i32[B, P]
 //     kv_len: i32[B]
 //     o: bf16[B, M, G, 512]

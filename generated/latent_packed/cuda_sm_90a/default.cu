@@ -1,13 +1,13 @@
 // latent_packed for cuda.sm_90a: decode, Flash-Decoding, TMA and wgmma.
 //
-//     q: bf16[T, G, 576]
-//     k: bf16[B, N, 1, 576]
-//     v: bf16[B, N, 1, 512]
+//     q: bf16[T, G, 576] via ragged(cu_q)
+//     k: bf16[B, N, 1, 576] via paged(block_table, page = 64)
+//     v: bf16[B, N, 1, 512] via prefix(k)
 //     cu_q: i32[B + 1]
 //     block_table: i32[B, P]
 //     kv_len: i32[B]
-//     o: bf16[T, G, 512]
-//     lse: f32[G, T]
+//     o: bf16[T, G, 512] via ragged(cu_q)
+//     lse: f32[G, T] via ragged(cu_q)
 //
 //     length N = kv_len[b]
 //     score = dot(q, k) / sqrt(192)

@@ -28,7 +28,7 @@
 #ifndef BLOCK_M
 #define BLOCK_M 64  // query rows of a tile
 #define BLOCK_N 64  // keys of a tile
-#define STAGES 2  // tiles in shared memory of what comes by
+#define STAGES 2  // tiles in shared memory of what streams through
 #endif
 
 #define ELEMENT bf16

@@ -185,7 +185,9 @@ def listed_blocks_columns(
     _list_bits_ptr, _columns_ptr,
     B, H, R, S, list_blocks, list_rows,
 ):
-    """Of each of 4 blocks of keys the blocks of queries whose lists name it, ascending: how many, then which."""
+    """Of each of 4 blocks of keys the blocks of queries whose lists name it, ascending: how many, then
+    which.
+    """
     words = (list_blocks + 31) // 32
     tiles = tl.maximum(tl.cdiv(list_blocks, 4), 1)
     group = (tl.program_id(0) // tiles).to(tl.int64)
@@ -383,7 +385,7 @@ def _backward_dkdv_step(
     dk, dv, k, v, q_head, do_head, lse2_head, delta_head, b, h, row, q_lo, M, stride_qm, stride_dom,
     BLOCK_M: tl.constexpr, TMA: tl.constexpr,
 ):
-    """One q tile: FlashAttention-2, algorithm 2, lines 11 to 16, with keys as rows and queries as columns."""
+    """One q tile: FlashAttention-2, algorithm 2, lines 10 to 14, 16, with keys as rows and queries as columns."""
     q = _load_rows(q_head, b, h, q_lo, M, stride_qm, BLOCK_M, 128, TMA)
     lse2 = _load_vector(lse2_head, row, q_lo, BLOCK_M, TMA)
     delta = _load_vector(delta_head, row, q_lo, BLOCK_M, TMA)
@@ -460,7 +462,7 @@ def listed_blocks_backward_dkdv(
 
 CALL = TritonAttention(
     name="listed_blocks",
-    operator="listed_blocks_d128_bc944979",
+    operator="listed_blocks_d128_ae65b7a9",
     inputs=(
         Tensor("q", "bf16[B, M, H, 128]", "bmh"),
         Tensor("k", "bf16[B, N, H, 128]", "bnh"),

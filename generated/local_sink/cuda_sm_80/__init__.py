@@ -28,7 +28,7 @@ def local_sink(
     config: Config | None = None,
     backward_config: dict[str, Config] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention of the spec's score, masked: o = softmax(score) v.
+    """Attention of the spec's score, masked: o = softmax(score, sink) v.
 
     Shapes and dtypes, for W in {128, 4096}, D in {64}:
         q: bf16[B, M, Hkv * G, D]

@@ -30,7 +30,7 @@
 #ifndef BLOCK_M
 #define BLOCK_M 128  // query rows of a tile
 #define BLOCK_N 128  // keys of a tile
-#define STAGES 2  // tiles in shared memory of what comes by
+#define STAGES 2  // tiles in shared memory of what streams through
 #endif
 #ifndef IN_PARTS
 #define IN_PARTS 0  // 1: blocks share the queries that a tile of keys walks over
@@ -599,9 +599,9 @@ __device__ __forceinline__ void run_consumer(
                 #pragma unroll
                 for (int j = 0; j < D / 8; j += 2)
                     stmatrix_x4(base + staged + j / 8 * 2048 + lane % 16 * 128 + ((j % 8 + lane / 16) ^ lane % 8) * 16,
-                                 pack(dk[j][0] * 0.125f, dk[j][1] * 0.125f), pack(dk[j][2] * 0.125f, dk[j][3] * 0.125f),
-                                 pack(dk[j + 1][0] * 0.125f, dk[j + 1][1] * 0.125f),
-                                     pack(dk[j + 1][2] * 0.125f, dk[j + 1][3] * 0.125f));
+                        pack(dk[j][0] * 0.125f, dk[j][1] * 0.125f), pack(dk[j][2] * 0.125f, dk[j][3] * 0.125f),
+                        pack(dk[j + 1][0] * 0.125f, dk[j + 1][1] * 0.125f),
+                        pack(dk[j + 1][2] * 0.125f, dk[j + 1][3] * 0.125f));
                 proxy_fence();
                 __syncwarp();
                 if (lane == 0) {
@@ -614,9 +614,8 @@ __device__ __forceinline__ void run_consumer(
                 #pragma unroll
                 for (int j = 0; j < DV / 8; j += 2)
                     stmatrix_x4(base + staged + 2048 * QK_PANELS + j / 8 * 2048 + lane % 16 * 128
-                        + ((j % 8 + lane / 16) ^ lane % 8) * 16,
-                                 pack(dv[j][0], dv[j][1]), pack(dv[j][2], dv[j][3]),
-                                 pack(dv[j + 1][0], dv[j + 1][1]), pack(dv[j + 1][2], dv[j + 1][3]));
+                        + ((j % 8 + lane / 16) ^ lane % 8) * 16, pack(dv[j][0], dv[j][1]), pack(dv[j][2], dv[j][3]),
+                        pack(dv[j + 1][0], dv[j + 1][1]), pack(dv[j + 1][2], dv[j + 1][3]));
                 proxy_fence();
                 __syncwarp();
                 if (lane == 0) {

@@ -238,8 +238,8 @@ def _backward_dq_step(
     v = _load_rows(V, b, h_kv, kv_lo, N, stride_vn, BLOCK_N, 64, TMA)
     s = tl.dot(q, k.T)
     dp = tl.dot(do, v.T)
-    t = _tanh(s * 0.0025)
     # local_sink.attn:8  score = softcap(dot(q, k) / sqrt(D), 50)
+    t = _tanh(s * 0.0025)
     s = t
     p = tl.exp2(s * SCALE - lse2[:, None])
     if partial:
@@ -336,7 +336,7 @@ def _backward_dkdv_step(
     dk, dv, k, v, q_head, do_head, lse2_head, delta_head, b, h, row, q_lo, M, N, stride_qm, stride_dom,
     kv_idx, partial, BLOCK_M: tl.constexpr, EARLY_DP: tl.constexpr, TMA: tl.constexpr,
 ):
-    """One q tile: FlashAttention-2, algorithm 2, lines 11 to 16, with keys as rows and queries as columns."""
+    """One q tile: FlashAttention-2, algorithm 2, lines 10 to 14, 16, with keys as rows and queries as columns."""
     q_idx = q_lo + tl.arange(0, BLOCK_M)
     q_pos = q_idx + N - M
     q = _load_rows(q_head, b, h, q_lo, M, stride_qm, BLOCK_M, 64, TMA)
@@ -347,8 +347,8 @@ def _backward_dkdv_step(
     s = tl.dot(k, q.T)
     if EARLY_DP:
         dp = tl.dot(v, do.T)  # under way while exp2 is computed
-    t = _tanh(s * 0.0025)
     # local_sink.attn:8  score = softcap(dot(q, k) / sqrt(D), 50)
+    t = _tanh(s * 0.0025)
     s = t
     p = tl.exp2(s * SCALE - lse2[None, :])
     if partial:
@@ -432,7 +432,7 @@ def local_sink_backward_dkdv(
 
 CALL = TritonAttention(
     name="local_sink",
-    operator="local_sink_w4096_d64_a4a86d38",
+    operator="local_sink_w4096_d64_4c5ccc37",
     inputs=(
         Tensor("q", "bf16[B, M, H, 64]", "bmh"),
         Tensor("k", "bf16[B, N, Hkv, 64]", "bnh"),
@@ -501,7 +501,7 @@ def local_sink(
     config: Config | None = None,
     backward_config: dict[str, Config] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention of the spec's score, masked: o = softmax(score) v.
+    """Attention of the spec's score, masked: o = softmax(score, sink) v.
 
     Shapes and dtypes:
         q: bf16[B, M, H, 64]

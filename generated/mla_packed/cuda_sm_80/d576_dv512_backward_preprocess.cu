@@ -1,12 +1,12 @@
 // mla_packed (D = 576, Dv = 512) for cuda.sm_80 and newer: backward, what the other kernels need of each row.
 //
-//     q: bf16[T, G, 576]
-//     k: bf16[S, 1, 576]
-//     v: bf16[S, 1, 512]
+//     q: bf16[T, G, 576] via ragged(cu_q)
+//     k: bf16[S, 1, 576] via ragged(cu_k)
+//     v: bf16[S, 1, 512] via prefix(k)
 //     cu_q: i32[B + 1]
 //     cu_k: i32[B + 1]
-//     o: bf16[T, G, 512]
-//     lse: f32[G, T]
+//     o: bf16[T, G, 512] via ragged(cu_q)
+//     lse: f32[G, T] via ragged(cu_q)
 //
 //     score = dot(q, k) / sqrt(192)
 //     mask = causal

@@ -1,13 +1,13 @@
 // mla_packed (D = 576, Dv = 512) for cuda.sm_90a: decode, Flash-Decoding, TMA and wgmma.: backward, a block of threads
 // per q tile.
 //
-//     q: bf16[T, G, 576]
-//     k: bf16[S, 1, 576]
-//     v: bf16[S, 1, 512]
+//     q: bf16[T, G, 576] via ragged(cu_q)
+//     k: bf16[S, 1, 576] via ragged(cu_k)
+//     v: bf16[S, 1, 512] via prefix(k)
 //     cu_q: i32[B + 1]
 //     cu_k: i32[B + 1]
-//     o: bf16[T, G, 512]
-//     lse: f32[G, T]
+//     o: bf16[T, G, 512] via ragged(cu_q)
+//     lse: f32[G, T] via ragged(cu_q)
 //
 //     score = dot(q, k) / sqrt(192)
 //     mask = causal
@@ -32,7 +32,7 @@
 #ifndef BLOCK_M
 #define BLOCK_M 64  // query rows of a tile
 #define BLOCK_N 32  // keys of a tile
-#define STAGES 2  // tiles in shared memory of what comes by
+#define STAGES 2  // tiles in shared memory of what streams through
 #endif
 
 #define ELEMENT bf16

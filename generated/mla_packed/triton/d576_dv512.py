@@ -1,12 +1,12 @@
 """mla_packed (D = 576, Dv = 512) for Triton: forward, FlashAttention-2 loop order; and its gradients.
 
-    q: bf16[T, G, 576]
-    k: bf16[S, 1, 576]
-    v: bf16[S, 1, 512]
+    q: bf16[T, G, 576] via ragged(cu_q)
+    k: bf16[S, 1, 576] via ragged(cu_k)
+    v: bf16[S, 1, 512] via prefix(k)
     cu_q: i32[B + 1]
     cu_k: i32[B + 1]
-    o: bf16[T, G, 512]
-    lse: f32[G, T]
+    o: bf16[T, G, 512] via ragged(cu_q)
+    lse: f32[G, T] via ragged(cu_q)
 
     score = dot(q, k) / sqrt(192)
     mask = causal
@@ -310,7 +310,7 @@ def _backward_dk_step(
     dk, dk_2, k, k_2, q_head, do_head, lse2_head, delta_head, q_lo, M, N, stride_qm, stride_dom, kv_idx,
     MASKED: tl.constexpr, BLOCK_M: tl.constexpr,
 ):
-    """One q tile: FlashAttention-2, algorithm 2, lines 11 to 16, with keys as rows and queries as columns."""
+    """One q tile: FlashAttention-2, algorithm 2, lines 10 to 14, 16, with keys as rows and queries as columns."""
     q_idx = q_lo + tl.arange(0, BLOCK_M)
     q_pos = q_idx + N - M
     q = _load_rows(q_head, q_lo, M, stride_qm, BLOCK_M, 512)
@@ -399,7 +399,7 @@ def mla_packed_backward_dk(
 
 CALL = TritonAttention(
     name="mla_packed",
-    operator="mla_packed_d576_dv512_1c9b99e9",
+    operator="mla_packed_d576_dv512_40a1fbaa",
     inputs=(
         Tensor("q", "bf16[T, H, 576]", "mh"),
         Tensor("k", "bf16[S, 1, 576]", "nh"),

@@ -3,7 +3,7 @@
 //
 //     q: bf16[B, M, G, 576]
 //     k: bf16[B, N, 1, 576]
-//     v: bf16[B, N, 1, 512]
+//     v: bf16[B, N, 1, 512] via prefix(k)
 //     o: bf16[B, M, G, 512]
 //     lse: f32[B, G, M]
 //
@@ -30,7 +30,7 @@
 #ifndef BLOCK_M
 #define BLOCK_M 32  // query rows of a tile
 #define BLOCK_N 64  // keys of a tile
-#define STAGES 2  // tiles in shared memory of what comes by
+#define STAGES 2  // tiles in shared memory of what streams through
 #endif
 #ifndef IN_PARTS
 #define IN_PARTS 0  // 1: blocks share the queries that a tile of keys walks over

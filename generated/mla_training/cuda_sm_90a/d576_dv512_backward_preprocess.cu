@@ -3,7 +3,7 @@
 //
 //     q: bf16[B, M, G, 576]
 //     k: bf16[B, N, 1, 576]
-//     v: bf16[B, N, 1, 512]
+//     v: bf16[B, N, 1, 512] via prefix(k)
 //     o: bf16[B, M, G, 512]
 //     lse: f32[B, G, M]
 //

@@ -2,7 +2,7 @@
 
     q: bf16[B, M, G, 576]
     k: bf16[B, N, 1, 576]
-    v: bf16[B, N, 1, 512]
+    v: bf16[B, N, 1, 512] via prefix(k)
     o: bf16[B, M, G, 512]
     lse: f32[B, G, M]
 
@@ -280,7 +280,7 @@ def _backward_dk_step(
     dk, dk_2, k, k_2, q_head, do_head, lse2_head, delta_head, q_lo, M, N, stride_qm, stride_dom, kv_idx,
     MASKED: tl.constexpr, BLOCK_M: tl.constexpr,
 ):
-    """One q tile: FlashAttention-2, algorithm 2, lines 11 to 16, with keys as rows and queries as columns."""
+    """One q tile: FlashAttention-2, algorithm 2, lines 10 to 14, 16, with keys as rows and queries as columns."""
     q_idx = q_lo + tl.arange(0, BLOCK_M)
     q_pos = q_idx + N - M
     q = _load_rows(q_head, q_lo, M, stride_qm, BLOCK_M, 512)
@@ -361,7 +361,7 @@ def mla_training_backward_dk(
 
 CALL = TritonAttention(
     name="mla_training",
-    operator="mla_training_d576_dv512_9d8dff59",
+    operator="mla_training_d576_dv512_4b8b69ff",
     inputs=(Tensor("q", "bf16[B, M, H, 576]", "bmh"), Tensor("k", "bf16[B, N, 1, 576]", "bnh")),
     outputs=(Tensor("o", "bf16[B, M, H, 512]", "bmh"), Tensor("lse", "f32[B, H, M]", "bhm")),
     configs=CONFIGS,

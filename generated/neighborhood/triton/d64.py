@@ -184,17 +184,10 @@ def neighborhood_forward(
     hi = tl.minimum(_floor_div(last_pos, 64) * 64 + 448, N)
     for kv_lo in range(lo, hi, BLOCK_N):
         kv_hi = tl.minimum(kv_lo + BLOCK_N, N) - 1
-        if tl.maximum(
-            tl.maximum(
-                tl.where(
-                    _floor_div(first_pos, 64) == _floor_div(last_pos, 64), _floor_mod(first_pos, 64), 0,
-                ) - tl.where(kv_lo // 64 == kv_hi // 64, kv_hi % 64, 63),
-                tl.where(kv_lo // 64 == kv_hi // 64, kv_lo % 64, 0) - tl.where(
-                    _floor_div(first_pos, 64) == _floor_div(last_pos, 64), _floor_mod(last_pos, 64), 63,
-                ),
-            ),
-            0,
-        ) <= 6:
+        if (
+            tl.maximum(tl.maximum(tl.where(_floor_div(first_pos, 64) == _floor_div(last_pos, 64), _floor_mod(first_pos, 64), 0) - tl.where(kv_lo // 64 == kv_hi // 64, kv_hi % 64, 63), tl.where(kv_lo // 64 == kv_hi // 64, kv_lo % 64, 0) - tl.where(_floor_div(first_pos, 64) == _floor_div(last_pos, 64), _floor_mod(last_pos, 64), 63)), 0)
+            <= 6
+        ):
             acc, l, m = _forward_step(
                 acc, l, m, q, K, V, b, h, kv_lo, N, stride_kn, stride_vn, q_pos, MASKED=True, BLOCK_N=BLOCK_N,
                 TMA=TMA,

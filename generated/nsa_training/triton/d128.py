@@ -139,7 +139,9 @@ def nsa_training_columns(
     _list_bits_ptr, _columns_ptr,
     B, M, Hkv, S, list_blocks, list_rows,
 ):
-    """Of each of 4 blocks of keys the blocks of queries whose lists name it, ascending: how many, then which."""
+    """Of each of 4 blocks of keys the blocks of queries whose lists name it, ascending: how many, then
+    which.
+    """
     words = (list_blocks + 31) // 32
     tiles = tl.maximum(tl.cdiv(list_blocks, 4), 1)
     group = (tl.program_id(0) // tiles).to(tl.int64)
@@ -217,7 +219,8 @@ def nsa_training_forward(
     h_kv = head % Hkv
     q_lo = tile % row_tiles // head_tiles
     if PDL:
-        # Launched while the kernel before it ends: what that writes may be read behind the wait, asked for before.
+        # This kernel may start before the one in front of it has ended: what that writes is read behind the
+        # wait.
         tl.extra.cuda.gdc_wait()
     Q += b.to(tl.int64) * stride_qb
     K += b.to(tl.int64) * stride_kb + h_kv.to(tl.int64) * stride_kh
@@ -356,7 +359,7 @@ def nsa_training_backward_dq(
     tl.store(delta_ptr + first_row + q_idx, delta, mask=q_idx < M)
     dq = tl.zeros([BLOCK_M, 128], tl.float32)
 
-    # listed(selected, rows = 1, keys = 64) and causal: which kv tiles are partial, and which are full
+    # listed(selected, rows = 1, keys = 64) and causal: the keys to visit
     list_row = _lists_ptr + tl.cast(list_line, tl.int64) * (S + 1)
     listed = _list_length(list_row, list_line >= 0)
     for list_item in range(0, listed * 64, BLOCK_N):
@@ -378,7 +381,9 @@ def _backward_dkdv_step(
     stride_qm, stride_qh, stride_dob, stride_dom, stride_doh, N, kv_idx, MASKED: tl.constexpr,
     BLOCK_M: tl.constexpr,
 ):
-    """Some heads of queries that list the block: FlashAttention-2, algorithm 2, lines 11 to 16, with keys as rows and heads as columns."""
+    """Some heads of queries that list the block, keys as rows and heads as columns:
+    FlashAttention-2, algorithm 2, lines 10 to 14, 16.
+    """
     row = row_lo + tl.arange(0, BLOCK_M)
     h = h_kv * G + row % G
     entry = tl.load(list_row + 1 + row // G, mask=row < stop, other=0.0).to(tl.int32, bitcast=True)
@@ -455,7 +460,7 @@ def nsa_training_backward_dkdv(
 
 CALL = TritonAttention(
     name="nsa_training",
-    operator="nsa_training_d128_febcc1a8",
+    operator="nsa_training_d128_c8c72f1c",
     inputs=(
         Tensor("q", "bf16[B, M, H, 128]", "bmh"),
         Tensor("k", "bf16[B, N, Hkv, 128]", "bnh"),

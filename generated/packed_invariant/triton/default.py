@@ -1,13 +1,13 @@
 """packed_invariant for Triton: forward, FlashAttention-2 loop order.
 
-    q: bf16[T, Hkv * G, 128]
-    k: bf16[B, N, Hkv, 128]
-    v: bf16[B, N, Hkv, 128]
+    q: bf16[T, Hkv * G, 128] via ragged(cu_q)
+    k: bf16[B, N, Hkv, 128] via paged(block_table, page = 16)
+    v: bf16[B, N, Hkv, 128] via paged(block_table, page = 16)
     cu_q: i32[B + 1]
     block_table: i32[B, P]
     kv_len: i32[B]
-    o: bf16[T, Hkv * G, 128]
-    lse: f32[Hkv * G, T]
+    o: bf16[T, Hkv * G, 128] via ragged(cu_q)
+    lse: f32[Hkv * G, T] via ragged(cu_q)
 
     length N = kv_len[b]
     score = scaled(dot(q, k))
@@ -208,7 +208,8 @@ def packed_invariant_forward(
     last_pos = q_hi + N - M
     hi = tl.minimum(last_pos + 1, N)
     full_hi = tl.minimum(tl.maximum(first_pos + 1, 0) // BLOCK_N * BLOCK_N, N)
-    # Sums of a segment, 2048 keys from a multiple of that on, start from nothing and join those of the ones before.
+    # Sums of a segment, 2048 keys from a multiple of that on, start from nothing and join those of the ones
+    # before.
     first_segment = 0
     m_all = tl.full([BLOCK_M], -float("inf"), tl.float32)
     l_all = tl.zeros([BLOCK_M], tl.float32)

@@ -1,12 +1,12 @@
 // packed_training for cuda.sm_90a: backward, what the other kernels need of each row.
 //
-//     q: bf16[T, Hkv * G, 128]
-//     k: bf16[S, Hkv, 128]
-//     v: bf16[S, Hkv, 128]
+//     q: bf16[T, Hkv * G, 128] via ragged(cu_q)
+//     k: bf16[S, Hkv, 128] via ragged(cu_k)
+//     v: bf16[S, Hkv, 128] via ragged(cu_k)
 //     cu_q: i32[B + 1]
 //     cu_k: i32[B + 1]
-//     o: bf16[T, Hkv * G, 128]
-//     lse: f32[T, Hkv * G]
+//     o: bf16[T, Hkv * G, 128] via ragged(cu_q)
+//     lse: f32[T, Hkv * G] via ragged(cu_q)
 //
 //     score = dot(q, k) / sqrt(D)
 //     mask = causal
@@ -128,7 +128,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     clear_rows(args.dq_ptr, args.cu_q_ptr[args.B * args.stride_cu_q_0], args.T, args.H, 128);
     clear_rows(args.dk_ptr, args.cu_k_ptr[args.B * args.stride_cu_k_0], args.S, args.Hkv, 128);
     clear_rows(args.dv_ptr, args.cu_k_ptr[args.B * args.stride_cu_k_0], args.S, args.Hkv, 128);
-    // Blocks add to these.
+    // The sums of dq, which blocks of the next kernel add to.
     for (int i = threadIdx.x; i < DQ_SIZE / 4; i += THREADS)
         ((Four*)args.dq_sum_ptr)[blockIdx.x * (DQ_SIZE / 4ll) + i] = Four{};
 }

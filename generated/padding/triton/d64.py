@@ -321,7 +321,7 @@ def _backward_dkdv_step(
     dk, dv, k, v, q_head, do_head, lse2_head, delta_head, b, h, row, q_lo, M, stride_qm, stride_dom, kv_idx,
     kv_len, MASKED: tl.constexpr, BLOCK_M: tl.constexpr, TMA: tl.constexpr,
 ):
-    """One q tile: FlashAttention-2, algorithm 2, lines 11 to 16, with keys as rows and queries as columns."""
+    """One q tile: FlashAttention-2, algorithm 2, lines 10 to 14, 16, with keys as rows and queries as columns."""
     q = _load_rows(q_head, b, h, q_lo, M, stride_qm, BLOCK_M, 64, TMA)
     lse2 = _load_vector(lse2_head, row, q_lo, BLOCK_M, TMA)
     delta = _load_vector(delta_head, row, q_lo, BLOCK_M, TMA)
@@ -407,7 +407,7 @@ def padding_backward_dkdv(
 
 CALL = TritonAttention(
     name="padding",
-    operator="padding_d64_b3cce2b3",
+    operator="padding_d64_f1d6eeb1",
     inputs=(
         Tensor("q", "f16[B, H, M, 64]", "bhm"),
         Tensor("k", "f16[B, H, N, 64]", "bhn"),

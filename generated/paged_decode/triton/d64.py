@@ -1,8 +1,8 @@
 """paged_decode (D = 64) for Triton: decode, Flash-Decoding.
 
     q: bf16[B, M, Hkv * G, 64]
-    k: bf16[B, N, Hkv, 64]
-    v: bf16[B, N, Hkv, 64]
+    k: bf16[B, N, Hkv, 64] via paged(block_table, page = 16)
+    v: bf16[B, N, Hkv, 64] via paged(block_table, page = 16)
     block_table: i32[B, P]
     kv_len: i32[B]
     o: bf16[B, M, Hkv * G, 64]
@@ -87,7 +87,7 @@ def _load_tile(x, start, stop, stride, MASKED: tl.constexpr, ROWS: tl.constexpr,
 
 @triton.jit
 def _ask_for_table(table, stride, entries):
-    """Brings the first 4096 entries of a table into the L2 cache; none is looked at."""
+    """Prefetches the first 4096 entries of a table into the L2 cache; no entry is read."""
     entry = tl.arange(0, 128) * 32
     address = (table + entry.to(tl.int64) * stride).to(tl.int64)
     tl.inline_asm_elementwise(
@@ -100,16 +100,19 @@ def _ask_for_table(table, stride, entries):
 def _pages_of(
     table, stride, start, stop, WHOLE: tl.constexpr, ENTRIES: tl.constexpr, ROWS: tl.constexpr, PAGE: tl.constexpr,
 ):
-    """Pages of rows start .. start + ROWS - 1: one that holds them all, each of a few (ENTRIES), or that of every row.
+    """Pages of rows start .. start + ROWS - 1: one that holds them all, each of a few (ENTRIES), or that of every
+    row.
 
-    start is a multiple of ROWS. Entries of pages past row `stop` are not read. WHOLE: every row is before it, or none
-    is, so that entries can be loaded as vectors.
+    start is a multiple of ROWS. Entries of pages past row `stop` are not read. WHOLE: every row is before it, or
+    none is, so that entries can be loaded as vectors.
     """
     if PAGE % ROWS == 0:
         page = tl.load(table + tl.cast(start // PAGE, tl.int64) * stride, mask=start < stop, other=0)
     elif ROWS % PAGE == 0:
         if ENTRIES and ROWS // PAGE <= 8:
-            # in registers of every thread: a short split is sooner done than by way of shared memory, a long loop later
+            # all in every thread's registers: faster for a short split than by way of shared memory, slower
+            # for
+            # a long loop
             entry = start // PAGE + tl.arange(0, ROWS // PAGE)
         else:
             entry = start // PAGE + tl.arange(0, ROWS) // PAGE
@@ -198,7 +201,8 @@ def paged_decode_forward(
     q_lo = row_lo // G
     block_table_row = block_table_ptr + b.to(tl.int64) * stride_block_table_0
     if PDL:
-        # Launched while the kernel before it ends: what that writes may be read behind the wait, asked for before.
+        # This kernel may start before the one in front of it has ended: what that writes is read behind the
+        # wait, and only prefetched before it.
         _ask_for_table(block_table_row, stride_block_table_1, N // 16)
         tl.extra.cuda.gdc_wait()
     kv_len = tl.load(kv_len_ptr + b.to(tl.int64) * stride_kv_len_0)
@@ -254,9 +258,9 @@ def paged_decode_forward(
             acc, l, m, q, K, V, page, kv_lo, N, stride_kp, stride_kn, stride_vp, stride_vn, q_pos,
             MASKED=False, BLOCK_N=BLOCK_N,
         )
-        # new values: Triton has no pipeline for a loop in which one is handed on for two steps
+        # max makes a new value: Triton pipelines no loop that hands a loaded one on for two steps
         page = tl.maximum(next_page, 0)
-        # by another operation: two like it would be one, of later_page, and wait for it here
+        # another operation than max: two of a kind would become one, of later_page, and wait for it here
         next_page = third_page & 0x7FFFFFFF if SPLIT else later_page
         third_page = later_page
     for kv_lo in tl.range(tl.maximum(full_hi, split_lo), split_hi, BLOCK_N, num_stages=1):
@@ -329,7 +333,7 @@ def paged_decode_combine(
 
 CALL = TritonAttention(
     name="paged_decode",
-    operator="paged_decode_d64_06acc256",
+    operator="paged_decode_d64_77dae8fe",
     inputs=(
         Tensor("q", "bf16[B, M, H, 64]", "bmh"),
         Tensor("k", "bf16[pages, 16, Hkv, 64]", "pnh"),

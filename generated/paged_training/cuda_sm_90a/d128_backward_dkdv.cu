@@ -1,13 +1,13 @@
 // paged_training (D = 128) for cuda.sm_90a: backward, a block of threads per kv tile.
 //
-//     q: bf16[T, Hkv * G, 128]
-//     k: bf16[B, N, Hkv, 128]
-//     v: bf16[B, N, Hkv, 128]
+//     q: bf16[T, Hkv * G, 128] via ragged(cu_q)
+//     k: bf16[B, N, Hkv, 128] via paged(block_table, page = 16)
+//     v: bf16[B, N, Hkv, 128] via paged(block_table, page = 16)
 //     cu_q: i32[B + 1]
 //     block_table: i32[B, P]
 //     kv_len: i32[B]
-//     o: bf16[T, Hkv * G, 128]
-//     lse: f32[T, Hkv * G]
+//     o: bf16[T, Hkv * G, 128] via ragged(cu_q)
+//     lse: f32[T, Hkv * G] via ragged(cu_q)
 //
 //     length N = kv_len[b]
 //     score = dot(q, k) / sqrt(D)
@@ -33,7 +33,7 @@
 #ifndef BLOCK_M
 #define BLOCK_M 64  // query rows of a tile
 #define BLOCK_N 128  // keys of a tile
-#define STAGES 2  // tiles in shared memory of what comes by
+#define STAGES 2  // tiles in shared memory of what streams through
 #endif
 #ifndef IN_PARTS
 #define IN_PARTS 0  // 1: blocks share the queries that a tile of keys walks over

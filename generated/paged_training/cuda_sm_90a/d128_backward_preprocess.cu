@@ -1,13 +1,13 @@
 // paged_training (D = 128) for cuda.sm_90a: backward, what the other kernels need of each row.
 //
-//     q: bf16[T, Hkv * G, 128]
-//     k: bf16[B, N, Hkv, 128]
-//     v: bf16[B, N, Hkv, 128]
+//     q: bf16[T, Hkv * G, 128] via ragged(cu_q)
+//     k: bf16[B, N, Hkv, 128] via paged(block_table, page = 16)
+//     v: bf16[B, N, Hkv, 128] via paged(block_table, page = 16)
 //     cu_q: i32[B + 1]
 //     block_table: i32[B, P]
 //     kv_len: i32[B]
-//     o: bf16[T, Hkv * G, 128]
-//     lse: f32[T, Hkv * G]
+//     o: bf16[T, Hkv * G, 128] via ragged(cu_q)
+//     lse: f32[T, Hkv * G] via ragged(cu_q)
 //
 //     length N = kv_len[b]
 //     score = dot(q, k) / sqrt(D)

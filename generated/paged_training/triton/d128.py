@@ -1,13 +1,13 @@
 """paged_training (D = 128) for Triton: forward, FlashAttention-2 loop order; and its gradients.
 
-    q: bf16[T, Hkv * G, 128]
-    k: bf16[B, N, Hkv, 128]
-    v: bf16[B, N, Hkv, 128]
+    q: bf16[T, Hkv * G, 128] via ragged(cu_q)
+    k: bf16[B, N, Hkv, 128] via paged(block_table, page = 16)
+    v: bf16[B, N, Hkv, 128] via paged(block_table, page = 16)
     cu_q: i32[B + 1]
     block_table: i32[B, P]
     kv_len: i32[B]
-    o: bf16[T, Hkv * G, 128]
-    lse: f32[T, Hkv * G]
+    o: bf16[T, Hkv * G, 128] via ragged(cu_q)
+    lse: f32[T, Hkv * G] via ragged(cu_q)
 
     length N = kv_len[b]
     score = dot(q, k) / sqrt(D)
@@ -349,7 +349,7 @@ def _backward_dkdv_step(
     dk, dv, k, v, q_head, do_head, lse2_head, delta_head, q_lo, M, N, stride_qm, stride_dom, kv_idx,
     MASKED: tl.constexpr, BLOCK_M: tl.constexpr,
 ):
-    """One q tile: FlashAttention-2, algorithm 2, lines 11 to 16, with keys as rows and queries as columns."""
+    """One q tile: FlashAttention-2, algorithm 2, lines 10 to 14, 16, with keys as rows and queries as columns."""
     q_idx = q_lo + tl.arange(0, BLOCK_M)
     q_pos = q_idx + N - M
     q = _load_rows(q_head, q_lo, M, stride_qm, BLOCK_M, 128)
@@ -440,7 +440,7 @@ def paged_training_backward_dkdv(
 
 CALL = TritonAttention(
     name="paged_training",
-    operator="paged_training_d128_db7f958c",
+    operator="paged_training_d128_ebfc5fc5",
     inputs=(
         Tensor("q", "bf16[T, H, 128]", "mh"),
         Tensor("k", "bf16[pages, 16, Hkv, 128]", "pnh"),

@@ -319,7 +319,7 @@ def _backward_dkdv_step(
     kv_idx, slope_row, stride_slope_1, stride_slope_2, MASKED: tl.constexpr, BLOCK_M: tl.constexpr,
     TMA: tl.constexpr,
 ):
-    """One q tile: FlashAttention-2, algorithm 2, lines 11 to 16, with keys as rows and queries as columns."""
+    """One q tile: FlashAttention-2, algorithm 2, lines 10 to 14, 16, with keys as rows and queries as columns."""
     q_idx = q_lo + tl.arange(0, BLOCK_M)
     q_pos = q_idx + N - M
     q = _load_rows(q_head, b, h, q_lo, M, stride_qm, BLOCK_M, 64, TMA)
@@ -416,7 +416,7 @@ def position_slopes_backward_dkdv(
 
 CALL = TritonAttention(
     name="position_slopes",
-    operator="position_slopes_d64_1040cf98",
+    operator="position_slopes_d64_802fd528",
     inputs=(
         Tensor("q", "bf16[B, M, H, 64]", "bmh"),
         Tensor("k", "bf16[B, N, Hkv, 64]", "bnh"),

@@ -286,7 +286,9 @@ def _backward_dq_step(
         kv_idx = kv_lo + tl.arange(0, BLOCK_N)
         doc_kv = tl.load(doc_row + kv_idx.to(tl.int64) * stride_doc_1, mask=kv_idx < N, other=0)
         p = tl.where(
-            (kv_idx[None, :] < N) & (doc_q[:, None] == doc_kv[None, :]) & ((kv_idx[None, :] <= q_pos[:, None]) | (q_pos[:, None] < prefix) & (kv_idx[None, :] < prefix)),
+            (kv_idx[None, :] < N)
+            & (doc_q[:, None] == doc_kv[None, :])
+            & ((kv_idx[None, :] <= q_pos[:, None]) | (q_pos[:, None] < prefix) & (kv_idx[None, :] < prefix)),
             p, 0.0,
         )
     ds = p * (dp - delta[:, None])
@@ -390,7 +392,7 @@ def _backward_dkdv_step(
     dk, dv, k, v, q_head, do_head, lse2_head, delta_head, b, h, row, q_lo, M, N, stride_qm, stride_dom,
     kv_idx, doc_kv, prefix, doc_row, stride_doc_1, partial, BLOCK_M: tl.constexpr, TMA: tl.constexpr,
 ):
-    """One q tile: FlashAttention-2, algorithm 2, lines 11 to 16, with keys as rows and queries as columns."""
+    """One q tile: FlashAttention-2, algorithm 2, lines 10 to 14, 16, with keys as rows and queries as columns."""
     q_idx = q_lo + tl.arange(0, BLOCK_M)
     q_pos = q_idx + N - M
     q = _load_rows(q_head, b, h, q_lo, M, stride_qm, BLOCK_M, 64, TMA)
@@ -404,7 +406,9 @@ def _backward_dkdv_step(
         # prefix_document.attn:12  mask = same_doc and (causal or in_prefix)
         doc_q = tl.load(doc_row + q_pos.to(tl.int64) * stride_doc_1, mask=(0 <= q_pos) & (q_pos < N), other=0)
         p = tl.where(
-            (q_idx[None, :] < M) & (doc_q[None, :] == doc_kv[:, None]) & ((kv_idx[:, None] <= q_pos[None, :]) | (q_pos[None, :] < prefix) & (kv_idx[:, None] < prefix)),
+            (q_idx[None, :] < M)
+            & (doc_q[None, :] == doc_kv[:, None])
+            & ((kv_idx[:, None] <= q_pos[None, :]) | (q_pos[None, :] < prefix) & (kv_idx[:, None] < prefix)),
             p, 0.0,
         )
     dv = tl.dot(p.to(do.dtype), do, dv)
@@ -493,7 +497,7 @@ def prefix_document_backward_dkdv(
 
 CALL = TritonAttention(
     name="prefix_document",
-    operator="prefix_document_d64_8c726578",
+    operator="prefix_document_d64_9cd373f6",
     inputs=(
         Tensor("q", "bf16[B, M, H, 64]", "bmh"),
         Tensor("k", "bf16[B, N, H, 64]", "bnh"),

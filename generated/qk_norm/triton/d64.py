@@ -356,7 +356,7 @@ def _backward_dkdv_step(
     kv_idx, N, G, Hkv, k_scale_kv, temperature, q_scale_row, stride_q_scale_1, stride_q_scale_2,
     BLOCK_M: tl.constexpr, TMA: tl.constexpr,
 ):
-    """One q tile: FlashAttention-2, algorithm 2, lines 11 to 16, with keys as rows and queries as columns."""
+    """One q tile: FlashAttention-2, algorithm 2, lines 10 to 14, 16, with keys as rows and queries as columns."""
     q_idx = q_lo + tl.arange(0, BLOCK_M)
     q = _load_rows(q_head, b, h, q_lo, M, stride_qm, BLOCK_M, 64, TMA)
     lse2 = _load_vector(lse2_head, row, q_lo, BLOCK_M, TMA)
@@ -459,9 +459,10 @@ def qk_norm_backward_dkdv(
                 stride_q_scale_2, BLOCK_M=BLOCK_M, TMA=TMA,
             )
         tl.atomic_add(
-            dk_scale_ptr + b.to(
-                tl.int64,
-            ) * stride_dk_scale_0 + kv_idx.to(tl.int64) * stride_dk_scale_1 + (h // G).to(tl.int64) * stride_dk_scale_2,
+            dk_scale_ptr
+            + b.to(tl.int64) * stride_dk_scale_0
+            + kv_idx.to(tl.int64) * stride_dk_scale_1
+            + (h // G).to(tl.int64) * stride_dk_scale_2,
             dk_scale, mask=(kv_idx < N) & ((kv_idx < N) & (h // G < Hkv)), sem="relaxed",
         )
 
@@ -471,7 +472,7 @@ def qk_norm_backward_dkdv(
 
 CALL = TritonAttention(
     name="qk_norm",
-    operator="qk_norm_d64_b56ec288",
+    operator="qk_norm_d64_d6ab0f67",
     inputs=(
         Tensor("q", "bf16[B, M, H, 64]", "bmh"),
         Tensor("k", "bf16[B, N, Hkv, 64]", "bnh"),

@@ -1,14 +1,14 @@
 // selected_block_pages for cuda.sm_90a: decode, Flash-Decoding, TMA and wgmma.
 //
-//     q: bf16[T, Hkv * G, 128]
-//     k: bf16[B, N, Hkv, 128]
-//     v: bf16[B, N, Hkv, 128]
+//     q: bf16[T, Hkv * G, 128] via ragged(cu_q)
+//     k: bf16[B, N, Hkv, 128] via paged(block_table, page = 64)
+//     v: bf16[B, N, Hkv, 128] via paged(block_table, page = 64)
 //     cu_q: i32[B + 1]
 //     block_table: i32[B, P]
 //     kv_len: i32[B]
 //     selected: i32[T, Hkv, S]
-//     o: bf16[T, Hkv * G, 128]
-//     lse: f32[T, Hkv * G]
+//     o: bf16[T, Hkv * G, 128] via ragged(cu_q)
+//     lse: f32[T, Hkv * G] via ragged(cu_q)
 //
 //     length N = kv_len[b]
 //     score = dot(q, k) / sqrt(128)
@@ -310,7 +310,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     // this block's split: every so many-th tile
     const int split_step = args.SPLITS * BLOCK_N;
     const int producer = warp;
-    // Room for a list is read before its length has come.
+    // Entries are read before the length of the list is known, as far as it has room.
     auto page_of = [&](int kv_idx) {
         return kv_idx >= 0 && kv_idx < ((long long)S * 64) ? list_row[kv_idx] : 0;
     };
@@ -338,7 +338,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
         // Waits until a part may be overwritten.
         auto begin = [&](int part) { mbarrier_wait(barrier_of(base, EMPTY, PARTS * next_stage.index + part),
             next_stage.phase); };
-        // It is full when all copies of its lanes are there.
+        // The part is full when the copies of all lanes are there.
         auto end = [&](int part) { copies_arrive(barrier_of(base, FULL, PARTS * next_stage.index + part)); };
         const u32 k_tile = base + K_AT + next_stage.index * K_BYTES;
         auto column_of = [](int panel) { return 64 * panel; };

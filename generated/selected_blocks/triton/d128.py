@@ -168,7 +168,8 @@ def selected_blocks_forward(
     h_kv = head % Hkv
     q_lo = tile % row_tiles // head_tiles
     if PDL:
-        # Launched while the kernel before it ends: what that writes may be read behind the wait, asked for before.
+        # This kernel may start before the one in front of it has ended: what that writes is read behind the
+        # wait.
         tl.extra.cuda.gdc_wait()
     Q += b.to(tl.int64) * stride_qb
     K += b.to(tl.int64) * stride_kb + h_kv.to(tl.int64) * stride_kh

@@ -1,12 +1,12 @@
 """selected_packed_blocks (D = 128) for Triton: decode, Flash-Decoding; and its gradients.
 
-    q: bf16[T, Hkv * G, 128]
-    k: bf16[T, Hkv, 128]
-    v: bf16[T, Hkv, 128]
+    q: bf16[T, Hkv * G, 128] via ragged(cu_seqlens)
+    k: bf16[T, Hkv, 128] via ragged(cu_seqlens)
+    v: bf16[T, Hkv, 128] via ragged(cu_seqlens)
     cu_seqlens: i32[B + 1]
     selected: i32[T, Hkv, S]
-    o: bf16[T, Hkv * G, 128]
-    lse: f32[Hkv * G, T]
+    o: bf16[T, Hkv * G, 128] via ragged(cu_seqlens)
+    lse: f32[Hkv * G, T] via ragged(cu_seqlens)
 
     score = dot(q, k) / sqrt(D)
     mask = listed(selected, rows = 1, keys = 64) and causal
@@ -166,7 +166,9 @@ def selected_packed_blocks_columns(
     _list_bits_ptr, _columns_ptr,
     T, Hkv, S, list_blocks, list_rows,
 ):
-    """Of each of 4 blocks of keys the blocks of queries whose lists name it, ascending: how many, then which."""
+    """Of each of 4 blocks of keys the blocks of queries whose lists name it, ascending: how many, then
+    which.
+    """
     words = (list_blocks + 31) // 32
     tiles = tl.maximum(tl.cdiv(list_blocks, 4), 1)
     group = (tl.program_id(0) // tiles).to(tl.int64)
@@ -243,7 +245,8 @@ def selected_packed_blocks_forward(
     h_kv = tile // row_tiles
     query_row = tile % row_tiles // head_tiles
     if PDL:
-        # Launched while the kernel before it ends: what that writes may be read behind the wait, asked for before.
+        # This kernel may start before the one in front of it has ended: what that writes is read behind the
+        # wait.
         tl.extra.cuda.gdc_wait()
     b, q_first, q_rows, q_lo = _find_sequence(cu_seqlens_ptr, stride_cu_seqlens_0, query_row, B, T, 1)
     # what follows the last sequence has rows to write, but no queries
@@ -411,7 +414,7 @@ def selected_packed_blocks_backward_dq(
     tl.store(delta_ptr + first_row + q_idx, delta, mask=q_idx < M)
     dq = tl.zeros([BLOCK_M, 128], tl.float32)
 
-    # listed(selected, rows = 1, keys = 64) and causal: which kv tiles are partial, and which are full
+    # listed(selected, rows = 1, keys = 64) and causal: the keys to visit
     list_row = _lists_ptr + tl.cast(list_line, tl.int64) * (S + 1)
     listed = _list_length(list_row, list_line >= 0)
     for list_item in range(0, listed * 64, BLOCK_N):
@@ -432,7 +435,9 @@ def _backward_dkdv_step(
     dk, dv, k, v, Q, DO, LSE2, DELTA, b, h_kv, list_row, row_lo, stop, H, M, q_first, T, G, stride_qm,
     stride_qh, stride_dom, stride_doh, N, kv_idx, MASKED: tl.constexpr, BLOCK_M: tl.constexpr,
 ):
-    """Some heads of queries that list the block: FlashAttention-2, algorithm 2, lines 11 to 16, with keys as rows and heads as columns."""
+    """Some heads of queries that list the block, keys as rows and heads as columns:
+    FlashAttention-2, algorithm 2, lines 10 to 14, 16.
+    """
     row = row_lo + tl.arange(0, BLOCK_M)
     h = h_kv * G + row % G
     entry = tl.load(list_row + 1 + row // G, mask=row < stop, other=0.0).to(tl.int32, bitcast=True)
@@ -525,7 +530,7 @@ def selected_packed_blocks_backward_dkdv(
 
 CALL = TritonAttention(
     name="selected_packed_blocks",
-    operator="selected_packed_blocks_d128_ec50aceb",
+    operator="selected_packed_blocks_d128_26a0e084",
     inputs=(
         Tensor("q", "bf16[T, H, 128]", "mh"),
         Tensor("k", "bf16[T, Hkv, 128]", "nh"),

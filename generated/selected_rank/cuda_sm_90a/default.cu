@@ -1,14 +1,14 @@
 // selected_rank for cuda.sm_90a: decode, Flash-Decoding, TMA and wgmma.
 //
-//     q: bf16[T, 16, 576]
-//     k: bf16[B, N, 1, 576]
-//     v: bf16[B, N, 1, 512]
+//     q: bf16[T, 16, 576] via ragged(cu_q)
+//     k: bf16[B, N, 1, 576] via paged(block_table, page = 64)
+//     v: bf16[B, N, 1, 512] via prefix(k)
 //     cu_q: i32[B + 1]
 //     block_table: i32[B, P]
 //     kv_len: i32[B]
 //     selected: i32[T, S]
-//     o: bf16[T, 16, 512]
-//     lse: f32[T, 16]
+//     o: bf16[T, 16, 512] via ragged(cu_q)
+//     lse: f32[T, 16] via ragged(cu_q)
 //
 //     length N = kv_len[b]
 //     score = dot(q, k) / sqrt(192)
@@ -351,7 +351,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) selected_rank_forw
     // this block's split: every so many-th tile
     const int split_step = args.SPLITS * BLOCK_N;
     const int producer = warp;
-    // Room for a list is read before its length has come.
+    // Entries are read before the length of the list is known, as far as it has room.
     auto page_of = [&](int kv_idx) {
         return kv_idx >= 0 && kv_idx < ((long long)S * min(T, 4)) ? list_row[kv_idx] : 0;
     };
@@ -379,7 +379,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) selected_rank_forw
         // Waits until a part may be overwritten.
         auto begin = [&](int part) { mbarrier_wait(barrier_of(base, EMPTY, PARTS * next_stage.index + part),
             next_stage.phase); };
-        // It is full when all copies of its lanes are there.
+        // The part is full when the copies of all lanes are there.
         auto end = [&](int part) { copies_arrive(barrier_of(base, FULL, PARTS * next_stage.index + part)); };
         const u32 k_tile = base + K_AT + next_stage.index * K_BYTES;
         // The consumer that makes p of this tile releases its columns of V first, with the columns of K that are not in
@@ -462,7 +462,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) selected_rank_forw
     unsigned short listed[BLOCK_N / 8];  // bytes of this thread's keys, of a tile
     // of its rows
     const u32 query_bit[ROWS] = {1u << (16 * warp + g) / query_rows, 1u << (16 * warp + g + 8) / query_rows};
-    // Asks memory which queries list the keys of a tile, before its scores are computed.
+    // Loads which queries list the keys of a tile, before its scores are computed.
     auto ask_members = [&](int kv_lo) {
         #pragma unroll
         for (int j = 0; j < BLOCK_N / 8; ++j)

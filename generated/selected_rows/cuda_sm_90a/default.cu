@@ -2,7 +2,7 @@
 //
 //     q: bf16[B, M, G, 576]
 //     k: e4m3[B, N, 1, 512]
-//     v: e4m3[B, N, 1, 512]
+//     v: e4m3[B, N, 1, 512] via prefix(k)
 //     scale: f32[B, N, 4]
 //     rope: bf16[B, N, 64]
 //     indices: i32[B, M, S]

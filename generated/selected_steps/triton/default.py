@@ -1,8 +1,8 @@
 """selected_steps for Triton: decode, Flash-Decoding.
 
     q: bf16[B, M, Hkv * G, 128]
-    k: bf16[B, N, Hkv, 128]
-    v: bf16[B, N, Hkv, 128]
+    k: bf16[B, N, Hkv, 128] via paged(block_table, page = 64)
+    v: bf16[B, N, Hkv, 128] via paged(block_table, page = 64)
     block_table: i32[B, P]
     kv_len: i32[B]
     selected: i32[B, M, Hkv, S]
@@ -136,7 +136,7 @@ def _load_tile(x, start, stop, stride, MASKED: tl.constexpr, ROWS: tl.constexpr,
 
 @triton.jit
 def _ask_for_table(table, stride, entries):
-    """Brings the first 4096 entries of a table into the L2 cache; none is looked at."""
+    """Prefetches the first 4096 entries of a table into the L2 cache; no entry is read."""
     entry = tl.arange(0, 128) * 32
     address = (table + entry.to(tl.int64) * stride).to(tl.int64)
     tl.inline_asm_elementwise(
@@ -149,16 +149,19 @@ def _ask_for_table(table, stride, entries):
 def _pages_of(
     table, stride, start, stop, WHOLE: tl.constexpr, ENTRIES: tl.constexpr, ROWS: tl.constexpr, PAGE: tl.constexpr,
 ):
-    """Pages of rows start .. start + ROWS - 1: one that holds them all, each of a few (ENTRIES), or that of every row.
+    """Pages of rows start .. start + ROWS - 1: one that holds them all, each of a few (ENTRIES), or that of every
+    row.
 
-    start is a multiple of ROWS. Entries of pages past row `stop` are not read. WHOLE: every row is before it, or none
-    is, so that entries can be loaded as vectors.
+    start is a multiple of ROWS. Entries of pages past row `stop` are not read. WHOLE: every row is before it, or
+    none is, so that entries can be loaded as vectors.
     """
     if PAGE % ROWS == 0:
         page = tl.load(table + tl.cast(start // PAGE, tl.int64) * stride, mask=start < stop, other=0)
     elif ROWS % PAGE == 0:
         if ENTRIES and ROWS // PAGE <= 8:
-            # in registers of every thread: a short split is sooner done than by way of shared memory, a long loop later
+            # all in every thread's registers: faster for a short split than by way of shared memory, slower
+            # for
+            # a long loop
             entry = start // PAGE + tl.arange(0, ROWS // PAGE)
         else:
             entry = start // PAGE + tl.arange(0, ROWS) // PAGE
@@ -246,7 +249,8 @@ def selected_steps_forward(
     q_lo = tile % row_tiles // head_tiles
     block_table_row = block_table_ptr + b.to(tl.int64) * stride_block_table_0
     if PDL:
-        # Launched while the kernel before it ends: what that writes may be read behind the wait, asked for before.
+        # This kernel may start before the one in front of it has ended: what that writes is read behind the
+        # wait, and only prefetched before it.
         _ask_for_table(block_table_row, stride_block_table_1, N // 64)
         tl.extra.cuda.gdc_wait()
     kv_len = tl.load(kv_len_ptr + b.to(tl.int64) * stride_kv_len_0)
@@ -351,7 +355,7 @@ def selected_steps_combine(
 
 CALL = TritonAttention(
     name="selected_steps",
-    operator="selected_steps_default_84bca2b4",
+    operator="selected_steps_default_a2fc1d34",
     inputs=(
         Tensor("q", "bf16[B, M, H, 128]", "bmh"),
         Tensor("k", "bf16[pages, 64, Hkv, 128]", "pnh"),

@@ -2,7 +2,7 @@
 //
 //     q: bf16[B, M, G, 576]
 //     k: bf16[B, N, 1, 576]
-//     v: bf16[B, N, 1, 512]
+//     v: bf16[B, N, 1, 512] via prefix(k)
 //     selected: i32[B, M, S]
 //     o: bf16[B, M, G, 512]
 //     lse: f32[B, G, M]
@@ -294,7 +294,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) selected_tokens_fo
     // this block's split: every so many-th tile
     const int split_step = args.SPLITS * BLOCK_N;
     const int producer = warp;
-    // Room for a list is read before its length has come.
+    // Entries are read before the length of the list is known, as far as it has room.
     auto page_of = [&](int kv_idx) {
         return kv_idx >= 0 && kv_idx < args.S ? list_row[kv_idx] : 0;
     };
@@ -322,7 +322,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) selected_tokens_fo
         // Waits until a part may be overwritten.
         auto begin = [&](int part) { mbarrier_wait(barrier_of(base, EMPTY, PARTS * next_stage.index + part),
             next_stage.phase); };
-        // It is full when all copies of its lanes are there.
+        // The part is full when the copies of all lanes are there.
         auto end = [&](int part) { copies_arrive(barrier_of(base, FULL, PARTS * next_stage.index + part)); };
         const u32 k_tile = base + K_AT + next_stage.index * K_BYTES;
         // The consumer that makes p of this tile releases its columns of V first, with the columns of K that are not in

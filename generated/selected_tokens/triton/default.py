@@ -2,7 +2,7 @@
 
     q: bf16[B, M, G, 576]
     k: bf16[B, N, 1, 576]
-    v: bf16[B, N, 1, 512]
+    v: bf16[B, N, 1, 512] via prefix(k)
     selected: i32[B, M, S]
     o: bf16[B, M, G, 512]
     lse: f32[B, G, M]
@@ -151,7 +151,8 @@ def selected_tokens_forward(
     b = tile // row_tiles
     q_lo = tile % row_tiles // head_tiles
     if PDL:
-        # Launched while the kernel before it ends: what that writes may be read behind the wait, asked for before.
+        # This kernel may start before the one in front of it has ended: what that writes is read behind the
+        # wait.
         tl.extra.cuda.gdc_wait()
     Q += b.to(tl.int64) * stride_qb
     K += b.to(tl.int64) * stride_kb

@@ -1,8 +1,8 @@
 """serving_invariant for Triton: forward, FlashAttention-2 loop order.
 
     q: bf16[B, M, Hkv * G, 128]
-    k: bf16[B, N, Hkv, 128]
-    v: bf16[B, N, Hkv, 128]
+    k: bf16[B, N, Hkv, 128] via paged(block_table, page = 16)
+    v: bf16[B, N, Hkv, 128] via paged(block_table, page = 16)
     block_table: i32[B, P]
     kv_len: i32[B]
     o: bf16[B, M, Hkv * G, 128]
@@ -187,7 +187,8 @@ def serving_invariant_forward(
     last_pos = q_hi + N - M
     hi = last_pos + 1
     full_hi = tl.maximum(first_pos + 1, 0) // BLOCK_N * BLOCK_N
-    # Sums of a segment, 2048 keys from a multiple of that on, start from nothing and join those of the ones before.
+    # Sums of a segment, 2048 keys from a multiple of that on, start from nothing and join those of the ones
+    # before.
     first_segment = 0
     m_all = tl.full([BLOCK_M], -float("inf"), tl.float32)
     l_all = tl.zeros([BLOCK_M], tl.float32)

@@ -275,7 +275,7 @@ def _backward_dkdv_step(
     dk, dv, k, v, q_head, do_head, lse2_head, delta_head, q_lo, M, N, stride_qm, stride_dom, kv_idx,
     MASKED: tl.constexpr, BLOCK_M: tl.constexpr,
 ):
-    """One q tile: FlashAttention-2, algorithm 2, lines 11 to 16, with keys as rows and queries as columns."""
+    """One q tile: FlashAttention-2, algorithm 2, lines 10 to 14, 16, with keys as rows and queries as columns."""
     q_idx = q_lo + tl.arange(0, BLOCK_M)
     q_pos = q_idx + N - M
     q = _load_rows(q_head, q_lo, M, stride_qm, BLOCK_M, 64)
@@ -354,7 +354,7 @@ def single_backward_dkdv(
 
 CALL = TritonAttention(
     name="single",
-    operator="single_d64_f5e2e9b8",
+    operator="single_d64_258b9722",
     inputs=(
         Tensor("q", "f32[B, H, M, 64]", "bhm"),
         Tensor("k", "f32[B, H, N, 64]", "bhn"),

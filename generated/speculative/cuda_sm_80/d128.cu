@@ -1,8 +1,8 @@
 // speculative (D = 128) for cuda.sm_80 and newer: decode, Flash-Decoding, split-Q between warps.
 //
 //     q: bf16[B, M, Hkv * G, 128]
-//     k: bf16[B, Hkv, N, 128]
-//     v: bf16[B, Hkv, N, 128]
+//     k: bf16[B, Hkv, N, 128] via paged(block_table, page = 64)
+//     v: bf16[B, Hkv, N, 128] via paged(block_table, page = 64)
 //     block_table: i32[B, P]
 //     kv_len: i32[B]
 //     o: bf16[B, M, Hkv * G, 128]

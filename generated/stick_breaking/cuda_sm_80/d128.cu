@@ -14,10 +14,10 @@
 //     attnc compile specs/stick_breaking.attn
 // Spec sha256: 4fdade0024093ff08dab2424d9c1ed484753cdeb8a3861b7a14799f0fa70ae22
 //
-// Every key breaks its share, sigmoid(score), off a stick, the last key first. z is the score in base 2; left is
-// what a key leaves of the stick, rest what all keys so far leave, both as -log2; p is what a key takes, acc the
-// sum of p v. Q, K, V are the matrices in global memory, q, k, v their tiles; q_pos = q_idx + N - M aligns the
-// last query with the last key.
+// Stick-breaking attention (arXiv 2410.17980): every key breaks its share, sigmoid(score), off a stick, the last
+// key first. z is the score in base 2; left is what a key leaves of the stick, rest what all keys so far leave,
+// both as -log2; p is what a key takes, acc the sum of p v. Q, K, V are the matrices in global memory, q, k, v
+// their tiles; q_pos = q_idx + N - M aligns the last query with the last key.
 
 // One compilation for each configuration: d128.py passes these with -D.
 #ifndef BLOCK_M
@@ -173,7 +173,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) stick_breaking_forward(con
         for (int j = 0; j < DV / 8; ++j)
             *(u32*)(q_tile + at<DV>(warp * WARP_M + 8 * r + g, j) + 2 * t) =
                 pack(acc[r / 2][j][r % 2 * 2], acc[r / 2][j][r % 2 * 2 + 1]);
-        // of what is left of the stick, natural logarithm
+        // lse = log(what is left of the stick), natural logarithm
         if (t == 0 && row < M)
             args.lse_ptr[b * args.stride_lseb + h * args.stride_lseh + row * args.stride_lsem] =
                 -rest[r] * LN2;

@@ -14,10 +14,10 @@
 //     attnc compile specs/stick_breaking_decode.attn
 // Spec sha256: 8b864cf30f1a8b21bc2905b91ad90026b4227048e1f7004a5652911a307bf720
 //
-// Every key breaks its share, sigmoid(score), off a stick, the last key first. z is the score in base 2; left is
-// what a key leaves of the stick, rest what all keys so far leave, both as -log2; p is what a key takes, acc the
-// sum of p v. Q, K, V are the matrices in global memory, q, k, v their tiles; q_pos = q_idx + N - M aligns the
-// last query with the last key.
+// Stick-breaking attention (arXiv 2410.17980): every key breaks its share, sigmoid(score), off a stick, the last
+// key first. z is the score in base 2; left is what a key leaves of the stick, rest what all keys so far leave,
+// both as -log2; p is what a key takes, acc the sum of p v. Q, K, V are the matrices in global memory, q, k, v
+// their tiles; q_pos = q_idx + N - M aligns the last query with the last key.
 
 // One compilation for each configuration: d128.py passes these with -D.
 #ifndef BLOCK_M

@@ -129,9 +129,9 @@ def _forward_step(
     s = tl.dot(q, k.T)
     kv_idx = kv_lo + tl.arange(0, BLOCK_N)
     table_tile = tl.load(
-        table_ptr + ((q_idx[:, None] // 7 - kv_idx[None, :] // 7 + 6) * 13 + (q_idx[:, None] % 7 - kv_idx[None, :] % 7 + 6)).to(
-            tl.int64,
-        ) * stride_table_0 + h.to(tl.int64) * stride_table_1,
+        table_ptr
+        + ((q_idx[:, None] // 7 - kv_idx[None, :] // 7 + 6) * 13 + (q_idx[:, None] % 7 - kv_idx[None, :] % 7 + 6)).to(tl.int64) * stride_table_0
+        + h.to(tl.int64) * stride_table_1,
         mask=(0 <= (q_idx[:, None] // 7 - kv_idx[None, :] // 7 + 6) * 13 + (q_idx[:, None] % 7 - kv_idx[None, :] % 7 + 6)) & ((q_idx[:, None] // 7 - kv_idx[None, :] // 7 + 6) * 13 + (q_idx[:, None] % 7 - kv_idx[None, :] % 7 + 6) < 169),
         other=0,
     ).to(tl.float32)
@@ -237,9 +237,9 @@ def _backward_dq_step(
     dp = tl.dot(do, v.T)
     kv_idx = kv_lo + tl.arange(0, BLOCK_N)
     table_tile = tl.load(
-        table_ptr + ((q_idx[:, None] // 7 - kv_idx[None, :] // 7 + 6) * 13 + (q_idx[:, None] % 7 - kv_idx[None, :] % 7 + 6)).to(
-            tl.int64,
-        ) * stride_table_0 + h.to(tl.int64) * stride_table_1,
+        table_ptr
+        + ((q_idx[:, None] // 7 - kv_idx[None, :] // 7 + 6) * 13 + (q_idx[:, None] % 7 - kv_idx[None, :] % 7 + 6)).to(tl.int64) * stride_table_0
+        + h.to(tl.int64) * stride_table_1,
         mask=(0 <= (q_idx[:, None] // 7 - kv_idx[None, :] // 7 + 6) * 13 + (q_idx[:, None] % 7 - kv_idx[None, :] % 7 + 6)) & ((q_idx[:, None] // 7 - kv_idx[None, :] // 7 + 6) * 13 + (q_idx[:, None] % 7 - kv_idx[None, :] % 7 + 6) < 169),
         other=0,
     ).to(tl.float32)
@@ -256,9 +256,9 @@ def _backward_dq_step(
         )
     ds = p * (dp - delta[:, None])
     tl.atomic_add(
-        dtable_ptr + ((q_idx[:, None] // 7 - kv_idx[None, :] // 7 + 6) * 13 + (q_idx[:, None] % 7 - kv_idx[None, :] % 7 + 6)).to(
-            tl.int64,
-        ) * stride_dtable_0 + h.to(tl.int64) * stride_dtable_1,
+        dtable_ptr
+        + ((q_idx[:, None] // 7 - kv_idx[None, :] // 7 + 6) * 13 + (q_idx[:, None] % 7 - kv_idx[None, :] % 7 + 6)).to(tl.int64) * stride_dtable_0
+        + h.to(tl.int64) * stride_dtable_1,
         ds,
         mask=(q_idx[:, None] < M) & (kv_idx[None, :] < N) & ((0 <= (q_idx[:, None] // 7 - kv_idx[None, :] // 7 + 6) * 13 + (q_idx[:, None] % 7 - kv_idx[None, :] % 7 + 6)) & ((q_idx[:, None] // 7 - kv_idx[None, :] // 7 + 6) * 13 + (q_idx[:, None] % 7 - kv_idx[None, :] % 7 + 6) < 169)),
         sem="relaxed",
@@ -345,7 +345,7 @@ def _backward_dkdv_step(
     region_kv, table_ptr, stride_table_0, stride_table_1, region_row, stride_region_1, MASKED: tl.constexpr,
     BLOCK_M: tl.constexpr, TMA: tl.constexpr,
 ):
-    """One q tile: FlashAttention-2, algorithm 2, lines 11 to 16, with keys as rows and queries as columns."""
+    """One q tile: FlashAttention-2, algorithm 2, lines 10 to 14, 16, with keys as rows and queries as columns."""
     q_idx = q_lo + tl.arange(0, BLOCK_M)
     q = _load_rows(q_head, b, h, q_lo, M, stride_qm, BLOCK_M, 32, TMA)
     lse2 = _load_vector(lse2_head, row, q_lo, BLOCK_M, TMA)
@@ -354,9 +354,9 @@ def _backward_dkdv_step(
     s = tl.dot(k, q.T)
     dp = tl.dot(v, do.T)
     table_tile = tl.load(
-        table_ptr + ((q_idx[None, :] // 7 - kv_idx[:, None] // 7 + 6) * 13 + (q_idx[None, :] % 7 - kv_idx[:, None] % 7 + 6)).to(
-            tl.int64,
-        ) * stride_table_0 + h.to(tl.int64) * stride_table_1,
+        table_ptr
+        + ((q_idx[None, :] // 7 - kv_idx[:, None] // 7 + 6) * 13 + (q_idx[None, :] % 7 - kv_idx[:, None] % 7 + 6)).to(tl.int64) * stride_table_0
+        + h.to(tl.int64) * stride_table_1,
         mask=(0 <= (q_idx[None, :] // 7 - kv_idx[:, None] // 7 + 6) * 13 + (q_idx[None, :] % 7 - kv_idx[:, None] % 7 + 6)) & ((q_idx[None, :] // 7 - kv_idx[:, None] // 7 + 6) * 13 + (q_idx[None, :] % 7 - kv_idx[:, None] % 7 + 6) < 169),
         other=0,
     ).to(tl.float32)
@@ -441,7 +441,7 @@ def swin_backward_dkdv(
 
 CALL = TritonAttention(
     name="swin",
-    operator="swin_w7_9a21bd19",
+    operator="swin_w7_0fa5112c",
     inputs=(
         Tensor("q", "f16[B, M, H, 32]", "bmh"),
         Tensor("k", "f16[B, N, H, 32]", "bnh"),

@@ -132,9 +132,8 @@ def _forward_step(
     s = tl.dot(q, k.T)
     kv_idx = kv_lo + tl.arange(0, BLOCK_N)
     bucket_tile = tl.load(
-        bucket_ptr + (tl.minimum(
-            tl.maximum(kv_idx[None, :] - q_pos[:, None], -128), 128,
-        ) + 128).to(tl.int64) * stride_bucket_0,
+        bucket_ptr
+        + (tl.minimum(tl.maximum(kv_idx[None, :] - q_pos[:, None], -128), 128) + 128).to(tl.int64) * stride_bucket_0,
         mask=(0 <= tl.minimum(
             tl.maximum(kv_idx[None, :] - q_pos[:, None], -128), 128,
         ) + 128) & (tl.minimum(tl.maximum(kv_idx[None, :] - q_pos[:, None], -128), 128) + 128 < 257),
@@ -245,9 +244,8 @@ def _backward_dq_step(
     dp = tl.dot(do, v.T)
     kv_idx = kv_lo + tl.arange(0, BLOCK_N)
     bucket_tile = tl.load(
-        bucket_ptr + (tl.minimum(
-            tl.maximum(kv_idx[None, :] - q_pos[:, None], -128), 128,
-        ) + 128).to(tl.int64) * stride_bucket_0,
+        bucket_ptr
+        + (tl.minimum(tl.maximum(kv_idx[None, :] - q_pos[:, None], -128), 128) + 128).to(tl.int64) * stride_bucket_0,
         mask=(0 <= tl.minimum(
             tl.maximum(kv_idx[None, :] - q_pos[:, None], -128), 128,
         ) + 128) & (tl.minimum(tl.maximum(kv_idx[None, :] - q_pos[:, None], -128), 128) + 128 < 257),
@@ -352,7 +350,7 @@ def _backward_dkdv_step(
     kv_idx, buckets, kv_len, bucket_ptr, stride_bucket_0, table_ptr, stride_table_0, stride_table_1,
     MASKED: tl.constexpr, BLOCK_M: tl.constexpr, TMA: tl.constexpr,
 ):
-    """One q tile: FlashAttention-2, algorithm 2, lines 11 to 16, with keys as rows and queries as columns."""
+    """One q tile: FlashAttention-2, algorithm 2, lines 10 to 14, 16, with keys as rows and queries as columns."""
     q_idx = q_lo + tl.arange(0, BLOCK_M)
     q_pos = q_idx + N - M
     q = _load_rows(q_head, b, h, q_lo, M, stride_qm, BLOCK_M, 64, TMA)
@@ -362,9 +360,8 @@ def _backward_dkdv_step(
     s = tl.dot(k, q.T)
     dp = tl.dot(v, do.T)
     bucket_tile = tl.load(
-        bucket_ptr + (tl.minimum(
-            tl.maximum(kv_idx[:, None] - q_pos[None, :], -128), 128,
-        ) + 128).to(tl.int64) * stride_bucket_0,
+        bucket_ptr
+        + (tl.minimum(tl.maximum(kv_idx[:, None] - q_pos[None, :], -128), 128) + 128).to(tl.int64) * stride_bucket_0,
         mask=(0 <= tl.minimum(
             tl.maximum(kv_idx[:, None] - q_pos[None, :], -128), 128,
         ) + 128) & (tl.minimum(tl.maximum(kv_idx[:, None] - q_pos[None, :], -128), 128) + 128 < 257),
@@ -459,7 +456,7 @@ def t5_bias_backward_dkdv(
 
 CALL = TritonAttention(
     name="t5_bias",
-    operator="t5_bias_d64_r128_ed3f53d7",
+    operator="t5_bias_d64_r128_1654476b",
     inputs=(
         Tensor("q", "bf16[B, M, H, 64]", "bmh"),
         Tensor("k", "bf16[B, N, H, 64]", "bnh"),

@@ -199,7 +199,8 @@ def training_invariant_forward(
     last_pos = q_hi + N - M
     hi = last_pos + 1
     full_hi = tl.maximum(first_pos + 1, 0) // BLOCK_N * BLOCK_N
-    # Sums of a segment, 2048 keys from a multiple of that on, start from nothing and join those of the ones before.
+    # Sums of a segment, 2048 keys from a multiple of that on, start from nothing and join those of the ones
+    # before.
     first_segment = 0
     m_all = tl.full([BLOCK_M], -float("inf"), tl.float32)
     l_all = tl.zeros([BLOCK_M], tl.float32)
@@ -333,7 +334,7 @@ def _backward_dkdv_step(
     dk, dv, k, v, q_head, do_head, lse2_head, delta_head, b, h, row, q_lo, M, N, stride_qm, stride_dom,
     kv_idx, MASKED: tl.constexpr, BLOCK_M: tl.constexpr, TMA: tl.constexpr,
 ):
-    """One q tile: FlashAttention-2, algorithm 2, lines 11 to 16, with keys as rows and queries as columns."""
+    """One q tile: FlashAttention-2, algorithm 2, lines 10 to 14, 16, with keys as rows and queries as columns."""
     q_idx = q_lo + tl.arange(0, BLOCK_M)
     q_pos = q_idx + N - M
     q = _load_rows(q_head, b, h, q_lo, M, stride_qm, BLOCK_M, 128, TMA)
@@ -421,7 +422,7 @@ def training_invariant_backward_dkdv(
 
 CALL = TritonAttention(
     name="training_invariant",
-    operator="training_invariant_default_0b6023fd",
+    operator="training_invariant_default_ffd4bf06",
     inputs=(
         Tensor("q", "bf16[B, M, H, 128]", "bmh"),
         Tensor("k", "bf16[B, N, Hkv, 128]", "bnh"),

@@ -35,7 +35,7 @@ extern "C" __global__ void __launch_bounds__(LIST_THREADS)
     const int lo = 0, hi = min(last_query + N - M + 1, N);  // no query keeps other keys
     if (threadIdx.x == 0)
         found[0] = found[1] = 0;
-    // What queries have at least, or at most: it may tell of a block of keys what no pair is looked at for.
+    // The least, or the most, that the queries have: it decides for most blocks of keys before a pair is looked at.
     long long* const ends = (long long*)shared + 1;
     int most_0 = -0x7fffffff - 1;
     int least_2 = 0x7fffffff;

@@ -160,7 +160,7 @@ def unsorted_documents_kept_blocks(
     doc_row = doc_ptr + b.to(tl.int64) * stride_doc_0
     lo = 0
     hi = tl.minimum(last_query + N - M + 1, N)
-    # what queries have at least, or at most: it may tell of a block of keys what no pair is looked at for
+    # the least, or the most, that the queries have: it decides for most blocks before a pair is looked at
     most_0 = tl.full([], -2147483648, tl.int32)
     least_2 = tl.full([], 2147483647, tl.int32)
     for start in range(first_query, last_query + 1, 128):
@@ -198,7 +198,7 @@ def unsorted_documents_kept_blocks(
         full |= tl.sum((sure & is_whole & (first_query + N - M >= last_key)).to(tl.int32) << bit, 0)
         may = may & ~sure
         if tl.max(may.to(tl.int32), 0) > 0:
-            # with a few queries first: most blocks have a pair that is kept, and one that is not
+            # a few queries first: in most blocks they have a pair that is kept, and one that is not
             query = first_query + tl.arange(0, 4)[:, None] * 32
             exists = query <= last_query
             doc = tl.load(
@@ -272,7 +272,9 @@ def unsorted_documents_columns(
     _list_bits_ptr, _columns_ptr,
     B, H, M, N, list_blocks, list_rows,
 ):
-    """Of each of 4 blocks of keys the blocks of queries whose lists name it, ascending: how many, then which."""
+    """Of each of 4 blocks of keys the blocks of queries whose lists name it, ascending: how many, then
+    which.
+    """
     words = (list_blocks + 31) // 32
     tiles = tl.maximum(tl.cdiv(list_blocks, 4), 1)
     group = (tl.program_id(0) // tiles).to(tl.int64)
@@ -487,7 +489,7 @@ def _backward_dkdv_step(
     dk, dv, k, v, q_head, do_head, lse2_head, delta_head, b, h, row, q_lo, M, N, stride_qm, stride_dom,
     kv_idx, doc_kv, doc_row, stride_doc_1, partial, BLOCK_M: tl.constexpr, TMA: tl.constexpr,
 ):
-    """One q tile: FlashAttention-2, algorithm 2, lines 11 to 16, with keys as rows and queries as columns."""
+    """One q tile: FlashAttention-2, algorithm 2, lines 10 to 14, 16, with keys as rows and queries as columns."""
     q_idx = q_lo + tl.arange(0, BLOCK_M)
     q_pos = q_idx + N - M
     q = _load_rows(q_head, b, h, q_lo, M, stride_qm, BLOCK_M, 128, TMA)
@@ -584,7 +586,7 @@ def unsorted_documents_backward_dkdv(
 
 CALL = TritonAttention(
     name="unsorted_documents",
-    operator="unsorted_documents_default_4ea4b7e2",
+    operator="unsorted_documents_default_2a42e605",
     inputs=(
         Tensor("q", "bf16[B, M, H, 128]", "bmh"),
         Tensor("k", "bf16[B, N, Hkv, 128]", "bnh"),

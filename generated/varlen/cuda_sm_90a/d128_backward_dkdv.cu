@@ -1,12 +1,12 @@
 // varlen (D = 128) for cuda.sm_90a: backward, a block of threads per kv tile.
 //
-//     q: bf16[T, Hkv * G, 128]
-//     k: bf16[S, Hkv, 128]
-//     v: bf16[S, Hkv, 128]
+//     q: bf16[T, Hkv * G, 128] via ragged(cu_q)
+//     k: bf16[S, Hkv, 128] via ragged(cu_k)
+//     v: bf16[S, Hkv, 128] via ragged(cu_k)
 //     cu_q: i32[B + 1]
 //     cu_k: i32[B + 1]
-//     o: bf16[T, Hkv * G, 128]
-//     lse: f32[T, Hkv * G]
+//     o: bf16[T, Hkv * G, 128] via ragged(cu_q)
+//     lse: f32[T, Hkv * G] via ragged(cu_q)
 //
 //     score = dot(q, k) / sqrt(D)
 //     mask = causal
@@ -31,7 +31,7 @@
 #ifndef BLOCK_M
 #define BLOCK_M 64  // query rows of a tile
 #define BLOCK_N 128  // keys of a tile
-#define STAGES 2  // tiles in shared memory of what comes by
+#define STAGES 2  // tiles in shared memory of what streams through
 #endif
 #ifndef IN_PARTS
 #define IN_PARTS 0  // 1: blocks share the queries that a tile of keys walks over
@@ -690,8 +690,8 @@ __device__ __forceinline__ void run_consumer(
             #pragma unroll
             for (int j = 0; j < DV / 8; j += 2)
                 stmatrix_x4(base + staged + j / 8 * 2048 + lane % 16 * 128 + ((j % 8 + lane / 16) ^ lane % 8) * 16,
-                             pack(dv[j][0], dv[j][1]), pack(dv[j][2], dv[j][3]),
-                             pack(dv[j + 1][0], dv[j + 1][1]), pack(dv[j + 1][2], dv[j + 1][3]));
+                    pack(dv[j][0], dv[j][1]), pack(dv[j][2], dv[j][3]), pack(dv[j + 1][0], dv[j + 1][1]),
+                    pack(dv[j + 1][2], dv[j + 1][3]));
             proxy_fence();
             __syncwarp();
             if (kv_lo + first_key + 16 <= N && lane == 0) {
@@ -718,10 +718,10 @@ __device__ __forceinline__ void run_consumer(
             #pragma unroll
             for (int j = 0; j < D / 8; j += 2)
                 stmatrix_x4(base + staged + j / 8 * 2048 + lane % 16 * 128 + ((j % 8 + lane / 16) ^ lane % 8) * 16,
-                             pack(dk[j][0] * 0.08838834764831843f, dk[j][1] * 0.08838834764831843f),
-                                 pack(dk[j][2] * 0.08838834764831843f, dk[j][3] * 0.08838834764831843f),
-                             pack(dk[j + 1][0] * 0.08838834764831843f, dk[j + 1][1] * 0.08838834764831843f),
-                                 pack(dk[j + 1][2] * 0.08838834764831843f, dk[j + 1][3] * 0.08838834764831843f));
+                    pack(dk[j][0] * 0.08838834764831843f, dk[j][1] * 0.08838834764831843f),
+                    pack(dk[j][2] * 0.08838834764831843f, dk[j][3] * 0.08838834764831843f),
+                    pack(dk[j + 1][0] * 0.08838834764831843f, dk[j + 1][1] * 0.08838834764831843f),
+                    pack(dk[j + 1][2] * 0.08838834764831843f, dk[j + 1][3] * 0.08838834764831843f));
             proxy_fence();
             __syncwarp();
             if (kv_lo + first_key + 16 <= N && lane == 0) {

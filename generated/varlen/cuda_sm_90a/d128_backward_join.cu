@@ -1,12 +1,12 @@
 // varlen (D = 128) for cuda.sm_90a: backward, the sums of parts added.
 //
-//     q: bf16[T, Hkv * G, 128]
-//     k: bf16[S, Hkv, 128]
-//     v: bf16[S, Hkv, 128]
+//     q: bf16[T, Hkv * G, 128] via ragged(cu_q)
+//     k: bf16[S, Hkv, 128] via ragged(cu_k)
+//     v: bf16[S, Hkv, 128] via ragged(cu_k)
 //     cu_q: i32[B + 1]
 //     cu_k: i32[B + 1]
-//     o: bf16[T, Hkv * G, 128]
-//     lse: f32[T, Hkv * G]
+//     o: bf16[T, Hkv * G, 128] via ragged(cu_q)
+//     lse: f32[T, Hkv * G] via ragged(cu_q)
 //
 //     score = dot(q, k) / sqrt(D)
 //     mask = causal

@@ -1,12 +1,12 @@
 """varlen (D = 128) for Triton: forward, FlashAttention-2 loop order; and its gradients.
 
-    q: bf16[T, Hkv * G, 128]
-    k: bf16[S, Hkv, 128]
-    v: bf16[S, Hkv, 128]
+    q: bf16[T, Hkv * G, 128] via ragged(cu_q)
+    k: bf16[S, Hkv, 128] via ragged(cu_k)
+    v: bf16[S, Hkv, 128] via ragged(cu_k)
     cu_q: i32[B + 1]
     cu_k: i32[B + 1]
-    o: bf16[T, Hkv * G, 128]
-    lse: f32[T, Hkv * G]
+    o: bf16[T, Hkv * G, 128] via ragged(cu_q)
+    lse: f32[T, Hkv * G] via ragged(cu_q)
 
     score = dot(q, k) / sqrt(D)
     mask = causal
@@ -311,7 +311,7 @@ def _backward_dkdv_step(
     dk, dv, k, v, q_head, do_head, lse2_head, delta_head, q_lo, M, N, stride_qm, stride_dom, kv_idx,
     MASKED: tl.constexpr, BLOCK_M: tl.constexpr,
 ):
-    """One q tile: FlashAttention-2, algorithm 2, lines 11 to 16, with keys as rows and queries as columns."""
+    """One q tile: FlashAttention-2, algorithm 2, lines 10 to 14, 16, with keys as rows and queries as columns."""
     q_idx = q_lo + tl.arange(0, BLOCK_M)
     q_pos = q_idx + N - M
     q = _load_rows(q_head, q_lo, M, stride_qm, BLOCK_M, 128)
@@ -401,7 +401,7 @@ def varlen_backward_dkdv(
 
 CALL = TritonAttention(
     name="varlen",
-    operator="varlen_d128_7fcda7c0",
+    operator="varlen_d128_542f1679",
     inputs=(
         Tensor("q", "bf16[T, H, 128]", "mh"),
         Tensor("k", "bf16[S, Hkv, 128]", "nh"),

@@ -319,7 +319,7 @@ def _backward_dv_step(
     dv, k, q_head, do_head, lse2_head, b, h, row, q_lo, M, N, stride_qm, stride_dom, kv_idx,
     MASKED: tl.constexpr, BLOCK_M: tl.constexpr, TMA: tl.constexpr,
 ):
-    """One q tile: FlashAttention-2, algorithm 2, lines 11 to 16, with keys as rows and queries as columns."""
+    """One q tile: FlashAttention-2, algorithm 2, lines 10 to 12, with keys as rows and queries as columns."""
     q_idx = q_lo + tl.arange(0, BLOCK_M)
     q_pos = q_idx + N - M
     q = _load_rows(q_head, b, h, q_lo, M, stride_qm, BLOCK_M, 512, TMA)
@@ -394,7 +394,7 @@ def _backward_dk_step(
     dk, k, v, q_head, do_head, lse2_head, delta_head, b, h, row, q_lo, M, N, stride_qm, stride_dom, kv_idx,
     MASKED: tl.constexpr, BLOCK_M: tl.constexpr, TMA: tl.constexpr,
 ):
-    """One q tile: FlashAttention-2, algorithm 2, lines 11 to 16, with keys as rows and queries as columns."""
+    """One q tile: FlashAttention-2, algorithm 2, lines 10, 11, 13, 14, 16, with keys as rows and queries as columns."""
     q_idx = q_lo + tl.arange(0, BLOCK_M)
     q_pos = q_idx + N - M
     q = _load_rows(q_head, b, h, q_lo, M, stride_qm, BLOCK_M, 512, TMA)
@@ -477,7 +477,7 @@ def wide_backward_dk(
 
 CALL = TritonAttention(
     name="wide",
-    operator="wide_d512_0a1ef1c2",
+    operator="wide_d512_45967334",
     inputs=(
         Tensor("q", "bf16[B, M, H, 512]", "bmh"),
         Tensor("k", "bf16[B, N, Hkv, 512]", "bnh"),

@@ -1,8 +1,8 @@
 // wide_pages (D = 512) for cuda.sm_90a: decode, Flash-Decoding, TMA and wgmma.
 //
 //     q: bf16[B, M, Hkv * G, 512]
-//     k: bf16[B, N, Hkv, 512]
-//     v: bf16[B, N, Hkv, 512]
+//     k: bf16[B, N, Hkv, 512] via paged(block_table, page = 16)
+//     v: bf16[B, N, Hkv, 512] via paged(block_table, page = 16)
 //     block_table: i32[B, P]
 //     kv_len: i32[B]
 //     o: bf16[B, M, Hkv * G, 512]
