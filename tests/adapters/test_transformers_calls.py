@@ -27,6 +27,7 @@ from tests.adapters.dropout import keep_weights
 from tests.by_day import each_by_day
 from tests.compat.flash_reference import judge
 from tests.pairs import Axes, Values, any_of, covering
+from tests.profiles import is_night
 
 B, D = 2, 16
 BOTH = (False, True)
@@ -278,7 +279,7 @@ def list_bands(kept: torch.Tensor, q_idx: torch.Tensor, kv_idx: torch.Tensor) ->
             yield ends
 
 
-@settings(max_examples=600)
+@settings(max_examples=600 if is_night() else 200)
 @given(masks())
 def test_a_mask_is_a_band_where_some_band_keeps_the_same(
     drawn: tuple[torch.Tensor, tuple[int, int], tuple[int, int]],

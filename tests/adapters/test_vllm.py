@@ -13,6 +13,7 @@ from attnc.adapters.specs import readable
 from attnc.adapters.vllm import unified_attention, unified_attention_diffkv
 from tests.adapters.engines import LARGEST, coded, meant
 from tests.adapters.oracle import attend, pages
+from tests.profiles import is_night
 
 HEADS, GROUP, SIZE, PAGE = 2, 3, 16, 8
 
@@ -140,7 +141,7 @@ def test_biases_of_other_sequences_are_named() -> None:
     page=st.sampled_from([1, 5, 16]),
     left=st.sampled_from([-1, 0, 3]),
 )
-@settings(max_examples=15)
+@settings(max_examples=15 if is_night() else 8)
 def test_any_batch(sequences: list[tuple[int, int]], page: int, left: int) -> None:
     """Any new tokens after any earlier ones."""
     queries = [new for new, _ in sequences]

@@ -208,7 +208,7 @@ APART = (
 )
 
 
-@settings(max_examples=30)
+@settings(max_examples=min(settings().max_examples, 90) // 3)
 @given(
     calls(queries=(97, 130, 200)),
     st.sampled_from(APART),

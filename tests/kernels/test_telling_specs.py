@@ -49,6 +49,7 @@ def test_it_is_right(path: Path, target: str) -> None:
             assert verdict.ok, f"{case.to_json()}\n{verdict.message}"
 
 
+@pytest.mark.nightly
 def test_whoever_watches_sees_the_templates_of_every_target() -> None:
     """Also where the same templates were read before."""
     seen = []

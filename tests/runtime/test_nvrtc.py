@@ -238,6 +238,7 @@ def test_ahead_of_time_cubins_are_what_the_module_looks_for(
     assert all(path.read_bytes().startswith(b"\x7fELF") for path in found)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("dv", "schedule", "drops"),

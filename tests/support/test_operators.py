@@ -157,6 +157,7 @@ def test_what_is_first_called_in_a_transform_is_made_outside_of_it() -> None:
     assert torch.equal(vmap(attend)(q)[1], attend(q[1]))
 
 
+@pytest.mark.nightly
 def test_a_torch_that_overrides_nothing_unasked_registers_operators(monkeypatch: pytest.MonkeyPatch) -> None:
     """As those before 2.12: an operator of Python's has a derivative before it gets its own."""
     impl: Any = torch.library.Library.impl

@@ -26,6 +26,7 @@ def unread_locals(function: ast.FunctionDef) -> Iterator[str]:
         yield from (x.id for x in targets if isinstance(x, ast.Name) and x.id not in read)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: "-".join(path.parts[-3:]))
 def test_every_name_is_read(path: Path) -> None:
     tree = ast.parse(path.read_text(encoding="utf-8"))
@@ -36,6 +37,7 @@ def test_every_name_is_read(path: Path) -> None:
     assert [name for name in own if not words[name]] == []
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: "-".join(path.parts[-3:]))
 def test_two_blank_lines_are_before_functions_and_classes(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
