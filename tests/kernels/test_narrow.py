@@ -26,6 +26,7 @@ from attnc.target.triton.printer import widening
 from attnc.target.triton.render import triton_environment
 from attnc.verify.case import Case
 from attnc.verify.check import same_bits
+from attnc.verify.narrow import _pairs, twin_of
 from attnc.verify.problem import FILLS, Value, build
 from attnc.verify.rerun import FinishedRun
 from attnc.verify.storage import alter, convert
@@ -118,6 +119,15 @@ def widened(value: Value, dtype: torch.dtype) -> Value:
     """Numbers of 8 bits in another type; its strides stay as they are, as far as they can."""
     is_narrow = isinstance(value, torch.Tensor) and value.dtype in [DTYPES[narrow] for narrow in NARROW]
     return value.to(dtype) if is_narrow and isinstance(value, torch.Tensor) else value
+
+
+def test_the_rule_for_8_bits_compares_every_config() -> None:
+    """One that finds no twin of a config would hold of anything."""
+    made = subject("forward", "e4m3", "e4m3")
+    assert made.plan is not None
+    twin = twin_of(made, made.plan)
+    assert twin is not None
+    assert [number for number, *_ in _pairs(made, twin)] == [*range(len(made.configs))]
 
 
 @pytest.mark.parametrize(("kind", "pair", "q"), some_by_day(KINDS, PAIRS[:3], ("bf16", "f16"), of=18))

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from attnc.expr.evaluate import Env, evaluate
 from attnc.expr.nodes import Expr
 from attnc.plan.ir import Kernel, Let
-from attnc.plan.regions import shows_more_past_the_end
+from attnc.plan.regions import regions, shows_more_past_the_end
 from attnc.target.triton.printer import scalar, statement
 from tests.expr.masks import Case, cases, masks
 from tests.expr.spell import spell
@@ -169,3 +169,18 @@ def test_rows_past_the_end_see_no_more_where_that_is_said(mask: Expr, drawn: Cas
     env = Env(indices={**drawn.env.indices, "q_idx": rows}, dims=drawn.env.dims, tensors=drawn.env.tensors)
     seen = np.broadcast_to(evaluate(mask, env).astype(bool), (len(rows), drawn.n))
     assert not (seen[drawn.m :].any(axis=0) & ~seen[: drawn.m].any(axis=0)).any()
+
+
+SORTED = ("doc[b, kv_idx] <= 3", "doc[b, kv_idx] < doc[b, q_pos]", "doc[b, kv_idx] == doc[b, q_pos]")
+
+
+@settings(max_examples=settings().max_examples // 6)
+@given(mask=masks(), drawn=cases())
+def test_keys_past_the_end_are_masked_where_tiles_do_not_test_the_length(mask: Expr, drawn: Case) -> None:
+    """A sorted tensor reads 0 there, which may be what a search looks for."""
+    keys = np.arange(drawn.n, drawn.n + 20)[None, :]
+    env = Env(indices={**drawn.env.indices, "kv_idx": keys}, dims=drawn.env.dims, tensors=drawn.env.tensors)
+    for one in (mask, *map(spell, SORTED)):
+        _, tests_length = regions(one, "kv", None)
+        assert tests_length or not evaluate(one, env).any()
+    assert not regions(spell("kv_idx <= q_pos"), "kv", None)[1]
