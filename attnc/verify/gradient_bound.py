@@ -336,7 +336,8 @@ class HeadErrors:
         visible, nothing = head.visible, np.zeros(head.shape[0])
         p_error = np.where(visible, np.broadcast_to(found.error, head.shape), 0.0)
         dp = do @ head.v.T
-        dp_error = _product_error(do, do_error, head.v, forward) + 4 * U * np.abs(dp)
+        # what is below the normal numbers may be taken for 0, and slopes of weights may be large
+        dp_error = _product_error(do, do_error, head.v, forward) + 4 * U * np.abs(dp) + FLUSHED
         return HeadErrors(
             head,
             bound,

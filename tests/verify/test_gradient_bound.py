@@ -20,7 +20,7 @@ from attnc.verify.gradient_bound import (
     judge_gradients,
 )
 from attnc.verify.problem import build
-from tests.verify.judging import modules_of, spec
+from tests.verify.judging import assert_within_bound, modules_of, spec, subject_of_text
 from tests.verify.test_tolerance import chain
 
 DIMS = {"B": 1, "M": 21, "N": 37, "H": 1}
@@ -150,3 +150,15 @@ def test_weights_of_a_sink_below_normal_numbers_may_be_0() -> None:
     """In single precision they are flushed, and values of some hundreds make large deltas of them."""
     want = expected_of_sink("20 * tanh(9 * dot(q, k))", -68.0, "cancelling")
     assert 1e-37 < np.abs(want.value).max() < want.allowed.max()
+
+
+def test_values_below_the_normal_numbers_may_be_taken_for_0_under_steep_weights() -> None:
+    """Squares of scores of some hundreds have slopes as large."""
+    lines = (
+        *("input q: bf16[B, H, M, 64]", "input k, v: bf16[B, H, N, 64]", "score = dot(q, k)"),
+        *("weight = max(score, 0) * max(score, 0)", "normalize = none"),
+        *("output o: bf16[B, H, M, 64]", "grad q, k, v"),
+    )
+    made = subject_of_text(spec(lines, "loops = [q, kv], tile.q = 32, tile.kv = 32"))
+    case = Case(dims={"B": 1, "H": 1, "M": 13, "N": 40}, logits="spike", values="denormal")
+    assert_within_bound(made, case)
