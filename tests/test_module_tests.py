@@ -31,6 +31,7 @@ TESTED_ELSEWHERE = {
     "target/sm80/backward": "kernels/test_cuda_packed_gradients",
     "target/sm80/declaration": "runtime/test_cuda_launches",
     "target/sm80/kernel": "kernels/test_cuda_storage",
+    "target/sm80/launches": "runtime/test_cuda_launches",
     "target/sm80/render": "runtime/test_nvrtc",
     "target/sm90/render": "runtime/test_nvrtc",
     "target/sm90/score": "kernels/test_sm90",

@@ -220,7 +220,7 @@ class KernelMaker:
             loops,
             listing,
             inner,
-            packs=inner == "q" and self.target.lists_are_bits and self._shares_keys,
+            packs=inner == "q" and self.target.walks_for_groups and self._shares_keys,
             bits=self.target.lists_are_bits,
         )
         inside: Expr = IN_BOUNDS if tail and not padded else TRUE

@@ -122,6 +122,7 @@ def plan_decode(
     program = program_of(names, (*lines, *walk.found))
     kv_head = kv_head_of(attention)
     heads = (kv_heads(attention), *((pack.group,) if pack else ()))
+    heads += listing.condition.extents if listing is not None and walk.reads_bits else ()
     used = (*expressions_of(program, outer, loops, step), *softmax.expressions, *finishing, kv_head, *heads)
     return Decode(
         name=f"{attention.name}_forward",
@@ -160,7 +161,7 @@ def plan_decode(
 class _KeyWalk:
     """How a program walks over keys. tail: whether partial tiles test the length of the sequence; kept: the
     keys that some query keeps; found: what the program finds out of lists first; by_entry: whether the keys
-    are those that a list names.
+    are those that a list names; reads_bits: whether it walks over blocks that have a bit each.
     """
 
     loops: Regions
@@ -168,6 +169,11 @@ class _KeyWalk:
     kept: Expr | None
     found: tuple[Let, ...]
     by_entry: bool
+
+    @property
+    def reads_bits(self) -> bool:
+        listed = self.loops.loops[0].listed
+        return listed is not None and listed.memory == "list_bits"
 
 
 def _walk_keys(
@@ -183,14 +189,14 @@ def _walk_keys(
     loops, tail = regions(attention.mask, "kv", attention.mask.span, outruns=cut)
     kept = kept_by_some(attention.mask)
     loops = with_fills(loops, kept)
-    by_entry = listing is not None and target.lists_are_bits and listed_rows is None
+    by_entry = listing is not None and target.takes_listed_rows and listed_rows is None
     found: tuple[Let, ...] = ()
-    if listed_rows is not None and listing is not None and target.lists_are_bits:
+    if listed_rows is not None and listing is not None and target.takes_listed_rows:
         loops, found = along_rows(loops, listed_rows)
     elif listing is not None and by_entry:  # which lists of single keys are not
         loops, found = along_entries(loops, listing, packs=packs)
     else:
-        loops = along_lists(loops, listing, "kv", packs=packs)
+        loops = along_lists(loops, listing, "kv", packs=packs, bits=target.lists_are_bits)
     return _KeyWalk(loops=named_bounds(loops, names), tail=tail, kept=kept, found=found, by_entry=by_entry)
 
 

@@ -61,15 +61,20 @@ class Tiles:
 SIZES = tuple(map(key_of, Tiles.__slots__))
 
 
-def first_fitting(found: Sequence[C], groups: Iterable[Iterable[Tiles]], misfit: Misfit[C]) -> tuple[C, ...]:
+def first_fitting(
+    found: Sequence[C],
+    groups: Iterable[Iterable[Tiles]],
+    misfit: Misfit[C],
+    adapted: Callable[[C], C] = lambda config: config,
+) -> tuple[C, ...]:
     """Returns each config with each of the tiles of a group: of the first group by which one comes to fit.
-    The configs as they are where there is no such group.
+    The configs as they are where there is no such group. adapted: with what follows from others.
     """
     for group in groups:
-        tried = tuple(tiles.of(config) for tiles in group for config in found)
+        tried = tuple(adapted(tiles.of(config)) for tiles in group for config in found)
         if any(misfit(config) is None for config in tried):
             return tried
-    return tuple(found)
+    return tuple(map(adapted, found))
 
 
 def phase_of(kernel: Which) -> Phase:

@@ -86,10 +86,12 @@ def _refuse_listing(
     by_rows = lists_rows(attention, schedule, target)
     if not by_rows:
         yield from _refuse_indices(listing, schedule, grads=bool(attention.grads))
-    if target.lists_are_bits and not schedule.is_decode:
+    if target.lists_are_bits and not target.takes_listed_rows:
+        yield from _refuse_keys(attention, listing, schedule)
+    if target.walks_for_groups and not schedule.is_decode:
         yield from _refuse_warpgroups(variant, listing, schedule, target)
     elif schedule.is_decode:
-        if target.lists_are_bits:
+        if target.takes_listed_rows:
             yield from _refuse_tokens(variant, listing, schedule, by_rows=by_rows)
         elif by_rows and (misplaced := _find_misplaced(attention, listing)) is not None:
             what, label, place = misplaced
@@ -102,7 +104,8 @@ def _refuse_listing(
             instead = "give sequences an axis B, and lengths: 'length M = ...'"
             yield unsupported(message, attention.softmax.span or span, label, instead)
         yield from _refuse_decoding(attention, listing, schedule, splits=target.lists_are_bits)
-    yield from _refuse_tiles(listing, schedule, gathers=by_rows or listing.gathers)
+    if not listing.gathers or target.takes_listed_rows or not target.lists_are_bits:
+        yield from _refuse_tiles(listing, schedule, gathers=by_rows or listing.gathers)
     yield from _refuse_atomic_sums(attention, schedule)
     if (by_rows or listing.gathers) and attention.softmax.form == "stick_breaking":
         label = "keys of small blocks come in the order of the list"
@@ -111,6 +114,21 @@ def _refuse_listing(
             label = "tiles have rows of memory, wherever these are in a sequence"
             hint = "write a schedule for the target 'triton'"
         yield unsupported("stick_breaking over listed keys needs them in order", span, label, hint)
+
+
+def _refuse_keys(attention: Attention, listing: Listing, schedule: Schedule) -> Iterator[Diagnostic]:
+    """Yields refusals of kernels whose tiles lie in one block, and which decode no packed queries."""
+    span, instead = listing.condition.span, "write a schedule for the target 'triton'"
+    if listing.gathers:
+        message = f"tiles of {schedule.target} have keys of one listed block"
+        hint = "list blocks of a multiple of 16 keys"
+        yield unsupported(message, span, f"keys = {listing.keys}", hint, f"or {instead}")
+    if attention.q.storage.is_packed and schedule.is_decode:
+        message = f"packed queries with lists of their own are not lowered to {schedule.target}"
+        yield unsupported(message, attention.q.storage.span, "packed here", instead)
+    if attention.softmax.form == "stick_breaking" and attention.grads and not schedule.is_decode:
+        message = f"gradients of stick_breaking beside lists are not lowered to {schedule.target}"
+        yield unsupported(message, span, "the list", instead)
 
 
 #: Columns of which wgmma makes all gradients; keys one of whose multiples tiles have.

@@ -87,8 +87,9 @@ def lists_rows(attention: Attention, schedule: Schedule, target: Target) -> bool
     listing = listing_of(attention)
     if listing is None or not (schedule.is_decode and packs_heads(schedule)):
         return False
-    if not target.lists_are_bits:  # these test a mask key by key, and look up pages
-        return listing.keys == 1 and attention.q.storage.is_packed and attention.k.storage.is_packed
+    if not target.takes_listed_rows:  # these test a mask key by key, and look up pages
+        are_packed = attention.q.storage.is_packed and attention.k.storage.is_packed
+        return not target.lists_are_bits and listing.keys == 1 and are_packed
     if listing.keys != 1 or unites_lists(schedule):
         return True
     tensors = (attention.q, attention.k, attention.v)

@@ -35,7 +35,7 @@ def plan(variant: Variant, schedule: Schedule) -> Module:
     """
     schedule = complete_schedule(variant, schedule)
     target = TARGETS.get(schedule.target)
-    listed = add_list(variant, schedule) if target is not None and target.walks_lists else None
+    listed = add_list(variant, schedule) if target is not None and target.lists_kept_blocks else None
     if listed is None or has_backward(listed.attention, schedule) != has_backward(
         variant.attention, schedule
     ):

@@ -51,7 +51,10 @@ class Target(ABC):
     splits_in_turn: splits of a sequence take its tiles in turn (`ir.Split`). decodes_chunks: decode kernels
     are fast for chunks of prompts, too (`tuned.tables.guess_rows`). walks_lists: kernels can walk
     over the blocks that a mask lists; lists_are_bits: which are bits, not numbers, that they walk over;
-    has_selected_gradients: there are kernels for gradients of queries that have lists of their own.
+    walks_for_groups: warpgroups, or all heads that share keys, do so together; takes_listed_rows: those that
+    decode take lists of keys, or of rows of memory, instead; lists_kept_blocks: blocks that a mask keeps are
+    found before (`kept_blocks`); has_selected_gradients: there are kernels for gradients of queries that have
+    lists of their own.
     cuts_summands: what keys of a tile sum to is summed on tensor cores, which take 16 bits at once.
     breaks_order: why kernels cannot sum in an absolute order, "" where they can; product_keys: keys of a
     schedule that decide how a product's sums are made; products: what else decides that; joins: in which
@@ -75,6 +78,9 @@ class Target(ABC):
     decodes_chunks: ClassVar[bool] = False
     walks_lists: ClassVar[bool] = False
     lists_are_bits: ClassVar[bool] = False
+    walks_for_groups: ClassVar[bool] = False
+    takes_listed_rows: ClassVar[bool] = False
+    lists_kept_blocks: ClassVar[bool] = False
     has_selected_gradients: ClassVar[bool] = False
     cuts_summands: ClassVar[bool] = False
     own_tensors: ClassVar[frozenset[str]] = frozenset()

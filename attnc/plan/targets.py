@@ -87,7 +87,7 @@ def _sum_of_dq(variant: Variant, target: Target, *, deterministic: bool) -> str:
     """Returns how dq is summed where no schedule says it: of a mask whose blocks may be listed it is left
     open, as far as it has the same bits in every run, until that is known.
     """
-    listed = add_list(variant) if target.walks_lists else None
+    listed = add_list(variant) if target.lists_kept_blocks else None
     if listed is not None and deterministic:
         return "two_pass"  # which no line says
     return target.sum_of_dq(in_rows(listed or variant), deterministic=deterministic)

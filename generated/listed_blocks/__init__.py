@@ -1,4 +1,4 @@
-"""listed_blocks for cuda.sm_90a, triton: calls what is fastest for the device, D and the sizes.
+"""listed_blocks for cuda.sm_90a, triton, cuda.sm_80: calls what is fastest for the device, D and the sizes.
 
 Each target has a function of its own in its folder. Made from specs/listed_blocks.attn; `attnc compile specs/listed_blocks.attn` makes it again.
 """
@@ -11,11 +11,12 @@ from .._support.by_target import ByTarget
 TARGETS = {
     "cuda.sm_90a": ("cupy", 90, 90, False),
     "triton": ("triton", 80, None, True),
+    "cuda.sm_80": ("cupy", 80, None, False),
 }
 PARAMS = ("D",)
 #: Targets by D: the first that runs on a device that was not measured.
 VARIANTS = {
-    (128,): ("cuda.sm_90a", "triton"),
+    (128,): ("cuda.sm_90a", "triton", "cuda.sm_80"),
 }
 #: Measured: device and variant -> (largest M, N, batch times heads, and 0 for a call without gradients; target); the first row that admits them decides.
 TUNED = {}

@@ -1,4 +1,4 @@
-"""selected_blocks for triton: calls what is fastest for the device, D and the sizes.
+"""selected_blocks for triton, cuda.sm_80: calls what is fastest for the device, D and the sizes.
 
 Each target has a function of its own in its folder. Made from specs/selected_blocks.attn; `attnc compile specs/selected_blocks.attn` makes it again.
 """
@@ -10,11 +10,12 @@ from .._support.by_target import ByTarget
 #: What launches the kernels of a target, the compute capabilities that they are for, and whether the CPU runs them too.
 TARGETS = {
     "triton": ("triton", 80, None, True),
+    "cuda.sm_80": ("cupy", 80, None, False),
 }
 PARAMS = ("D",)
 #: Targets by D: the first that runs on a device that was not measured.
 VARIANTS = {
-    (128,): ("triton",),
+    (128,): ("triton", "cuda.sm_80"),
 }
 #: Measured: device and variant -> (largest M, N, batch times heads, and 0 for a call without gradients; target); the first row that admits them decides.
 TUNED = {}

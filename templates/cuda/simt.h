@@ -31,6 +31,13 @@ static inline bool any_thread(bool x)
 
 static inline void atomic_add(float* to, float x) { *to += x; }
 static inline int atomicAdd(int* place, int x) { return (*place += x) - x; }
+static inline int atomicOr(int* place, int x)
+{
+    const int before = *place;
+    *place |= x;
+    return before;
+}
+static inline int __clz(int x) { return x == 0 ? 32 : __builtin_clz((u32)x); }
 
 static inline void copy_async(void* to, const void* from, bool inside) { simt::copy_async(to, from, inside, __LINE__); }
 static inline void commit_copies() { simt::commit_copies(); }

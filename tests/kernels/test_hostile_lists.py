@@ -85,6 +85,8 @@ KINDS: Mapping[str, Kind] = {
     "blocks on Triton": Kind("triton", 32, 48, f"{_SMALL}\n  backward {{ {_SMALL} }}"),
     "blocks of each query on Triton": Kind("triton", 1, 16, f"{_PACKED}, {_SMALL}"),
     "tokens on Triton": Kind("triton", 1, 1, f"{_PACKED}, {_SMALL}"),
+    "blocks on sm_80": Kind("cuda.sm_80", 32, 48, "tile.kv = 16"),
+    "blocks of each query on sm_80": Kind("cuda.sm_80", 1, 32, f"{_PACKED}, split.kv = 3", grads=False),
     "blocks on Hopper": Kind("cuda.sm_90a", 64, 64, ""),
     "blocks of each query on Hopper": Kind("cuda.sm_90a", 1, 32, f"{_PACKED}, split.kv = auto", grads=False),
     "tokens on Hopper": Kind("cuda.sm_90a", 1, 1, f"{_PACKED}, split.kv = auto", grads=False),

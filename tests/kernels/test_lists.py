@@ -17,13 +17,19 @@ from attnc.verify.case import Case
 from attnc.verify.check import check
 from attnc.verify.subject import Subject
 from tests.by_day import each_by_day
-from tests.targets import skip_without_compiler
+from tests.targets import EACH, skip_without_compiler
 from tests.verify.judging import examples, subject_of_text
 
 TRITON = """schedule a for triton {
   tile.q in {16, 32}, tile.kv = 16, FORWARD
   backward {
     tile.q = 16, tile.kv = 16
+    BACKWARD
+  }
+}"""
+SM80 = """schedule a for cuda.sm_80 {
+  tile.kv = 16, FORWARD
+  backward {
     BACKWARD
   }
 }"""
@@ -56,6 +62,7 @@ def subject(
     grads: str = "q, k, v",
     forward: str = "stages = 2",
     backward: str = "",
+    on: str = TRITON,
 ) -> Subject:
     statements = "\n  ".join(extras)
     text = f"""attention a {{
@@ -70,7 +77,7 @@ def subject(
   {f"grad {grads}" if grads else ""}
 }}
 """
-    return subject_of_text(text + TRITON.replace("FORWARD", forward).replace("BACKWARD", backward))
+    return subject_of_text(text + on.replace("FORWARD", forward).replace("BACKWARD", backward))
 
 
 def wrong(made: Subject, dims: Mapping[str, int], seeds: range = range(8)) -> Iterator[str]:
@@ -196,6 +203,14 @@ def test_what_else_stands_beside_lists(name: str) -> None:
     assert not list(wrong(subject(**BESIDE[name]), SIZES, range(examples(1))))
 
 
+@pytest.mark.one_in(12)
+@pytest.mark.parametrize("name", [*MASKS, *LISTS, *BESIDE])
+def test_bits_of_lists_on_sm80(name: str) -> None:
+    skip_without_compiler("cuda.sm_80")
+    made = subject(**{**MASKS, **LISTS, **BESIDE}[name], on=SM80)
+    assert not list(wrong(made, SIZES, range(2, 2 + examples(1))))
+
+
 ONE_QUERY = """attention a {
   input q: bf16[B, M, HEADS, 16]
   input k, v: bf16[B, N, KV, 16] STORAGE
@@ -206,7 +221,7 @@ ONE_QUERY = """attention a {
   output o: bf16[B, M, HEADS, 16]
 }
 
-schedule a for triton {
+schedule a for TARGET {
   loops = [kv], pack = gqa, tile.q = 16, tile.kv = 16
 }
 """
@@ -239,8 +254,8 @@ QUERIES: Mapping[str, Mapping[str, str]] = {
 }
 
 
-def subject_of_queries(name: str) -> Subject:
-    text = ONE_QUERY
+def subject_of_queries(name: str, target: str = "triton") -> Subject:
+    text = ONE_QUERY.replace("TARGET", target)
     for word, value in (
         {"HEADS": "Hkv * G", "KV": "Hkv", "STORAGE": "", "FACT": "", **QUERIES[name]}
     ).items():
@@ -255,9 +270,19 @@ def test_lists_of_few_queries(name: str) -> None:
     assert not list(wrong(subject_of_queries(name), sizes, range(examples(2))))
 
 
-def test_heads_of_a_query_fill_several_tiles() -> None:
+@pytest.mark.one_in(3)
+@pytest.mark.parametrize("name", [name for name in QUERIES if "tokens" not in name])
+def test_lists_of_few_queries_on_sm80(name: str) -> None:
+    skip_without_compiler("cuda.sm_80")
+    sizes = {"B": 2, "M": 5, "N": 75, "Hkv": 2, "G": 3, "R": 2, "S": 4, "P": 5}
+    assert not list(wrong(subject_of_queries(name, "cuda.sm_80"), sizes, range(examples(2))))
+
+
+@pytest.mark.parametrize("target", EACH)
+def test_heads_of_a_query_fill_several_tiles(target: str) -> None:
+    skip_without_compiler(target)
     sizes = {"B": 2, "M": 3, "N": 40, "Hkv": 2, "G": 19, "S": 2}
-    assert not list(wrong(subject_of_queries("each"), sizes, range(2)))
+    assert not list(wrong(subject_of_queries("each", target), sizes, range(2)))
 
 
 def test_no_more_rows_of_lists_are_inverted_than_packed_sequences_have() -> None:

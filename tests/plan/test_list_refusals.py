@@ -17,7 +17,12 @@ from tests.plan.planning import resolved
     ("mask", "target", "message"),
     [
         ("listed(idx, rows = 32, keys = 48)", "triton", ""),
-        ("listed(idx, rows = 32, keys = 48)", "cuda.sm_80", "lists are not lowered to cuda.sm_80"),
+        ("listed(idx, rows = 32, keys = 48)", "cuda.sm_80", ""),
+        (
+            "listed(idx, rows = 32, keys = 24)",
+            "cuda.sm_80",
+            "tiles of cuda.sm_80 have keys of one listed block",
+        ),
         (
             "listed(idx, rows = 32, keys = 48) or causal",
             "triton",

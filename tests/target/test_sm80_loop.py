@@ -43,3 +43,18 @@ def test_keys_are_asked_for_where_a_condition_keeps_some_within_the_loop() -> No
     (module,) = modules_of(spec(lines, "tile.q = 64, tile.kv = 64", target="cuda.sm_80"))
     found = loop_over(module)
     assert (found.keeps, replace(found, fills=False).keeps) == (", keeps", "")
+
+
+def test_a_walk_goes_from_one_listed_tile_to_the_next() -> None:
+    listed = loop("listed_blocks")
+    assert listed.skips
+    call = "next_listed(args._list_bits_ptr, list_line, (list_blocks + 31) / 32, kv_lo)"
+    assert (listed.behind, listed.goes_on, listed.captures) == (call, f"= {call}", "[&]")
+    assert listed.first == "next(0 - BLOCK_N)"
+    usual = loop("causal_gqa")
+    assert (usual.behind, usual.goes_on, usual.captures) == ("kv_lo + BLOCK_N", "+= BLOCK_N", "[]")
+
+
+def test_lists_of_numbers_are_no_bits() -> None:
+    """Of kernels for Hopper that decode, whose keys are the entries of a list."""
+    assert not loop_over(module_of("selected_tokens", "cuda.sm_90a")).listed

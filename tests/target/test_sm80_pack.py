@@ -11,7 +11,7 @@ import pytest
 
 from attnc.expr.nodes import Dim
 from attnc.plan.access import Sequences
-from attnc.target.sm80.pack import HeadPack
+from attnc.target.sm80.pack import HeadPack, QueryPack
 from attnc.target.sm80.printer import settle
 
 GROUPED = HeadPack(group="G", alone="", head="h_kv", heads="Hkv", h_kv="h / G")
@@ -36,6 +36,32 @@ def test_rows_behind_the_heads_of_a_query_that_is_alone_have_none() -> None:
     assert alone.all_rows("M") == "M * query_rows"
     assert alone.head_of("row") == "h_kv * 6 + row % query_rows"
     assert alone.if_head("row") == " && row % query_rows < 6"
+
+
+def test_tiles_of_one_query_count_rows_from_its_first_head() -> None:
+    alone = QueryPack(group="6", alone="6", head="h_kv", heads="Hkv", h_kv="h / 6")
+    assert alone.all_rows("M") == "6"
+    assert (alone.query_of("row"), alone.head_of("row")) == ("q_lo", "h_kv * 6 + row")
+    place, last = settle(f"{{\n{alone.place[0]}\n{alone.last_query}\nuse(b, h_kv, q_hi);\n}}").splitlines()[
+        1:3
+    ]
+    assert last == "const int q_hi = q_lo;"
+    heads, queries, sequences, tiles = 3, 5, 2, 2
+    found = []
+    for tile in range(sequences * heads * queries * tiles):
+        names: dict[str, Any] = {"tile": tile, "row_tiles": tiles, "Hkv": heads}
+        names["args"] = SimpleNamespace(M=queries)
+        for name, value in _values_of(place):
+            names[name] = eval(value.replace("/", "//"), {}, names)
+        found.append((names["b"], names["h_kv"], names["q_lo"]))
+    every = [(b, h, q) for b in range(sequences) for h in range(heads) for q in range(queries)]
+    assert sorted(found) == sorted([*every, *every])
+
+
+def _values_of(declaration: str) -> list[tuple[str, str]]:
+    """The names of a declaration of integers, with their values."""
+    parts = declaration.removeprefix("const int ").removesuffix(";").split(", ")
+    return [(name, value) for name, _, value in (part.partition(" = ") for part in parts)]
 
 
 def test_one_kv_head_has_no_number() -> None:

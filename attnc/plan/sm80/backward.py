@@ -34,6 +34,7 @@ from attnc.plan.sm80.layout import (
     CudaLayout,
     over_rows,
 )
+from attnc.plan.sm80.listed import adapt, block_of, cuts_blocks
 from attnc.plan.sticks import BY_PHASE, with_common_keys
 
 #: A warp draws which elements dropout keeps for at most so many columns at a time.
@@ -115,7 +116,8 @@ def plan_cuda_backward(variant: Variant, schedule: Schedule, layout: CudaLayout)
     ]
     kernels: tuple[KernelName, ...] = ("dkdv",)
     widest_of_one = _NARROW if breaks_sticks else _WIDEST
-    if not (layout.is_f32 or adds_dq or sums) and max(layout.qk.width, layout.v.width) > widest_of_one:
+    is_wide = max(layout.qk.width, layout.v.width) > widest_of_one or any(block_of(attention))
+    if not (layout.is_f32 or adds_dq or sums) and is_wide:
         plans.append(replace(plans[0], exchange=False, sliced=True))
         kernels = ("dkdv", "dq")
     return next((x for x in plans if all(_fits(x, variant, schedule, y) for y in kernels)), plans[0])
@@ -187,10 +189,18 @@ def _candidates(
     found = configs(schedule, backward_phase_of(kernel), variant)
     if plan.breaks_sticks:
         return _stick_candidates(plan, variant, schedule, kernel)
-    if set(SIZES) & schedule.phases[backward_phase_of(kernel)].keys():
-        return found
-    group = _sizes(plan, variant, kernel)
-    return first_fitting(found, [group], lambda config: _misfit(config, plan, variant, kernel))
+    block, knobs = block_of(variant.attention), schedule.phases[backward_phase_of(kernel)]
+
+    def misfit(config: BackwardConfig) -> str | None:
+        return _misfit(config, plan, variant, kernel)
+
+    def adapted(config: BackwardConfig) -> BackwardConfig:
+        return adapt(config, block, knobs, misfit)
+
+    if set(SIZES) & knobs.keys():
+        return tuple(dict.fromkeys(map(adapted, found))) if any(block) else found
+    tried = first_fitting(found, [_sizes(plan, variant, kernel)], misfit, adapted)
+    return tuple(dict.fromkeys(tried)) if any(block) else tried
 
 
 #: Keys of a tile of stick-breaking's gradients, the most first; rows of one, by whether queries or keys stay.
@@ -291,6 +301,8 @@ def _misfit(config: TileConfig, plan: CudaBackwardLayout, variant: Variant, kern
         return f"tile.q = {tile_q} is not a power of two from {MMA} on"
     if tile_kv % MMA:
         return f"tile.kv = {tile_kv} is not a multiple of {MMA}"
+    if cut := cuts_blocks(config, block_of(variant.attention)):
+        return cut
     if plan.layout.v_in_k:
         if reason := _latent_misfit(config, plan, kernel):
             return reason

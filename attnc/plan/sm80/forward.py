@@ -19,6 +19,7 @@ from attnc.plan.fitting import Tiles, first_fitting, nothing_fits, remedy, sever
 from attnc.plan.layout import Buffer, Estimate
 from attnc.plan.signature import feature
 from attnc.plan.sm80.layout import GRANULE, MMA, UNALIGNED_ROWS, CudaLayout, Swizzle, chunk_of, round_up_depth
+from attnc.plan.sm80.listed import adapt, block_of, cuts_blocks
 
 PREFIX = "cuda."
 #: Columns of o that split-K sums at once: as many as keep its buffer below the tiles' own size.
@@ -154,25 +155,33 @@ def cuda_configs(variant: Variant, schedule: Schedule) -> tuple[ForwardConfig, .
     """Returns the configs that can run somewhere, in their order. Raises DiagnosticError (E0601) when there
     is none.
     """
-    candidates = configs(schedule, "forward", variant)
+    candidates, knobs = configs(schedule, "forward", variant), schedule.forward
+    block = block_of(variant.attention, schedule)
+
+    def misfit(config: ForwardConfig) -> str | None:
+        return cuda_misfit(config, variant, schedule)
+
+    def adapted(config: ForwardConfig) -> ForwardConfig:
+        return adapt(config, block, knobs, misfit)
+
     if variant.attention.q.dtype is DType.F32:
-        knobs = schedule.forward
         groups = (
             (tiles.without(knobs),) for tiles in (_F32_DECODE_TILES if schedule.is_decode else _F32_TILES)
         )
-        candidates = first_fitting(candidates, groups, lambda config: cuda_misfit(config, variant, schedule))
-    if _may_share_keys(variant, schedule) and all(cuda_misfit(x, variant, schedule) for x in candidates):
+        candidates = first_fitting(candidates, groups, misfit, adapted)
+    elif any(block):
+        candidates = tuple(dict.fromkeys(map(adapted, candidates)))
+    if _may_share_keys(variant, schedule) and all(map(misfit, candidates)):
         shared = [replace(config, warp_split="kv") for config in candidates]
         wide = _WIDE_DECODE_TILES if schedule.is_decode else _WIDE_TILES
-        group = [tiles.without(schedule.forward) for tiles in wide]
-        candidates = first_fitting(shared, [group], lambda config: cuda_misfit(config, variant, schedule))
-        candidates = tuple(dict.fromkeys(candidates))
-    reasons = [cuda_misfit(config, variant, schedule) for config in candidates]
+        group = [tiles.without(knobs) for tiles in wide]
+        candidates = tuple(dict.fromkeys(first_fitting(shared, [group], misfit, adapted)))
+    reasons = list(map(misfit, candidates))
     kept = tuple(config for config, reason in zip(candidates, reasons, strict=True) if reason is None)
     if not kept:
-        is_split = "warp_split" in schedule.forward or _breaks_sticks(variant)
+        is_split = "warp_split" in knobs or _breaks_sticks(variant)
         changes = REMEDIES if is_split else {**_SPLIT, **REMEDIES}
-        hints = remedy(candidates[0], changes, lambda config: cuda_misfit(config, variant, schedule))
+        hints = remedy(candidates[0], changes, misfit)
         raise nothing_fits(schedule, "forward", reasons[0] or "", where=schedule.target, hints=hints)
     return kept
 
@@ -201,6 +210,8 @@ def cuda_misfit(config: TileConfig, variant: Variant, schedule: Schedule) -> str
         if size % unit:
             share = f", 16 {name} for each of {warps} warps" if tile == key else ""
             return f"{tile} = {size} is not a multiple of {unit}{share}"
+    if reason := cuts_blocks(config, block_of(variant.attention, schedule)):
+        return reason
     if max(layout.qk.chunks, layout.v.chunks) > layout.threads(config):
         return f"{layout.threads(config)} threads are fewer than the {layout.chunk}-element pieces of a row"
     registers, limit = sum(_registers(layout, config).values()), 255

@@ -28,7 +28,7 @@ from attnc.plan.sm80.backward import (
     refuse_latent_gradients,
 )
 from attnc.plan.sm80.forward import check_cuda, cuda_configs, cuda_estimate, cuda_layout
-from attnc.plan.sm80.layout import CudaBackwardLayout, CudaLayout, device_memory, traffic
+from attnc.plan.sm80.layout import MMA, CudaBackwardLayout, CudaLayout, device_memory, traffic
 from attnc.plan.target import Target
 
 #: Structures whose traffic is counted.
@@ -47,6 +47,8 @@ class Sm80(Target):
     cuts_edges: ClassVar = False
     always_fills: ClassVar = False
     has_backward: ClassVar = True
+    walks_lists: ClassVar = True
+    lists_are_bits: ClassVar = True
     breaks_order: ClassVar = "prompts sum all keys in one chain, decode steps those of a split"
     has_rows_kernel: ClassVar = True
     sections: ClassVar = HALF
@@ -66,7 +68,10 @@ class Sm80(Target):
         return refuse_latent_gradients(attention)
 
     def default_schedule(self, shape: TileShape) -> Iterator[str]:
-        if shape.width > _WIDEST:  # the plan has the sizes
+        if shape.listed is not None and shape.listed[0] % MMA:
+            yield "loops = [kv], pack = gqa, split.kv = auto, warp_split = kv, tile.q = 16"
+            return
+        if shape.width > _WIDEST or shape.listed is not None:  # the plan has the sizes
             yield "loops = [q, kv], order = longest_first"
             if sizes := shape.wanted.by_key():
                 yield ", ".join(f"{key} = {value}" for key, value in sizes.items())

@@ -108,6 +108,9 @@ class Sm90a(Target):
     decodes_chunks: ClassVar = True
     walks_lists: ClassVar = True
     lists_are_bits: ClassVar = True
+    walks_for_groups: ClassVar = True
+    takes_listed_rows: ClassVar = True
+    lists_kept_blocks: ClassVar = True
 
     def section(self) -> None:
         return None  # blocks are at different tiles of a head, which so stays in the cache

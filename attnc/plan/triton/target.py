@@ -277,6 +277,7 @@ class Triton(Target):
     has_backward: ClassVar = True
     has_f32_dq: ClassVar = True
     walks_lists: ClassVar = True
+    lists_kept_blocks: ClassVar = True
     decodes_packed_rows: ClassVar = True
     has_selected_gradients: ClassVar = True
     cuts_summands: ClassVar = True

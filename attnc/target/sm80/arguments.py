@@ -4,7 +4,7 @@ packs it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from attnc.model.dtypes import DType
 from attnc.model.tensors import Role
@@ -16,13 +16,17 @@ from attnc.target.kernel_view import Tensors
 from attnc.target.sm80.printer import stored_type
 from attnc.target.sticks import BEFORE, BEHIND, hands_on
 
+#: Bits of lists, and of inverted ones, where a mask lists blocks.
+LISTS = ("_list_bits", "_row_bits")
+
 
 class ArgumentText:
     """Pointers, strides and sizes, in the order of the struct. maps: tensors that TMA copies, whose maps come
-    first.
+    first; summed: dk and dv, where blocks may share the walk of a tile.
     """
 
     maps: tuple[str, ...] = ()
+    summed: Sequence[str] = ()
 
     def __init__(self, module: Module) -> None:
         assert module.backward is not None
@@ -99,7 +103,8 @@ class ArgumentText:
         found += [("float", name) for name in (*of_rows, *self.edges, *sums, *self.parts)]
         found += [(name_type(self.adjoint_dtype(adjoint)), adjoint.name) for adjoint in self.adjoints]
         found += [("unsigned char", name) for name in (self._rounds.workspaces if self._rounds else ())]
-        return found
+        found += [("float", name) for name in self.summed]
+        return [*found, *(("int", name) for name in LISTS if self.module.lists is not None)]
 
     @property
     def strides(self) -> list[list[str]]:

@@ -5,7 +5,7 @@ the rows and for the rounding of dq.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -356,7 +356,7 @@ class JoinText(CudaFileText):
     """Text of a kernel that adds dk or dv of blocks that share a walk. makes: those that it adds."""
 
     def __init__(
-        self, module: Module, arguments: ArgumentText, name: str, default: KernelBuild, summed: list[str]
+        self, module: Module, arguments: ArgumentText, name: str, default: KernelBuild, summed: Sequence[str]
     ) -> None:
         super().__init__(module, arguments, name, default)
         self.makes = [name.removesuffix("_sum") for name in summed]

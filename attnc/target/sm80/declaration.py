@@ -18,7 +18,7 @@ from attnc.target.declaration import (
     Items,
     Table,
     Value,
-    Words,
+    add_scratch,
     attention_fields,
     copies_of,
     declare_allocation,
@@ -40,6 +40,8 @@ from attnc.target.sm80.backward import (
     list_cleared,
 )
 from attnc.target.sm80.kernel import CudaDecodeText, CudaText
+from attnc.target.sm80.launches import cuda_kernel, cuda_kernels
+from attnc.target.sm80.lists import CudaListsText
 from attnc.target.sm80.printer import STORED
 from attnc.target.sticks import count_edges
 
@@ -78,6 +80,9 @@ def cuda_declaration(
         else fixed_split_size(text.arguments.sizes)
     )
     passed = text.arguments
+    if (lists := text.lists) is not None:
+        add_scratch(fields, lists.result, lists.memory)
+        kernels, names = [lists.launch, *kernels], [*names, lists.result]
     fields["launches"] = Items([cuda_kernels(kernels, names, passed.strides, passed.sizes, sizes)])
     if back is not None:
         fields["backward"] = back.declared
@@ -122,73 +127,6 @@ def decode_kernels(
 def fixed_split_size(sizes: Sequence[str]) -> dict[str, str]:
     """Returns keys of a split, where some config fixes them; 0: they are counted."""
     return {"SPLIT_SIZE": "config.split_size"} if "SPLIT_SIZE" in sizes else {}
-
-
-#: Places in memory of blocks that each have a multiprocessor to themselves.
-PLACES = "multiprocessors()"
-
-
-def cuda_kernels(
-    kernels: list[CallText],
-    addresses: list[str],
-    strides: Iterable[Sequence[str]],
-    numbers: Sequence[str],
-    sizes: Mapping[str, str],
-    maps: Mapping[str, str] | None = None,
-    *,
-    decodes: bool = False,
-    waits: bool = False,
-    rounds: str = "",
-) -> CallText:
-    """Returns kernels that take the same arguments. strides: of each tensor; maps: of TMA, as `TmaKernels`
-    has them; waits: whether kernels wait for those before them, as `TmaKernels` do; decodes: the same, with
-    maps or without, and no tile is claimed, but places are, if kernels know how many there are; rounds: as
-    `Kernels` has them.
-    """
-    places = {"PLACES": PLACES} if "PLACES" in numbers else {}
-    sizes = {**sizes, **places}
-    fields: dict[str, Value] = {"kernels": Items(kernels)}
-    if maps:
-        fields["maps"] = Table({name: quote_word(rows) for name, rows in maps.items()})
-    fields |= {"counts": "False"} if decodes and not places else {}
-    fields |= {"waits": "True"} if decodes or waits else {}
-    fields |= {"addresses": Words(addresses), "strides": Words(_by_axes(strides)), "numbers": Words(numbers)}
-    if sizes:
-        fields["sizes"] = Table({name: in_words(text) for name, text in sizes.items()})
-    fields |= {"rounds": quote_word(rounds)} if rounds else {}
-    return CallText("TmaKernels" if maps or decodes else "Kernels", fields=fields)
-
-
-def _by_axes(strides: Iterable[Sequence[str]]) -> list[str]:
-    """Returns `q:bmh` for stride_qb, stride_qm and stride_qh; `bias:01` for stride_bias_0 and
-    stride_bias_1.
-    """
-    split = ([_tensor_and_axis(name) for name in names] for names in strides if names)
-    return [f"{found[0][0]}:{''.join(axis for _, axis in found)}" for found in split]
-
-
-def _tensor_and_axis(stride: str) -> tuple[str, str]:
-    tensor, axis = stride.removeprefix("stride_")[:-1], stride[-1]
-    return (tensor.removesuffix("_") if axis.isdigit() else tensor), axis
-
-
-def cuda_kernel(
-    name: str,
-    blocks: str,
-    *,
-    config: str = "",
-    changes: Mapping[str, str] | None = None,
-    joins: bool = False,
-) -> CallText:
-    """Returns a kernel, as `Kernel` has it. config: of a backward, what declarations call it."""
-    fields: dict[str, Value] = {}
-    if config:
-        fields["config"] = quote_word(config.removesuffix("_config"))
-    if changes:
-        fields["changes"] = Table({field: quote_word(text) for field, text in changes.items()})
-    if joins:
-        fields["joins"] = "True"
-    return CallText("Kernel", [quote_word(name), quote_word(blocks)], fields)
 
 
 def _list_forms(kernel: CallText, in_rounds: Rounds | None) -> Iterator[CallText]:
@@ -240,7 +178,9 @@ _WALKS = (4, 8)
 
 
 class CudaBackward(BackwardDeclaration):
-    """The backward of a CUDA module. files: the kernels in the order of execution, with their sources."""
+    """The backward of a CUDA module. files: the kernels in the order of execution, with their sources; lists:
+    the kernel that comes first, if a mask lists blocks.
+    """
 
     rounds_dq = True
     #: Whether blocks may share the walk of a kv tile over queries.
@@ -253,10 +193,16 @@ class CudaBackward(BackwardDeclaration):
     #: The size that says how many of them a kv head counts as, where they have query heads of their own.
     head_parts = ""
 
-    def __init__(self, module: Module, arguments: ArgumentText, files: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        module: Module,
+        arguments: ArgumentText,
+        files: Mapping[str, str],
+        lists: CudaListsText | None = None,
+    ) -> None:
         assert module.backward is not None
         super().__init__(module, [name for planned in module.backward.kernels for name in planned.makes])
-        self._arguments, self.files = arguments, files
+        self._arguments, self.files, self._lists = arguments, files, lists
         plan = backward_layout_of(module.backward)
         self._layout = plan.layout
         preprocess = module.backward.preprocess
@@ -288,7 +234,7 @@ class CudaBackward(BackwardDeclaration):
 
     @property
     def first_launches(self) -> list[CallText]:
-        return []
+        return [] if self._lists is None else [self._lists.own_launch(self.configs[0])]
 
     @property
     def maps(self) -> dict[str, str]:
@@ -352,6 +298,13 @@ class CudaBackward(BackwardDeclaration):
             yield declare_allocation(name, shape, zero=self.leaves_rows)
         for name, type_ in (self.in_rounds.workspaces if self.in_rounds else {}).items():
             yield declare_allocation(name, type_)
+        yield from self.list_sums()
+        for name, size in ({} if self._lists is None else self._lists.allocations).items():
+            yield declare_allocation(name, f"i32[{size}]", zero=name == "_row_bits")
+
+    def list_sums(self) -> Iterator[CallText]:
+        """Lists what blocks sum that share the walk of a tile, to be added by another kernel."""
+        yield from ()
 
     @property
     def _padded(self) -> dict[str, str]:

@@ -18,9 +18,10 @@ from attnc.target.sm80.dropout import Drawing
 from attnc.target.sm80.elements import FRAGMENT, Elements, only_element
 from attnc.target.sm80.finish import Finish
 from attnc.target.sm80.forms import FORMS, CudaFormText
+from attnc.target.sm80.lists import CudaListsText
 from attnc.target.sm80.loop import TileLoop, loop_of
 from attnc.target.sm80.output_arguments import OutputArguments
-from attnc.target.sm80.pack import HeadPack, pack_of
+from attnc.target.sm80.pack import HeadPack, QueryPack, pack_of
 from attnc.target.sm80.printer import CudaWalk, scalar, sizes_of_call, statement
 from attnc.target.sm80.rows import GlobalRows
 from attnc.target.sm80.shared import Copiers, SharedTiles
@@ -35,9 +36,10 @@ _LENGTHS = ("M", "N")
 class CudaText:
     """What `templates/cuda/*.jinja` print of one kernel. rows: in global memory; pack: what rows of a tile
     are; thread: those of a thread; tiles, copiers: in shared memory; step: what is computed of a tile of
-    keys; finish: what becomes of o; split: of the keys, None where they are not split; segment: keys whose
-    sums start from nothing, 0 where those of a row are one chain; sums_in_memory: those of all segments
-    so far lie there, in a place of each block that runs.
+    keys; finish: what becomes of o; split: of the keys, None where they are not split; lists: the kernel that
+    makes them ready, if a mask lists blocks; segment: keys whose sums start from nothing, 0 where those of a
+    row are one chain; sums_in_memory: those of all segments so far lie there, in a place of each block that
+    runs.
     """
 
     module: Module
@@ -54,9 +56,12 @@ class CudaText:
     step: Step
     finish: Finish
     split: Split | None = None
+    lists: CudaListsText | None
     segment: int
     sums_in_memory: bool
     _fragment = FRAGMENT
+    _list_threads = "THREADS"
+    _alone_type: type[HeadPack] = QueryPack
 
     def __init__(self, module: Module, kernel: Forward | Decode, layout: CudaLayout) -> None:
         self.module, self.kernel, self.layout = module, kernel, layout
@@ -67,7 +72,7 @@ class CudaText:
         by_warp = layout.warp_split == "kv" and layout.merge == "end"
         only = only_element(layout.element, module.variant)
         self.elements = Elements(is_f32=layout.is_f32, fragment=self._fragment, only=only)
-        self.pack = pack_of(kernel)
+        self.pack = pack_of(kernel, self._alone_type)
         self.rows = GlobalRows(
             kernel=kernel,
             view=self.view,
@@ -96,12 +101,25 @@ class CudaText:
         self.sums_in_memory = own is not None
         self.step, self.finish = Step(kernel, self.dtypes), Finish(module, kernel, self.dtypes)
         self.unified = unified_of(kernel)
+        self.lists = self._make_lists()
+
+    def _make_lists(self) -> CudaListsText | None:
+        made = self.module.lists
+        return (
+            None
+            if made is None
+            else CudaListsText(self.module, made, self.dtypes, threads=self._list_threads)
+        )
 
     @cached_property
     def arguments(self) -> OutputArguments:
         by_head = self.kernel.grid.over == "head"
         sums = ["float *acc_ptr, *l_ptr, *m_ptr;"] if by_head else []
-        return self._pass_arguments(workspaces=sums, sizes=sizes_of_kernel(self.kernel))
+        return self._pass_arguments(workspaces=[*sums, *self._listed], sizes=sizes_of_kernel(self.kernel))
+
+    @property
+    def _listed(self) -> list[str]:
+        return [] if self.lists is None else [f"int* {self.lists.result}_ptr;"]
 
     @property
     def _sums(self) -> list[str]:
@@ -200,6 +218,7 @@ class CudaDecodeText(CudaText):
             heads=self.pack.alone,
             first_head=self.pack.first_head,
             is_split=kernel.split is not None,
+            query=self.pack.query,
         )
         self.update = "q" if layout.warp_split == "q" or self.copiers.by_warp else "kv"
         self.joins = "rows" if layout.warp_split == "q" else "warps" if self.copiers.by_warp else "sums"
@@ -207,7 +226,9 @@ class CudaDecodeText(CudaText):
     @cached_property
     def arguments(self) -> OutputArguments:
         fallbacks = ["int* fallbacks_ptr;"] if self.unified and self.unified.fallback else []
-        return self._pass_arguments(workspaces=[*self._split_results, *fallbacks], sizes=self._size_names)
+        return self._pass_arguments(
+            workspaces=[*self._split_results, *fallbacks, *self._listed], sizes=self._size_names
+        )
 
     @property
     def _lengths(self) -> list[str]:

@@ -1,4 +1,4 @@
-"""The kernel that makes lists ready for a walk: what `templates/sm90/_lists.cu.jinja` prints, which makes
+"""The kernel that makes lists ready for a walk: what `templates/cuda/_lists.cu.jinja` prints, which makes
 blocks into bits, and `templates/sm90/_list_keys.cu.jinja`, which brings keys into order; and the declaration
 of its launch and memory.
 """
@@ -15,6 +15,7 @@ from attnc.plan.ir.list_making import Extreme, ListMaking
 from attnc.plan.lists import BLOCKS, KV_HEAD, LIST_ROWS
 from attnc.target.declaration import CallText, show_product
 from attnc.target.lists import Lists
+from attnc.target.sm80.launches import cuda_kernel, cuda_kernels
 from attnc.target.sm80.printer import STORED, local, scalar, sizes_of_call, statement, stored_type
 
 #: Threads of a block, which reads a list; words of bits that each has of keys that are brought into order.
@@ -25,17 +26,24 @@ UNION_WORDS = 32
 
 class CudaListsText(Lists):
     """Text of the kernel. made: what of; dtypes: of the module's tensors; inverts: it sets bits of blocks of
-    queries too, for a backward. Where lists are of single keys, it brings those into order (`by_entry`).
+    queries too, for a backward; threads: of a block, by default a number of its own. Where lists are of
+    single keys, it brings those into order (`by_entry`).
     """
 
     stop = f"args.{BLOCKS.name}"
 
     def __init__(
-        self, module: Module, made: ListMaking, dtypes: Mapping[str, DType], *, inverts: bool = False
+        self,
+        module: Module,
+        made: ListMaking,
+        dtypes: Mapping[str, DType],
+        *,
+        inverts: bool = False,
+        threads: str = str(LIST_THREADS),
     ) -> None:
         self.made, self.tensor = made, made.tensor
         self.name = f"{module.variant.attention.name}_{'backward_' if inverts else ''}lists"
-        self.threads, self.inverts, self.by_entry = LIST_THREADS, inverts, made.by_entry
+        self.threads, self.inverts, self.by_entry = threads, inverts, made.by_entry
         self.words = UNION_WORDS if self.queries > 1 else LIST_WORDS
         self._dtypes, self._variant = dtypes, module.variant
         own = not module.variant.element_param
@@ -213,8 +221,6 @@ class CudaListsText(Lists):
 
     def own_launch(self, config: str) -> CallText:
         """Returns the launch of the kernel with arguments of its own. config: of a kernel of the backward."""
-        from attnc.target.sm80.declaration import cuda_kernel, cuda_kernels
-
         own = {"WARPS": str(LIST_THREADS // 32), "STAGES": "1", "shared": self._shared}
         kernel = cuda_kernel(self.name, self._blocks, config=config, changes=own)
         addresses = [*self._inputs, "_list_bits", "_row_bits"]
@@ -254,13 +260,11 @@ class CudaListsText(Lists):
 
     @property
     def launch(self) -> CallText:
-        from attnc.target.sm80.declaration import cuda_kernel
-
         if self.by_entry:  # as many threads as the kernel that reads the lists
             shared = f"config.WARPS * {128 * self.words + 4}"
             return cuda_kernel(self.name, self.lines, changes={"shared": shared})
-        own = {"WARPS": str(LIST_THREADS // 32), "shared": self._shared}
-        return cuda_kernel(self.name, self._blocks, changes=own)
+        own = {"WARPS": str(LIST_THREADS // 32)} if self.threads.isdigit() else {}
+        return cuda_kernel(self.name, self._blocks, changes={**own, "shared": self._shared})
 
     @property
     def _shared(self) -> str:

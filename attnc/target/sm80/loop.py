@@ -35,7 +35,7 @@ class TileLoop:
     step: str
     end: str = "hi"
     fills: bool = True
-    ascends: bool = False
+    ascends: bool = True
     descends: bool = False
 
     @property
@@ -54,7 +54,7 @@ class TileLoop:
         start, step = self.lo, self.step
         if self.descends:
             start, step = f"({self.end} - 1) / BLOCK_N * BLOCK_N", "-BLOCK_N"
-        found = f"next({start} {'+ BLOCK_N' if self.descends else f'- {step}'})" if self.guard else start
+        found = f"next({start} {'+ BLOCK_N' if self.descends else f'- {step}'})" if self.skips else start
         return f"{self.end} > {self.lo} ? {found} : {self.lo} - BLOCK_N" if self.descends else found
 
     @property
@@ -94,11 +94,18 @@ class TileLoop:
 
     @property
     def captures(self) -> str:
-        return "[]" if self.step == _size_of(self.kernel) else "[&]"
+        return "[]" if self.step == _size_of(self.kernel) and not self.listed else "[&]"
 
     @property
-    def advance(self) -> str:
-        return "- BLOCK_N" if self.descends else f"+ {self.step}"
+    def goes_on(self) -> str:
+        """What leads from a tile to the one behind it, before anything is known of that."""
+        return f"= {self.behind}" if self.listed else f"+= {self.step}"
+
+    @property
+    def behind(self) -> str:
+        if self.listed:
+            return f"next_listed(args.{self.bits}_ptr, list_line, {self.listed}, {self.index})"
+        return f"{self.index} {'- BLOCK_N' if self.descends else f'+ {self.step}'}"
 
     @property
     def return_if_all_seen(self) -> list[str]:
@@ -123,8 +130,9 @@ class TileLoop:
 
     @property
     def listed(self) -> str:
+        """Words of a list as bits, "" where tiles are not those of such lists."""
         walk = self.kernel.regions.loops[0].listed
-        return "" if walk is None else scalar(walk.stride)
+        return "" if walk is None or not walk.memory.endswith("bits") else scalar(walk.stride)
 
     @property
     def listed_block(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
 from attnc.plan.access import Sequences
 from attnc.plan.ir import Decode, Forward
@@ -15,8 +16,11 @@ class HeadPack:
     """The rows of a tile. group: query heads of a KV head, "" where rows are of one head; alone: the same
     where a tile has rows of one query, so that some rows have no head; padded: as many as a query has where
     a tile has several such, 0 elsewhere; head, heads: the index of the KV head, and their number. sequences:
-    how packed queries are numbered; last_first: the last rows of each come first.
+    how packed queries are numbered; last_first: the last rows of each come first. query: the one whose rows
+    a tile has, "" where it may have several.
     """
+
+    query: ClassVar[str] = ""
 
     group: str
     alone: str
@@ -99,13 +103,48 @@ class HeadPack:
         return local("const int", q_hi=f"({last}) / {self.rows}" if self.rows else last)
 
 
-def pack_of(kernel: Forward | Decode) -> HeadPack:
-    """Returns how the rows of a kernel's tiles stand for queries and heads."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueryPack(HeadPack):
+    """The same where a tile has heads of one query: its rows are counted from the first head of that."""
+
+    query = "q_lo"
+
+    @property
+    def rows(self) -> str:
+        return self.alone
+
+    def all_rows(self, queries: str) -> str:
+        return self.alone
+
+    def query_of(self, row: str) -> str:
+        return self.query
+
+    def head_of(self, row: str) -> str:
+        return f"{self.first_head}{row}"
+
+    @property
+    def place(self) -> list[str]:
+        query = "tile / row_tiles"
+        names = {"b": f"{query} / args.M", self.query: f"{query} % args.M"}
+        if self.head:
+            names |= {"b": f"{query} / args.M / {self.heads}", self.head: f"{query} / args.M % {self.heads}"}
+        return [local("const int", names)]
+
+    @property
+    def last_query(self) -> str:
+        return local("const int", q_hi=self.query)
+
+
+def pack_of(kernel: Forward | Decode, alone_type: type[HeadPack] = HeadPack) -> HeadPack:
+    """Returns how the rows of a kernel's tiles stand for queries and heads. alone_type: where a tile has rows
+    of one query.
+    """
     walk, alone, padded = kernel.walk, "", 0
     if isinstance(kernel, Decode) and kernel.pack is not None and kernel.pack.alone:
         alone, padded = scalar(kernel.pack.group), kernel.pack.padded
     group = "" if walk.group is None else scalar(walk.group)
-    return HeadPack(
+    made = alone_type if alone else HeadPack
+    return made(
         group=group,
         alone=alone,
         padded=padded,

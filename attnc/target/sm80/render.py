@@ -23,6 +23,7 @@ from attnc.target.sm80.backward import AddText, CudaBackwardText, CudaFileText, 
 from attnc.target.sm80.declaration import CudaBackward, cuda_declaration
 from attnc.target.sm80.epilogue import CudaEpilogueText
 from attnc.target.sm80.kernel import CudaDecodeText, CudaText
+from attnc.target.sm80.lists import LIST_THREADS, CudaListsText
 from attnc.target.sm80.printer import at_row, local, scalar, sizes_of_call
 from attnc.target.sm80.tidy import tidy_cuda
 from attnc.target.support import imports, with_headers
@@ -150,7 +151,25 @@ def render_backward(module: Module, page: Mapping[str, object]) -> tuple[CudaBac
     if arguments.adds_dq:
         sources.append(("cuda/backward_finish", FRAME, FinishText(module, arguments)))
     names, files = write_sources(module, sources, page)
-    return CudaBackward(module, arguments, names), files
+    lists, of_lists = write_lists(module, arguments, page, "sm80")
+    return CudaBackward(module, arguments, names, lists), {**of_lists, **files}
+
+
+def write_lists(
+    module: Module, arguments: ArgumentText, page: Mapping[str, object], machine: str
+) -> tuple[CudaListsText | None, dict[str, str]]:
+    """Returns the kernel that comes first in a backward which walks over lists, and its file; nothing without
+    lists. machine: the header of device functions.
+    """
+    if module.lists is None:
+        return None, {}
+    threads = "THREADS" if machine == "sm80" else str(LIST_THREADS)  # which the header of sm_80 counts
+    lists = CudaListsText(module, module.lists, arguments.dtypes, inverts=True, threads=threads)
+    title = str(page["title"]).split(": forward,")[0]
+    header = {**page, "title": f"{title}: backward, lists of blocks as bits."}
+    template = cuda_environment().get_template("cuda/lists.cu.jinja")
+    source = tidy_cuda(template.render(header=header, lists=lists, machine=machine))
+    return lists, {file_of(module, lists.name): source}
 
 
 #: The templates of a kernel and of its file, and what they print.

@@ -89,7 +89,11 @@ class GlobalRows:
     def _place_of_heads(self, name: str) -> str:
         first = f"args.{name}_ptr + b * args.stride_{name}b"
         if head := self.pack.head:
-            first += f" + {head} * {self.pack.group} * args.stride_{name}h"
+            first += f" + {head} * {self.pack.alone or self.pack.group} * args.stride_{name}h"
+        if self.pack.query:
+            kind = "Rows<element>" if name == "o" else "Rows<const element>"
+            first += f" + {self.pack.query} * args.stride_{name}m"
+            return f"const {kind} {PLACES[name]} = {{{first}, args.stride_{name}h}};"
         kind = "Heads<element>" if name == "o" else "Heads<const element>"
         strides = f"args.stride_{name}m, args.stride_{name}h"
         return f"const {kind} {PLACES[name]} = {{{first}, {strides}, {self.pack.group}}};"

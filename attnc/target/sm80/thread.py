@@ -20,7 +20,7 @@ class ThreadRows:
     rows of a tile together, "" for one, of which first_head comes first; heads: how many of these rows have
     one, "" for all. lane: what is true for the only thread that a row begins with, besides its lane;
     is_split: whether the first split of the keys begins it; in_sequence: the condition that its query is one
-    of a sequence, "" where all are.
+    of a sequence, "" where all are; query: that of all rows of a tile, "" where it may have several.
     """
 
     kernel: Forward | Decode
@@ -35,6 +35,7 @@ class ThreadRows:
     lane: str = ""
     is_split: bool = False
     in_sequence: str = ""
+    query: str = ""
 
     @property
     def first(self) -> str:
@@ -71,6 +72,8 @@ class ThreadRows:
 
     @property
     def q_idx(self) -> str:
+        if self.query:
+            return self.query
         row = f"{self.tile} + {self.row}"
         return f"({row}) / {self.group}" if self.group else row
 
@@ -78,7 +81,7 @@ class ThreadRows:
     def head(self) -> str:
         if not self.group:
             return "h"
-        head = f"({self.tile} + {self.row}) % {self.group}"
+        head = f"{self.tile} + {self.row}" if self.query else f"({self.tile} + {self.row}) % {self.group}"
         return self.first_head + (f"min({head}, {self.heads} - 1)" if self.heads else head)
 
     @property

@@ -28,16 +28,12 @@ class Sm90Arguments(ArgumentText):
         leave = {"dk", "dv"} & {*self.as_elements} if layout.stores_boxes else set()
         v = ["v"] if "v" in self.tensors.by_name else []
         self.maps = ("q", "k", *v, "do", *(name for name in self.made if name in leave))
-
-        #: dk and dv, where blocks may share the walk of a tile.
         self.summed = [f"{name}_sum" for name in ("dk", "dv") if name in self.made and layout.cuts_walks]
         self._spans = ["SPANS"] if layout.spans_keys else []
 
     @property
     def pointers(self) -> list[tuple[str, str]]:
-        sums = [("float", name) for name in self.summed]
-        lists = [("int", "_list_bits"), ("int", "_row_bits")] if self.module.lists is not None else []
-        return [*super().pointers, *sums, *lists, ("int", "counter")]
+        return [*super().pointers, ("int", "counter")]
 
     @property
     def sizes(self) -> list[str]:

@@ -23,7 +23,7 @@ from attnc.plan.ir.module import Converted
 from attnc.plan.lists import KV_HEAD
 from attnc.plan.signature import feature
 from attnc.target.declaration import CallText, copies_of, show_size, tensor
-from attnc.target.sm80.declaration import cuda_kernel
+from attnc.target.sm80.launches import cuda_kernel
 from attnc.target.sm80.printer import scalar, statement, stored_type
 
 #: What the number of a row along an axis is called.

@@ -30,15 +30,13 @@ from attnc.target.declaration import (
 )
 from attnc.target.sm80.backward import finish_name
 from attnc.target.sm80.declaration import (
-    PLACES,
     CudaBackward,
     count_tiles,
     cuda_files,
-    cuda_kernel,
-    cuda_kernels,
     decode_kernels,
     fixed_split_size,
 )
+from attnc.target.sm80.launches import PLACES, cuda_kernel, cuda_kernels
 from attnc.target.sm80.lists import CudaListsText
 from attnc.target.sm90.backward import join_name
 from attnc.target.sm90.backward_tiles import Sm90Arguments
@@ -116,8 +114,7 @@ class HopperBackward(CudaBackward):
         files: Mapping[str, str],
         lists: CudaListsText | None,
     ) -> None:
-        super().__init__(module, arguments, files)
-        self._lists = lists
+        super().__init__(module, arguments, files, lists)
         assert module.backward is not None
         plan = module.backward.layout
         assert isinstance(plan, Sm90Backward)
@@ -133,10 +130,6 @@ class HopperBackward(CudaBackward):
         queries, keys = map(str, self._plan.boxes)
         rows = {"q": queries, "do": queries, "k": keys, "v": keys}
         return {name: rows.get(name, str(STORED_ROWS)) for name in self._arguments.maps}
-
-    @property
-    def first_launches(self) -> list[CallText]:
-        return [] if self._lists is None else [self._lists.own_launch(self.configs[0])]
 
     @property
     def clears_dq(self) -> bool:
@@ -176,15 +169,12 @@ class HopperBackward(CudaBackward):
     def _over_keys(self) -> list[BackwardKernel]:
         return [planned for planned in self._backward.kernels if not planned.over_q]
 
-    def list_allocations(self) -> Iterator[CallText]:
-        yield from super().list_allocations()
+    def list_sums(self) -> Iterator[CallText]:
         zero = self.leaves_rows
         for name in self._summed:
             columns = self._plan.layout.dv if name == "dv_sum" else self._plan.layout.d
             shape = f"f32[KEY_ROWS, WALK_PARTS * ({_CUT}), {columns}]"
             yield declare_allocation(name, shape, zero=zero)
-        for name, size in ({} if self._lists is None else self._lists.allocations).items():
-            yield declare_allocation(name, f"i32[{size}]", zero=name == "_row_bits")
 
     def kernels(self) -> Iterator[CallText]:
         by_name = {planned.name: planned for planned in self._over_keys if self.cuts_walks}

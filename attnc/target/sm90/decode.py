@@ -11,7 +11,9 @@ from attnc.plan.ir import Decode, Let, Module
 from attnc.plan.sm90.decode_layout import Sm90DecodeLayout, knows_first_tile, shows_unseen_values
 from attnc.plan.sm90.layout import list_key_tiles
 from attnc.target.sm80.kernel import CudaDecodeText
+from attnc.target.sm80.lists import CudaListsText
 from attnc.target.sm80.output_arguments import OutputArguments
+from attnc.target.sm80.pack import HeadPack
 from attnc.target.sm80.row_lists import in_sequence_of, lists_text
 from attnc.target.sm90.conversion import ConversionText
 from attnc.target.sm90.finish import Sm90Finish
@@ -34,6 +36,7 @@ class Sm90DecodeText(CudaDecodeText):
     wgmma: WgmmaTiles
     search_lanes = ""
     _fragment = FRAGMENT
+    _alone_type = HeadPack
 
     def __init__(self, module: Module, kernel: Decode, layout: Sm90DecodeLayout) -> None:
         super().__init__(module.converted, kernel, layout)
@@ -41,7 +44,6 @@ class Sm90DecodeText(CudaDecodeText):
         self.conversion = ConversionText(module, self.dtypes, warps=warps) if module.conversion else None
         self.body = "decode_warps" if layout.by_warps else "decode"
         self.pack = replace(self.pack, last_first=layout.splits_keys)
-        self.lists = lists_text(module, self.dtypes)
         by_entry, pages = self.lists is not None, self.lists.page_rows if self.lists else ""
         self.rows = replace(self.rows, page=layout.page, by_entry=by_entry, listed_pages=pages)
         self.starts_early = knows_first_tile(kernel) and self.lists is None and not self.segment
@@ -68,6 +70,9 @@ class Sm90DecodeText(CudaDecodeText):
         )
         self.narrow = NarrowTiles(self, layout.narrow) if layout.narrow else None
         self.unseen_values = shows_unseen_values(kernel, layout)
+
+    def _make_lists(self) -> CudaListsText | None:
+        return lists_text(self.module, self.dtypes)
 
     @property
     def first_loads(self) -> list[str]:

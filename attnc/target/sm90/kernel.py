@@ -9,7 +9,7 @@ from attnc.plan.ir import Forward, Module
 from attnc.plan.sm90 import roles_of
 from attnc.plan.sm90.layout import Sm90Layout, list_key_tiles
 from attnc.target.sm80.kernel import CudaText
-from attnc.target.sm80.lists import CudaListsText
+from attnc.target.sm80.lists import LIST_THREADS
 from attnc.target.sm80.output_arguments import OutputArguments
 from attnc.target.sm80.printer import CudaWalk
 from attnc.target.sm90.conversion import ConversionText
@@ -33,12 +33,13 @@ class Sm90Text(CudaText):
     score: Scores
     body = "forward_q_kv"
     _fragment = FRAGMENT
+    _list_threads = str(LIST_THREADS)
 
     def __init__(self, module: Module, kernel: Forward, layout: Sm90Layout) -> None:
         super().__init__(module.converted, kernel, layout)
         self.roles, self.shape = roles_of(kernel), layout.shape(self.default)
         self.sums_in_memory &= not layout.keeps_sums
-        self.loop = replace(self.loop, end=self.loop.hi)
+        self.loop = replace(self.loop, end=self.loop.hi, ascends=False)
         self.score = Scores(kernel, layout, self.step, self.dtypes, self.module.variant)
         self.step = Sm90Step(kernel, self.dtypes, self.score)
         row = "64 * consumer + 16 * warp + 8 * r + g"
@@ -58,7 +59,6 @@ class Sm90Text(CudaText):
             RS_BF16=key_tiles if self.roles.softmax.columns else (),
         )
         self.finish = Sm90Finish(self.module, kernel, self.dtypes, self.wgmma.dv_stored)
-        self.lists = None if module.lists is None else CudaListsText(module, module.lists, self.dtypes)
         self.conversion = None if module.conversion is None else ConversionText(module, self.dtypes)
         self.narrow = NarrowTiles(self, layout.narrow) if layout.narrow else None
 

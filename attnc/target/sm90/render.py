@@ -11,16 +11,15 @@ from attnc.plan.sm90.backward import Sm90Backward
 from attnc.target.header import forward_numbers, header
 from attnc.target.sm80.backward import CudaBackwardText
 from attnc.target.sm80.declaration import CudaBackward
-from attnc.target.sm80.lists import CudaListsText
 from attnc.target.sm80.render import (
     FRAME,
     cuda_environment,
-    file_of,
     kernel_page,
     list_row_sources,
     operator_of,
     render_backward,
     render_host,
+    write_lists,
     write_sources,
 )
 from attnc.target.sm80.tidy import tidy_cuda
@@ -79,15 +78,5 @@ def _backward(module: Module, page: Mapping[str, object]) -> tuple[CudaBackward 
     if arguments.adds_dq:
         sources.append(("sm90/backward_finish", FRAME, Sm90FinishText(module, arguments)))
     names, files = write_sources(module, sources, page)
-    lists = None
-    if module.lists is not None:
-        lists = CudaListsText(module, module.lists, arguments.dtypes, inverts=True)
-        files = {file_of(module, lists.name): _lists_source(page, lists), **files}
-    return HopperBackward(module, arguments, names, lists), files
-
-
-def _lists_source(page: Mapping[str, object], lists: CudaListsText) -> str:
-    title = str(page["title"]).split(": forward,")[0]
-    header = {**page, "title": f"{title}: backward, lists of blocks as bits."}
-    template = cuda_environment().get_template("sm90/lists.cu.jinja")
-    return tidy_cuda(template.render(header=header, lists=lists))
+    lists, of_lists = write_lists(module, arguments, page, "sm90")
+    return HopperBackward(module, arguments, names, lists), {**of_lists, **files}
