@@ -57,15 +57,15 @@ _BARS: Mapping[tuple[str, ...], tuple[str, Mapping[int, str]]] = {
         _TERAFLOPS,
         {2: "attnc", 4: "FlashAttention-3", 3: "cuDNN", 5: "attnc on Triton"},
     ),
-    ("cell", "ms", "TFLOP/s", "spread", "cuDNN", "FA2", "Flex"): (
+    ("cell", "ms", "attnc", "cuDNN", "FA2", "Flex", "to cuDNN"): (
         _TERAFLOPS,
-        {2: "attnc on Triton", 6: "FlexAttention", 5: "FlashAttention-2", 4: "cuDNN"},
+        {2: "attnc on Triton", 5: "FlexAttention", 4: "FlashAttention-2", 3: "cuDNN"},
     ),
     ("cell", "us", "attnc", "page 16"): (
         "GB/s of keys and values on one NVIDIA H200",
         {2: "attnc", 3: "attnc, pages of 16", 5: "cuDNN", 6: "FlashAttention-2", 7: "FlexAttention"},
     ),
-    ("cell", "ms", "attnc", "cuDNN", "FA2", "Flex"): (
+    ("cell", "ms", "attnc", "cuDNN", "FA2", "Flex", "attnc on Triton"): (
         _TERAFLOPS,
         {2: "attnc on cuda.sm_80", 4: "FlashAttention-2", 5: "FlexAttention", 3: "cuDNN"},
     ),
