@@ -30,6 +30,7 @@ from attnc.api.family import Family
 from attnc.api.fastest import (
     HOPPER,
     KINDS,
+    SM80,
     TRITON,
     caller_level,
     chosen_target,
@@ -349,6 +350,8 @@ def _candidates(program: Program, name: str, ranked: Ranked) -> tuple[Sequence[s
         shape.dtype == "f32", shape.width, shape.gradients, lists_blocks=shape.lists_blocks_of_queries
     )
     targets = ranked[kind]
+    if shape.listed is not None and not chosen_target():
+        targets = sorted(targets, key=SM80.__eq__)  # whose walks over lists have not been timed
     if not known:
         made = [variant.attention for variant in variants(program, program.attention(name))]
         wanted = [attention for attention in made if attention.grads]

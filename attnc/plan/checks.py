@@ -145,7 +145,7 @@ def refuse_decoding(
         else:
             span = attention.q.storage.span
             message = "a kernel for decoding (split.kv, pack) needs q to be an ordinary tensor"
-            yield unsupported(message, span, "q is packed here", *_beside_lists(attention))
+            yield unsupported(message, span, "q is packed here", *_beside_lists(attention, target))
     if attention.softmax.dropout is not None and (instead := target.instead_of_drawing(variant, schedule)):
         label = "a probability is drawn to be dropped"
         yield unsupported("the decode kernel has no dropout", attention.softmax.span, label, instead)
@@ -175,10 +175,12 @@ def _refuse_shared_keys(knobs: Mapping[str, Knob]) -> Iterator[Diagnostic]:
         yield unsupported(message, warps.span, label, "remove it")
 
 
-def _beside_lists(attention: Attention) -> tuple[str, ...]:
+def _beside_lists(attention: Attention, target: Target) -> tuple[str, ...]:
     listing = listing_of(attention)
     if listing is None:
         return ()
+    if not target.decodes_packed_rows:
+        return ("write a schedule for the target 'triton'",)
     if listing.keys == 1:
         rows = "lists of tokens become rows of memory"
         return (f"pack k and v, too, or write a schedule for 'cuda.sm_90a': {rows}",)

@@ -28,6 +28,7 @@ from attnc.plan.lists import (
     reads_row,
     shares_ds,
     sums_of_keys,
+    walks_packed_lists,
 )
 from attnc.plan.signature import feature, kv_heads, normalise
 from attnc.plan.target import Target
@@ -41,11 +42,7 @@ def refuse_lists(variant: Variant, schedule: Schedule, target: Target) -> Iterat
     yield from _refuse_union(variant.attention, listing, schedule)
     if not found:
         return
-    if not target.walks_lists:
-        instead = "write a schedule for the target 'triton'"
-        message = f"lists are not lowered to {schedule.target}"
-        yield unsupported(message, found[0].span, "a list of blocks", instead)
-    elif listing is not None:
+    if listing is not None:
         yield from _refuse_listing(variant, listing, schedule, target)
     elif len(found) > 1:
         label = "the second list of this mask"
@@ -123,7 +120,7 @@ def _refuse_keys(attention: Attention, listing: Listing, schedule: Schedule) -> 
         message = f"tiles of {schedule.target} have keys of one listed block"
         hint = "list blocks of a multiple of 16 keys"
         yield unsupported(message, span, f"keys = {listing.keys}", hint, f"or {instead}")
-    if attention.q.storage.is_packed and schedule.is_decode:
+    if walks_packed_lists(attention) and schedule.is_decode:
         message = f"packed queries with lists of their own are not lowered to {schedule.target}"
         yield unsupported(message, attention.q.storage.span, "packed here", instead)
     if attention.softmax.form == "stick_breaking" and attention.grads and not schedule.is_decode:

@@ -49,8 +49,8 @@ class Target(ABC):
     sections: of heads that are worked at beside each other; own_tensors: names of those that all kernels take
     besides inputs and outputs.
     splits_in_turn: splits of a sequence take its tiles in turn (`ir.Split`). decodes_chunks: decode kernels
-    are fast for chunks of prompts, too (`tuned.tables.guess_rows`). walks_lists: kernels can walk
-    over the blocks that a mask lists; lists_are_bits: which are bits, not numbers, that they walk over;
+    are fast for chunks of prompts, too (`tuned.tables.guess_rows`). lists_are_bits: blocks
+    that a mask lists are bits, not numbers, that kernels walk over;
     walks_for_groups: warpgroups, or all heads that share keys, do so together; takes_listed_rows: those that
     decode take lists of keys, or of rows of memory, instead; lists_kept_blocks: blocks that a mask keeps are
     found before (`kept_blocks`); has_selected_gradients: there are kernels for gradients of queries that have
@@ -76,7 +76,6 @@ class Target(ABC):
     sections: ClassVar[Section]
     splits_in_turn: ClassVar[bool] = False
     decodes_chunks: ClassVar[bool] = False
-    walks_lists: ClassVar[bool] = False
     lists_are_bits: ClassVar[bool] = False
     walks_for_groups: ClassVar[bool] = False
     takes_listed_rows: ClassVar[bool] = False

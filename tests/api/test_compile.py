@@ -363,6 +363,14 @@ def test_blocks_that_each_query_selects_run_on_hopper_where_a_caller_names_it() 
     assert "loops = [kv], pack = gqa" in named.spec
 
 
+@pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize(("dtype", "target"), [("f32", "triton"), ("bf16", "cuda.sm_90a")])
+def test_lists_run_where_they_were_timed_unless_a_caller_names_a_target(dtype: str, target: str) -> None:
+    text = BLOCKS.replace("bf16", dtype).replace("rows = 1", "rows = 64")
+    assert attnc.compile(text, cache=False).target == target
+    assert attnc.compile(text, target="cuda.sm_80", cache=False).target == "cuda.sm_80"
+
+
 #: Blocks and tokens that each query lists, of columns of keys too, with gradients.
 LISTED = {
     "blocks": BLOCKS.replace("128]\n}", "128]\n  grad q, k, v\n}"),

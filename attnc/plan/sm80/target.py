@@ -18,6 +18,7 @@ from attnc.plan.fitting import Tiles, TileShape, choices, decode_tiles
 from attnc.plan.ir import Module, OutputKernel
 from attnc.plan.ir.backward import Backward
 from attnc.plan.layout import BackwardLayout, DeviceMemory, Estimate, KernelName, Layout, Traffic, Which
+from attnc.plan.lists import listing_of
 from attnc.plan.picture import Picture
 from attnc.plan.signature import feature, is_plain, normalise
 from attnc.plan.sm80.backward import (
@@ -47,7 +48,6 @@ class Sm80(Target):
     cuts_edges: ClassVar = False
     always_fills: ClassVar = False
     has_backward: ClassVar = True
-    walks_lists: ClassVar = True
     lists_are_bits: ClassVar = True
     breaks_order: ClassVar = "prompts sum all keys in one chain, decode steps those of a split"
     has_rows_kernel: ClassVar = True
@@ -67,9 +67,16 @@ class Sm80(Target):
     def refuse_latent_gradients(self, attention: Attention) -> str:
         return refuse_latent_gradients(attention)
 
+    def instead_of_drawing(self, variant: Variant, schedule: Schedule) -> str:
+        listing = listing_of(variant.attention)
+        if listing is None or not (listing.rows % MMA or listing.gathers):
+            return Target.instead_of_drawing(self, variant, schedule)
+        return "write a schedule for the target 'triton'"  # tiles of other queries than those of a list
+
     def default_schedule(self, shape: TileShape) -> Iterator[str]:
         if shape.listed is not None and shape.listed[0] % MMA:
-            yield "loops = [kv], pack = gqa, split.kv = auto, warp_split = kv, tile.q = 16"
+            shared = "q" if shape.form == "stick_breaking" else "kv"
+            yield f"loops = [kv], pack = gqa, split.kv = auto, warp_split = {shared}, tile.q = 16"
             return
         if shape.width > _WIDEST or shape.listed is not None:  # the plan has the sizes
             yield "loops = [q, kv], order = longest_first"

@@ -106,7 +106,6 @@ class Sm90a(Target):
     decodes_prompts: ClassVar = True
     packs_decoded_queries: ClassVar = True
     decodes_chunks: ClassVar = True
-    walks_lists: ClassVar = True
     lists_are_bits: ClassVar = True
     walks_for_groups: ClassVar = True
     takes_listed_rows: ClassVar = True

@@ -276,7 +276,6 @@ class Triton(Target):
     always_fills: ClassVar = True
     has_backward: ClassVar = True
     has_f32_dq: ClassVar = True
-    walks_lists: ClassVar = True
     lists_kept_blocks: ClassVar = True
     decodes_packed_rows: ClassVar = True
     has_selected_gradients: ClassVar = True
