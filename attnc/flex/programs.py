@@ -16,8 +16,10 @@ from attnc.api.compile import SpecError, compile_family, making, need_of, warn_o
 from attnc.api.family import Family
 from attnc.api.fastest import (
     HOPPER,
+    SM80,
     TRITON,
     are_few,
+    chosen_target,
     count_sharing,
     targets_of_call,
     targets_of_few,
@@ -174,11 +176,12 @@ class _ProgramFamily:
             only = replace(layout, target=target, otherwise="")
             return _compile_kernel(traced, only, mods, self.varying, splits)
 
-        if layout.steps:
-            spec = write_spec(traced, layout, mods=mods, numbers=self.varying, scheduled=False)
-            if not spec.listed and not spec.learned:
-                with suppress(SpecError):  # of what has no kernel for few queries
-                    return first_made(layout.steps, partial(make_kernel, splits=0))[0]
+        spec = write_spec(traced, layout, mods=mods, numbers=self.varying, scheduled=False)
+        if layout.steps and not spec.listed and not spec.learned:
+            with suppress(SpecError):  # of what has no kernel for few queries
+                return first_made(layout.steps, partial(make_kernel, splits=0))[0]
+        if spec.listed and not chosen_target():
+            targets.sort(key=SM80.__eq__)  # whose walks over lists have not been timed
         kernel, failure = first_made(targets, make_kernel)
         if failure and targets[0] == HOPPER:
             warn_of_loss(_FUNCTION, need_of(failure))

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn.attention.flex_attention import BlockMask
 
 from attnc.api import fastest
 from attnc.api.compile import SpecError, compile_family
@@ -71,6 +72,28 @@ def test_nothing_is_said_of_a_kernel_that_there_is(monkeypatch: pytest.MonkeyPat
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         flex_attention(q, q, q, mask_mod=lambda b, h, i, j: i >= j)
+
+
+@pytest.mark.parametrize(("chosen", "expected"), [(None, [TRITON]), (SM80, [SM80])])
+def test_lists_run_where_they_were_timed_unless_a_caller_chose(
+    chosen: str | None, expected: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def compiled(text: str, *, target: str, **options: Any) -> Any:
+        assert "mask = listed(" in text
+        asked.append(target)
+        return compile_family(text, target=TRITON, **options)
+
+    monkeypatch.setattr(programs, "compile_family", compiled)
+    monkeypatch.setattr(programs, "_PROGRAMS", {})
+    monkeypatch.setattr("attnc.flex.attention.targets_of", lambda *arguments, **more: (SM80, TRITON))
+    monkeypatch.setattr(fastest, "_CHOSEN", [chosen or ""])
+    counts, indices = torch.ones(1, 1, 1, dtype=torch.int32), torch.zeros(1, 1, 1, 2, dtype=torch.int32)
+    mask = BlockMask.from_kv_blocks(counts, indices, BLOCK_SIZE=16, seq_lengths=(16, 32))
+    q, k = torch.zeros(1, 2, 16, 16), torch.zeros(1, 2, 32, 16)
+    flex_attention(q, k, k, block_mask=mask)
+    assert asked == expected
 
 
 def test_what_a_target_cannot_say_runs_on_triton(monkeypatch: pytest.MonkeyPatch) -> None:
