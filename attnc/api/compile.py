@@ -30,11 +30,11 @@ from attnc.api.family import Family
 from attnc.api.fastest import (
     HOPPER,
     KINDS,
-    SM80,
     TRITON,
     caller_level,
     chosen_target,
     kind_of,
+    rank_for_lists,
     targets_on,
     warn_of_loss,
 )
@@ -349,9 +349,7 @@ def _candidates(program: Program, name: str, ranked: Ranked) -> tuple[Sequence[s
     kind = kind_of(
         shape.dtype == "f32", shape.width, shape.gradients, lists_blocks=shape.lists_blocks_of_queries
     )
-    targets = ranked[kind]
-    if shape.listed is not None and not chosen_target():
-        targets = sorted(targets, key=SM80.__eq__)  # whose walks over lists have not been timed
+    targets = ranked[kind] if shape.listed is None else rank_for_lists(ranked[kind])
     if not known:
         made = [variant.attention for variant in variants(program, program.attention(name))]
         wanted = [attention for attention in made if attention.grads]

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import FrameType, MappingProxyType
 from typing import Literal, TypeAlias, get_args
 
@@ -89,6 +89,13 @@ def run_on(target: str | None) -> None:
 def chosen_target() -> str:
     """Returns the target that `run_on` was given, "" for the fastest."""
     return _CHOSEN[0]
+
+
+def rank_for_lists(targets: Sequence[str]) -> list[str]:
+    """Returns targets, the fastest first, as they are ranked for an attention over lists: `cuda.sm_80` is the
+    last of them, whose walks over lists have not been timed, unless `run_on` chose a target.
+    """
+    return [*targets] if chosen_target() else sorted(targets, key=SM80.__eq__)
 
 
 def targets_of_call(

@@ -4,9 +4,9 @@ Whose kernels these are, and which tiles torch's kernel_options ask for.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -16,18 +16,17 @@ from attnc.api.compile import SpecError, compile_family, making, need_of, warn_o
 from attnc.api.family import Family
 from attnc.api.fastest import (
     HOPPER,
-    SM80,
     TRITON,
     are_few,
-    chosen_target,
     count_sharing,
+    rank_for_lists,
     targets_of_call,
     targets_of_few,
     warn_of_loss,
 )
 from attnc.diagnostics.attempts import first_made
 from attnc.diagnostics.shown import show_value
-from attnc.flex.spec import CONVERTED, CallLayout, write_spec
+from attnc.flex.spec import CONVERTED, CallLayout, Spec, write_spec
 from attnc.flex.tape import element_of
 from attnc.flex.trace import Trace
 from attnc.model.knobs import what_is_allowed
@@ -170,18 +169,17 @@ class _ProgramFamily:
         return found
 
     def _choose_kernel(self, traced: Trace, layout: CallLayout, mods: Mods) -> FlexKernel:
+        spec = write_spec(traced, layout, mods=mods, numbers=self.varying, scheduled=False)
         targets = [layout.target, *([layout.otherwise] if layout.otherwise else [])]
 
         def make_kernel(target: str, splits: int | None = None) -> FlexKernel:
-            only = replace(layout, target=target, otherwise="")
-            return _compile_kernel(traced, only, mods, self.varying, splits)
+            return _compile_kernel(spec, target, splits)
 
-        spec = write_spec(traced, layout, mods=mods, numbers=self.varying, scheduled=False)
         if layout.steps and not spec.listed and not spec.learned:
             with suppress(SpecError):  # of what has no kernel for few queries
                 return first_made(layout.steps, partial(make_kernel, splits=0))[0]
-        if spec.listed and not chosen_target():
-            targets.sort(key=SM80.__eq__)  # whose walks over lists have not been timed
+        if spec.listed:
+            targets = rank_for_lists(targets)
         kernel, failure = first_made(targets, make_kernel)
         if failure and targets[0] == HOPPER:
             warn_of_loss(_FUNCTION, need_of(failure))
@@ -217,11 +215,8 @@ def kernel_of(traced: Trace, layout: CallLayout, mods: Mods = ()) -> FlexKernel:
         raise place_error(failure, traced, layout, mods) from None
 
 
-def _compile_kernel(
-    traced: Trace, layout: CallLayout, mods: Mods, numbers: Collection[int], splits: int | None
-) -> FlexKernel:
-    spec = write_spec(traced, layout, mods=mods, numbers=numbers, scheduled=False)
-    family = compile_family(spec.text, target=layout.target, warn=False, splits=splits)
+def _compile_kernel(spec: Spec, target: str, splits: int | None) -> FlexKernel:
+    family = compile_family(spec.text, target=target, warn=False, splits=splits)
     warn_of_dense_mask(_FUNCTION, family)
     call = family.module.default.CALL
     gradients = None if call.backward is None else call.gradients
