@@ -4,40 +4,36 @@ other, held to plain PyTorch, and each call a second time with other numbers.
 
 from __future__ import annotations
 
-import sys
 import zlib
-from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import product
-from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch._dynamo.testing import CompileCounterWithBackend
-from torch.utils.checkpoint import checkpoint
 
 from attnc.adapters.specs import tile_rows
-from attnc.adapters.transformers import _ends_of, _run_of_ones, _table, _values_of, attention, mask
+from attnc.adapters.transformers import _table, attention, mask
 from attnc.api.fastest import count_sharing
 from attnc.api.tensors import GivenTensors
 from tests.adapters.dropout import keep_weights
+from tests.adapters.mask_functions import KINDS, PADDINGS, B, before, functions, padding_of, stand_in
 from tests.by_day import each_by_day
 from tests.compat.flash_reference import judge
 from tests.pairs import Axes, Values, any_of, covering
-from tests.profiles import is_night
 
-B, D = 2, 16
+__all__ = ["stand_in"]
+
+D = 16
 BOTH = (False, True)
 AXES: Axes = {
     "dtype": (torch.float32, torch.bfloat16),
     "heads": ((4, 4), (4, 2), (3, 1)),
     # queries, keys, and where both begin
     "sizes": ((5, 5, 0, 0), (1, 9, 8, 0), (4, 7, 5, 2), (6, 9, 0, 0)),
-    "mask": ("none", "usual", "all", "before", "around", "every second", "bools", "of keys", "numbers"),
-    "padding": ("", "left", "right", "both", "holes"),
+    "mask": ("none", *KINDS, "bools", "of keys", "numbers"),
+    "padding": PADDINGS,
     "values": (D, 24),
     "softcap": (None, 5.0),
     "scaling": (None, 0.3),
@@ -60,37 +56,6 @@ class Module(torch.nn.Module):
     is_causal = False
 
 
-def around(_b: Any, _h: Any, q_idx: Any, kv_idx: Any) -> Any:
-    return (q_idx - kv_idx < 3) & (kv_idx - q_idx < 2)
-
-
-def before(_b: Any, _h: Any, q_idx: Any, kv_idx: Any) -> Any:
-    return (kv_idx <= q_idx) & (q_idx - kv_idx < 4)
-
-
-def every_second(_b: Any, _h: Any, q_idx: Any, kv_idx: Any) -> Any:
-    return ((q_idx - kv_idx) % 2 == 0) & (kv_idx <= q_idx)
-
-
-@pytest.fixture(autouse=True)
-def stand_in(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The two functions of transformers that stand for masks, which not everybody has installed."""
-    package, made = ModuleType("transformers"), ModuleType("transformers.masking_utils")
-
-    def causal_mask_function(_b: Any, _h: Any, q_idx: Any, kv_idx: Any) -> Any:
-        return kv_idx <= q_idx
-
-    def bidirectional_mask_function(_b: Any, _h: Any, q_idx: Any, _kv_idx: Any) -> Any:
-        return q_idx >= 0
-
-    made.__dict__.update(
-        causal_mask_function=causal_mask_function, bidirectional_mask_function=bidirectional_mask_function
-    )
-    monkeypatch.setitem(sys.modules, "transformers", package)
-    monkeypatch.setitem(sys.modules, "transformers.masking_utils", made)
-    return made
-
-
 @dataclass(frozen=True, slots=True)
 class Made:
     """What a call takes, and which keys its queries see: bool[B, 1 or H, M, N]; added: to the scores."""
@@ -100,31 +65,6 @@ class Made:
     options: dict[str, Any]
     seen: torch.Tensor
     added: torch.Tensor | None
-
-
-def functions(name: str) -> Any:
-    known = sys.modules["transformers.masking_utils"]
-    return {
-        "usual": None,
-        "all": getattr(known, "bidirectional_mask_function", None),
-        "before": before,
-        "around": around,
-        "every second": every_second,
-    }[name]
-
-
-def padding_of(name: str, keys: int) -> torch.Tensor | None:
-    """[B, keys] of ones where there is a token."""
-    if not name:
-        return None
-    kept, at = torch.ones(B, keys, dtype=torch.long), torch.arange(keys)
-    if name in ("left", "both"):
-        kept[1] *= at >= 2
-    if name in ("right", "both"):
-        kept[1] *= at < keys - 2
-    if name == "holes":
-        kept[1] *= at != keys // 2
-    return kept
 
 
 def make(x: Values, seed: int) -> Made:
@@ -241,72 +181,6 @@ def test_any_arguments() -> None:
     run()
 
 
-# --- bands --------------------------------------------------------------------------------------------------
-
-Ends = tuple[int | None, int | None]
-
-
-def keeps(ends: Ends, q_idx: torch.Tensor, kv_idx: torch.Tensor) -> torch.Tensor:
-    """What a band keeps, [M, N]."""
-    left, right = ends
-    kept = torch.ones(len(q_idx), kv_idx.shape[1], dtype=torch.bool)
-    kept &= True if left is None else kv_idx >= q_idx - left
-    kept &= True if right is None else kv_idx <= q_idx + right
-    return kept
-
-
-@st.composite
-def masks(draw: st.DrawFn) -> tuple[torch.Tensor, tuple[int, int], tuple[int, int]]:
-    """What a mask keeps, [M, N]: most are bands; then queries and keys, and where both begin."""
-    lengths = draw(st.integers(1, 5)), draw(st.integers(1, 6))
-    offsets = draw(st.integers(0, 5)), draw(st.integers(0, 3))
-    bound = st.none() | st.integers(-1, 6)
-    kept = keeps((draw(bound), draw(bound)), *places(lengths, offsets))
-    if draw(st.integers(0, 4)) == 0:
-        kept[draw(st.integers(0, lengths[0] - 1)), draw(st.integers(0, lengths[1] - 1))] ^= True
-    return kept, lengths, offsets
-
-
-def places(lengths: tuple[int, int], offsets: tuple[int, int]) -> tuple[torch.Tensor, torch.Tensor]:
-    return (torch.arange(lengths[0]) + offsets[0])[:, None], (torch.arange(lengths[1]) + offsets[1])[None, :]
-
-
-def list_bands(kept: torch.Tensor, q_idx: torch.Tensor, kv_idx: torch.Tensor) -> Iterator[Ends]:
-    """Yields every band around the query that keeps just this."""
-    bounds = (None, *range(12))
-    for ends in product(bounds, bounds):
-        if torch.equal(keeps(ends, q_idx, kv_idx), kept):
-            yield ends
-
-
-@settings(max_examples=600 if is_night() else 200)
-@given(masks())
-def test_a_mask_is_a_band_where_some_band_keeps_the_same(
-    drawn: tuple[torch.Tensor, tuple[int, int], tuple[int, int]],
-) -> None:
-    kept, lengths, offsets = drawn
-    q_idx, kv_idx = places(lengths, offsets)
-
-    def look_up(b: torch.Tensor, _h: Any, rows: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-        return kept[rows - offsets[0], keys - offsets[1]].expand(len(b), 1, *lengths)
-
-    values = _values_of(look_up, 1, lengths, offsets, "cpu")
-    assert torch.equal(values[0, 0], kept)
-    found = _ends_of(values, lengths, offsets, "cpu")
-    distance = (kv_idx - q_idx)[kept]
-    is_around = kept.any() and distance.min() <= 0 <= distance.max()  # else no query stands in it
-    bands = set(list_bands(kept, q_idx, kv_idx)) if is_around else set[Ends]()
-    if int(kv_idx.max()) != int(q_idx.max()):  # what the last query sees does not end with the last key
-        bands = {(left, right) for left, right in bands if right == 0 or (left, right) == (None, None)}
-    if not bands:
-        assert found is None
-        return
-    assert found in bands
-    left, right = found
-    assert left is None or not any(other is None for other, end in bands if end == right)
-    assert right in (None, 0) or not any(end is None for other, end in bands if other == left)
-
-
 def test_packed_sequences_need_a_mask_that_keeps_them_apart() -> None:
     """As those of transformers' collator, which says both where they begin and their positions."""
     q, starts = torch.randn(1, 4, 9, D), torch.tensor([0, 4, 9], dtype=torch.int32)
@@ -320,43 +194,6 @@ def test_packed_sequences_need_a_mask_that_keeps_them_apart() -> None:
             attention(Module(), q, q, q, seen, **packed)
     one: dict[str, Any] = {"cu_seq_lens_q": starts[[0, 2]], "cu_seq_lens_k": starts[[0, 2]]}
     attention(Module(), q, q, q, mask(1, 9, 9), **one)
-
-
-def test_a_band_goes_with_what_models_do_to_a_mask_that_they_pass_on() -> None:
-    kept = torch.ones(2, 9, dtype=torch.long)
-    kept[1, :3] = 0
-    carrier: Any = mask(2, 5, 9, 4, attention_mask=kept)
-    assert carrier.shape == (2, 1, 5, 9)
-    assert (carrier.dim(), carrier.size(2), len(carrier)) == (4, 5, 2)
-    for made in (
-        carrier[:, :, :, :9],
-        carrier.to("cpu"),
-        carrier.to(torch.bfloat16),
-        carrier.detach().contiguous(),
-        carrier.to("meta"),
-    ):
-        band = made.attnc_band
-        assert (band.left, band.right) == (None, 0)
-        assert band.first.device == made.device
-    assert carrier[:, :, :, :7].attnc_band.first.tolist() == [0, 3]
-    assert not carrier.is_contiguous()
-    assert str(carrier)  # of whoever looks for a mistake
-
-
-@pytest.mark.parametrize("reentrant", [False, True])
-def test_a_band_goes_through_a_checkpoint(reentrant: bool) -> None:
-    """A reentrant one copies tensors for the second forward."""
-    carrier, seen = mask(2, 5, 9, 4), list[torch.Tensor]()
-
-    def layer(x: torch.Tensor, given: Any) -> torch.Tensor:
-        seen.append(given.attnc_band.stop)
-        return x * x
-
-    x = torch.ones(3, requires_grad=True)
-    made: Any = checkpoint(layer, x, carrier, use_reentrant=reentrant)
-    made.sum().backward()
-    assert len(seen) == 2
-    assert torch.equal(*seen)
 
 
 def test_a_compiled_model_takes_a_band_from_outside() -> None:
@@ -396,16 +233,6 @@ def test_autocast_converts_to_its_type(compiled: bool) -> None:
         attend(*leaves)
 
 
-def test_keys_behind_a_mask_of_ones_are_hidden() -> None:
-    """A static cache has room for more keys than the mask has; one with a hole is no band."""
-    kept = torch.tensor([[1, 1, 0, 1, 1]])
-    with pytest.warns(UserWarning, match="no tile is skipped"):
-        seen = mask(1, 5, 8, attention_mask=kept)
-    wanted = torch.zeros(1, 1, 5, 8, dtype=torch.bool)
-    wanted[..., :5] = torch.ones(5, 5, dtype=torch.bool).tril() & kept.bool()
-    assert torch.equal(seen, wanted)
-
-
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_a_compiled_model_drops_the_same_weights(dynamic: bool) -> None:
@@ -421,25 +248,6 @@ def test_a_compiled_model_drops_the_same_weights(dynamic: bool) -> None:
             o = function(*leaves)
             found.append([o, *torch.autograd.grad(o.sum(), leaves)])
         torch.testing.assert_close(*found)
-
-
-@pytest.mark.parametrize(
-    "compute",
-    [
-        lambda scores, mask: scores + mask,
-        lambda scores, mask: mask + scores,
-        lambda scores, mask: scores.masked_fill(mask.bool(), 0.0),
-        lambda scores, mask: torch.where(mask > 0, scores, 0.0),
-        lambda scores, mask: torch.nn.functional.scaled_dot_product_attention(scores, scores, scores, mask),
-        lambda scores, mask: scores[mask],
-        lambda scores, mask: scores.add_(mask),
-        lambda scores, mask: torch.cat((mask, scores)),
-    ],
-)
-def test_a_model_that_computes_with_a_band_is_refused(compute: Any) -> None:
-    """Models whose attention does not go through transformers' interface: numbers would be wrong."""
-    with pytest.raises(RuntimeError, match="this model computes its attention by itself"):
-        compute(torch.zeros(2, 1, 5, 5), mask(2, 5, 5))
 
 
 class Model(Module):
@@ -493,22 +301,6 @@ def test_a_model_is_exported_with_its_mask(function: Any, kind: str, strict: boo
         torch.testing.assert_close(exported(x, keys), model(x, keys))
 
 
-@given(st.lists(st.lists(st.booleans(), min_size=6, max_size=6), min_size=1, max_size=3), st.data())
-def test_padding_is_a_run_of_ones_before_the_last_query(rows: list[list[bool]], data: st.DataObject) -> None:
-    kept = torch.tensor(rows)
-    stop = torch.tensor([data.draw(st.integers(0, 6)) for _ in rows])
-    first, last, is_run = _run_of_ones(kept, stop)
-    seen = [
-        [i for i, one in enumerate(row[:end]) if one] for row, end in zip(rows, stop.tolist(), strict=True)
-    ]
-    if any(at and at != list(range(at[0], at[-1] + 1)) for at in seen):
-        assert not is_run
-        return
-    assert is_run
-    for at, begin, end in zip(seen, first.tolist(), last.tolist(), strict=True):
-        assert list(range(begin, end)) == at
-
-
 def test_a_graph_of_many_queries_serves_any_number_of_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("attnc.adapters.transformers.SHORT_KEYS", 30)
     torch._dynamo.reset()
@@ -540,22 +332,6 @@ def test_masks_and_biases_broadcast_on_each_axis_alone() -> None:
     assert _table("bias", torch.zeros(1, 1, 1, 9), lengths, checked).shape == (1, 1, 1, 5)
     with pytest.raises(ValueError, match="bias: expected shape"):
         _table("bias", torch.zeros(1, 1, 1, 4), lengths, checked)
-
-
-@pytest.mark.parametrize("count", [1, 6])
-def test_ones_without_a_hole_are_a_run(count: int) -> None:
-    """Up to what counts."""
-    generator = torch.Generator().manual_seed(count)
-    for _ in range(40):
-        kept = torch.rand(3, count, generator=generator) < 0.6
-        stop = torch.randint(0, count + 1, (3,), generator=generator)
-        first, last, is_run = _run_of_ones(kept, stop)
-        rows = [[at for at in range(int(end)) if row[at]] for row, end in zip(kept, stop, strict=True)]
-        holds = all(not row or row == [*range(row[0], row[-1] + 1)] for row in rows)
-        assert bool(is_run) == holds
-        for b, row in enumerate(rows):
-            if row and holds:
-                assert (int(first[b]), int(last[b])) == (row[0], row[-1] + 1)
 
 
 def test_kernels_are_those_of_gradients_or_of_few_queries(monkeypatch: pytest.MonkeyPatch) -> None:
