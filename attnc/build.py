@@ -17,7 +17,7 @@ from pathlib import Path
 
 from attnc.diagnostics import LIFT, MAX_DIAGNOSTICS, Diagnostic, DiagnosticError, error, warning
 from attnc.diagnostics.attempts import first_made
-from attnc.effort import announce, at_most, finish, grant, limit_steps, memo, renew, spend
+from attnc.effort import announce, at_most, finish, grant, limit_steps, memo, renew, share_spent, spend
 from attnc.model.added import in_what_is_written, move_to_attentions
 from attnc.model.attention import Attention, Variant
 from attnc.model.elaborate import report_limit
@@ -67,6 +67,8 @@ _PIECES_TO_CHOOSE = 2
 #: What a module costs whatever its expressions are, and a character of its text.
 _STEPS_PER_MODULE = 1500
 _STEPS_PER_CHARACTER = 0.15
+#: Of the steps of a file: texts cost six times as much as plans at most.
+_SHARE_THAT_PRINTS = 0.1
 #: Variants of a file, those of every schedule: a file of 1,000 for three targets and more.
 MAX_MODULES = 4096
 
@@ -367,9 +369,12 @@ class CheckedSpec:
 
 @limit_steps()
 def check_spec(path: Path) -> CheckedSpec:
-    """Does what `compile_spec` does, but for the text: what is planned can be printed. Raises OSError."""
+    """Does what `compile_spec` does, but for the text, unless that may be too much work. Raises OSError."""
     try:
-        planned = plan_program(schedule_all(front(path))[0])
+        program, _ = schedule_all(front(path))
+        planned = plan_program(program)
+        if share_spent() > _SHARE_THAT_PRINTS:
+            compile_program(program, path.name)
         tuned_of(path)
         if dispatch := dispatch_source(path):
             load_tables(dispatch)
@@ -590,11 +595,5 @@ def _refuse_variants(source: Source, count: int) -> Diagnostic:
 
 
 def _not_compiled(schedule: Schedule, span: Span) -> Diagnostic:
-    name = schedule.target
-    return warning(
-        "W0803",
-        f"the target '{name}' is not compiled yet",
-        span,
-        "checked, but makes no file",
-        hints=(INSTEAD,),
-    )
+    message = f"the target '{schedule.target}' is not compiled yet"
+    return warning("W0803", message, span, "checked, but makes no file", hints=(INSTEAD,))

@@ -46,11 +46,14 @@ _UNKNOWN = _Unknown()
 
 class _Meter(threading.local):
     """most: steps of a piece; left: those not spent, of the piece at work if there is one, else of the file;
-    known: what `memo` has seen, None outside of `limit_steps`; watcher: who is told of progress.
+    granted: of the file since they were renewed; before: spent until then; known: what `memo` has seen, None
+    outside of `limit_steps`; watcher: who is told of progress.
     """
 
     most: float = _ENDLESS
     left: float = _ENDLESS
+    granted: float = _ENDLESS
+    before: float = 0
     known: dict[Hashable, Any] | None = None
     watcher: Watcher | None = None
 
@@ -73,12 +76,13 @@ def limit_steps(steps: float = MAX_STEPS) -> Iterator[None]:
     if _METER.known is not None:
         yield
         return
-    _METER.most = _METER.left = at_most(steps)
-    _METER.known = {}
+    _METER.most = _METER.left = _METER.granted = at_most(steps)
+    _METER.before, _METER.known = 0, {}
     try:
         yield
     finally:
-        _METER.most, _METER.left, _METER.known = _ENDLESS, _ENDLESS, None
+        _METER.most = _METER.left = _METER.granted = _ENDLESS
+        _METER.known = None
 
 
 @contextmanager
@@ -94,7 +98,9 @@ def limit_piece() -> Iterator[None]:
 
 def grant(pieces: int) -> None:
     """Adds what further pieces cost to the steps of the file."""
-    _METER.left += pieces * _METER.most * STEPS_PER_PIECE / MAX_STEPS
+    added = pieces * _METER.most * STEPS_PER_PIECE / MAX_STEPS
+    _METER.left += added
+    _METER.granted += added
 
 
 def announce(pieces: int) -> None:
@@ -113,7 +119,13 @@ def renew() -> None:
     """Gives the file as many steps as it had in the beginning. A file whose schedules could be chosen is not
     refused for what that cost when it is planned, nor for the plans when they are printed.
     """
-    _METER.left = _METER.most
+    _METER.before += _METER.granted - _METER.left
+    _METER.left = _METER.granted = _METER.most
+
+
+def share_spent() -> float:
+    """Returns what the file has cost so far, as a share of what its steps may be now: 0 without limits."""
+    return (_METER.before + _METER.granted - _METER.left) / _METER.granted
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from attnc.effort import (
     limit_steps,
     memo,
     renew,
+    share_spent,
     spend,
     watch_pieces,
 )
@@ -175,6 +176,35 @@ def test_what_follows_on_plans_has_as_many_steps_again() -> None:
         spend(10)
         with pytest.raises(Exhausted):
             spend(1)
+
+
+def test_the_share_that_is_spent_counts_what_was_spent_before_steps_were_renewed() -> None:
+    with limit_steps(100):
+        spend(20)
+        assert share_spent() == 0.2
+        renew()
+        spend(10)
+        assert share_spent() == 0.3
+    with limit_steps(100):
+        spend(5)
+        assert share_spent() == 0.05
+    with lift_limits(), limit_steps(100):
+        spend(50)
+        assert share_spent() == 0
+
+
+def test_a_check_says_that_a_text_is_too_much_where_plans_cost_much(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it accepts is compiled, and what plans cheaply is not printed for it."""
+    monkeypatch.setattr("attnc.build._STEPS_PER_CHARACTER", 1000)
+    spec = tmp_path / "a.attn"
+    spec.write_text((ROOT / "specs" / "full.attn").read_text())
+    assert [one.code for one in diagnose(spec) if one.severity == "error"] == []
+    monkeypatch.setattr("attnc.build._SHARE_THAT_PRINTS", 0.0)
+    found = [one for one in diagnose(spec) if one.severity == "error"]
+    assert [one.code for one in found] == ["E0510"]
+    assert "the text of 'full'" in found[0].primary.text
 
 
 def test_what_is_remembered_is_forgotten_with_the_block() -> None:
