@@ -14,7 +14,7 @@ from attnc.model.tensors import Tensor
 from attnc.plan.fitting import unsupported
 from attnc.plan.gradients import wanted_loads
 from attnc.plan.key_rows import lay_in_rows
-from attnc.plan.lists import adds_to_keys, lists_blocks, selects_keys
+from attnc.plan.lists import LEAST_TILE, adds_to_keys, listing_of, lists_blocks, selects_keys
 from attnc.plan.signature import is_plain, normalise
 from attnc.plan.target import Target
 from attnc.plan.targets import TARGETS, target_of
@@ -52,8 +52,15 @@ def differentiates_selection(attention: Attention, schedule: Schedule) -> bool:
     of q, k and v.
     """
     is_plain_call = set(attention.grads) <= {"q", "k", "v"} and attention.softmax.form in _SELECTED_FORMS
-    has_kernels = target_of(schedule.target).has_selected_gradients
+    has_kernels = target_of(schedule.target).has_selected_gradients and not _adds_to_other_rows(attention)
     return has_kernels and is_plain_call and selects_keys(attention, schedule)
+
+
+def _adds_to_other_rows(attention: Attention) -> bool:
+    """Returns whether packed queries have gradients of single keys that are not packed: the kernels that add
+    to keys in turn know the queries of all sequences as rows, and so the keys.
+    """
+    return adds_to_keys(attention) and attention.q.storage.is_packed and not attention.k.storage.is_packed
 
 
 def can_differentiate(attention: Attention, target: Target) -> bool:
@@ -108,7 +115,7 @@ def _without_backward(attention: Attention, schedule: Schedule) -> tuple[Span | 
         elif schedule.is_decode:  # whose kernel converts rows as they come
             instead = _OTHER_LOOPS
         return narrow.span, f"no kernel of gradients reads {narrow.dtype}", instead
-    if schedule.is_decode and lists_blocks(attention):
+    if schedule.is_decode and lists_blocks(attention) and not _has_tiles_of_lists(attention, target):
         return _without_selected_gradients(attention, schedule)
     place = next((knob.span for knob in schedule.decode_knobs), None)
     lacks = target.refuse_wide_gradients(normalise(attention))
@@ -116,6 +123,17 @@ def _without_backward(attention: Attention, schedule: Schedule) -> tuple[Span | 
     if lacks != Target.refuse_wide_gradients(target, attention):  # heads that such a schedule does not have
         instead = "to train, write a schedule for the target 'triton'"
     return place or attention.span, lacks, instead
+
+
+def _has_tiles_of_lists(attention: Attention, target: Target) -> bool:
+    """Returns whether kernels of the target that do not decode have gradients beside the lists of an
+    attention: their tiles divide its blocks.
+    """
+    listing = listing_of(attention)
+    if listing is None or not listing.rows or listing.rows % LEAST_TILE or listing.gathers:
+        return False
+    breaks_sticks = target.lists_are_bits and attention.softmax.form == "stick_breaking"
+    return not (target.walks_for_groups or breaks_sticks)
 
 
 def _other_target(attention: Attention) -> str:
@@ -143,6 +161,9 @@ def _without_selected_gradients(attention: Attention, schedule: Schedule) -> tup
         label = "gradients are of lists that queries have of their own, with 'pack = gqa'"
         instead = "to train, give the lists an axis of queries, as in 'rows = 1'"
         return attention.mask.span, label, instead
+    if _adds_to_other_rows(attention):
+        label = "packed queries have gradients of single keys that are packed"
+        return attention.q.storage.span, label, "to train, pack k and v, too"
     able = [name for name, other in TARGETS.items() if other.has_selected_gradients]
     instead = f"to train, add a schedule for {' or '.join(able)}"
     return attention.mask.span, "no gradients of keys that a list names", instead

@@ -19,6 +19,7 @@ from attnc.expr.nodes import TRUE, Const, Index, walk
 from attnc.model.attention import Attention, Form
 from attnc.model.dtypes import DType
 from attnc.model.schedule import Knob, Phase, Schedule, TileConfig, Value, field_of, key_of
+from attnc.model.tensors import Role, group_size
 from attnc.plan.layout import KernelName, Which
 from attnc.source import Span
 
@@ -168,7 +169,7 @@ class TileShape:
     schedules have the same; 0: there are none. is_one_segment: of all variants. shares_sums: there are
     gradients beside a forward that decodes (`Target.refuse_wide_gradients`). unites: neighbouring queries can
     share tiles over the union of their lists. drifts: scores depend on where a key is, and may grow from tile
-    to tile.
+    to tile. group: query heads of a K/V head, 0 where they are no number.
     """
 
     dtype: str
@@ -186,6 +187,7 @@ class TileShape:
     narrow_cache: bool = False
     unites: bool = False
     drifts: bool = False
+    group: int = 0
 
     @property
     def lists_blocks_of_queries(self) -> bool:
@@ -215,7 +217,16 @@ def shape_of(attention: Attention) -> TileShape:
         segment=_count_segment(attention),
         narrow_cache=_has_narrow_cache(attention),
         drifts=any(node == Index("kv_idx") for node in walk(attention.score)),
+        group=_count_group(attention),
     )
+
+
+def _count_group(attention: Attention) -> int:
+    match group_size(attention.q.size(Role.HEAD), attention.k.size(Role.HEAD)):
+        case Const(value=int() as heads):
+            return heads
+        case _:
+            return 0
 
 
 def decode_tiles(shape: TileShape) -> str:

@@ -35,7 +35,7 @@ _ONE = Const(1)
 #: Queries, or keys, of a warpgroup.
 WARPGROUP = 64
 #: Keys of the smallest tile.
-_LEAST_TILE = 16
+LEAST_TILE = 16
 #: The K/V head of a query head, and of the rows of a tile that has all query heads of it.
 GROUP, KV_HEAD = Binary("//", Index("h"), Dim("G")), Ref("h_kv", "int", natural=True)
 #: Keys and columns of what a query gives to gradients of single keys that it selects, of which a product is
@@ -82,7 +82,7 @@ class Listing:
         """Whether blocks are smaller than tiles can be, or no multiple of them: tiles are gathered from
         several.
         """
-        return self.keys % _LEAST_TILE != 0
+        return self.keys % LEAST_TILE != 0
 
     @property
     def row_axis(self) -> int | None:
@@ -129,10 +129,13 @@ def selects_keys(attention: Attention, schedule: Schedule) -> bool:
 
 
 def walks_packed_lists(attention: Attention) -> bool:
-    """Returns whether packed queries walk over blocks of keys, by a list of each."""
+    """Returns whether packed queries walk over blocks of keys, by a list of each, or over single keys that
+    are not packed.
+    """
     listing = listing_of(attention)
-    is_of_blocks = listing is not None and listing.rows > 0 and not listing.gathers
-    return is_of_blocks and attention.q.storage.is_packed
+    if listing is None or not attention.q.storage.is_packed:
+        return False
+    return listing.rows > 0 and not (listing.gathers and attention.k.storage.is_packed)
 
 
 def lists_packed_rows(attention: Attention) -> bool:

@@ -1,5 +1,6 @@
 """Lists of single keys as lists of rows of memory: on Hopper beside masks, lengths, pages and packed
-sequences; for Triton of packed sequences, with gradients.
+sequences; for Triton of packed sequences, with gradients. And packed queries beside keys that are not
+packed, whose lists Triton follows as they are.
 """
 
 from __future__ import annotations
@@ -263,3 +264,77 @@ TRITON_BY_DAY = ("latent attention", "heads with keys of their own", "a sink", "
 )
 def test_packed_sequences_beside_lists_of_tokens(name: str) -> None:
     assert not list(wrong(subject_on_triton(name), TRITON_SIZES, range(1, 1 + examples(2))))
+
+
+BESIDE_PAGES = """attention a {
+  input q: bf16[T, Hkv * G, 32] via ragged(cu)
+  KEYS
+  input cu: i32[B + 1]
+  input idx: i32[LISTS, S]
+  EXTRAS
+  score = SCORE
+  mask = listed(idx, rows = 1, keys = SIZE) and MASK
+  normalize = SOFTMAX
+  output o: bf16[T, Hkv * G, COLUMNS]
+  output lse: f32[Hkv * G, T]
+}
+
+schedule a for triton {
+  loops = [kv], pack = gqa, tile.q = 16, tile.kv = 16SCHEDULE
+}
+"""
+OF_PAGES = "input k: bf16[B, N, Hkv, 32] via paged(table, page = 8)\n  "
+TABLE_AND_LENGTH = "input table: i32[B, P]\n  input n: i32[B]\n  length N = n[b]"
+OTHER_KEYS: Mapping[str, Mapping[str, str]] = {
+    "latents in pages": {"EXTRAS": f"{TABLE_AND_LENGTH}\n  input cnt: i32[T, Hkv]", "SIZE": "1, count = cnt"},
+    "latents in pages, split": {"SCHEDULE": ", split.kv in {auto, 3}"},
+    "keys and values in pages": {
+        "KEYS": "input k, v: bf16[B, N, Hkv, 32] via paged(table, page = 8)",
+        "COLUMNS": "32",
+        "EXTRAS": f"{TABLE_AND_LENGTH}\n  input sink: f32[Hkv * G]",
+        "SOFTMAX": "softmax(sink = sink[h])",
+        "SCHEDULE": ", split.kv in {2, auto}",
+    },
+    "keys of a batch": {
+        "KEYS": "input k, v: bf16[B, N, Hkv, 32]",
+        "COLUMNS": "32",
+        "EXTRAS": "input doc: i32[B, N]",
+        "MASK": "doc[b, q_pos] == doc[b, kv_idx]",
+    },
+    "blocks of 5 keys": {"SIZE": "5", "LISTS": "T", "SOFTMAX": "softpick"},
+    "a score of places": {"SCORE": "dot(q, k) / 6 + (q_pos - kv_idx) / 50"},
+    "dropped keys": {
+        "EXTRAS": f"{TABLE_AND_LENGTH}\n  input p: f32[]\n  input seed: i64[]",
+        "SOFTMAX": "softmax(dropout = p, seed = seed)",
+    },
+}
+
+
+def subject_of_pages(name: str) -> Subject:
+    usual = {
+        "KEYS": f"{OF_PAGES}input v: bf16[B, N, Hkv, 16] via prefix(k)",
+        "LISTS": "T, Hkv",
+        "EXTRAS": TABLE_AND_LENGTH,
+        "SCORE": "dot(q, k) / 6",
+        "SIZE": "1",
+        "MASK": "window(30, 4)",
+        "SOFTMAX": "softmax",
+        "COLUMNS": "16",
+        "SCHEDULE": "",
+    }
+    text = BESIDE_PAGES
+    for word, value in {**usual, **OTHER_KEYS[name]}.items():
+        text = text.replace(word, value)
+    return subject_of_text(text)
+
+
+PAGES_SIZES = {"B": 3, "M": 5, "N": 40, "Hkv": 2, "G": 3, "S": 20, "T": 11, "P": 5}
+PAGES_BY_DAY = ("latents in pages", "keys and values in pages", "blocks of 5 keys")
+
+
+@pytest.mark.one_in(4)
+@pytest.mark.parametrize(
+    "name", [pytest.param(x, marks=[] if x in PAGES_BY_DAY else [pytest.mark.nightly]) for x in OTHER_KEYS]
+)
+def test_packed_queries_list_keys_that_are_not_packed(name: str) -> None:
+    assert not list(wrong(subject_of_pages(name), PAGES_SIZES, range(1, 1 + examples(2))))

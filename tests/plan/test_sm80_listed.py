@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from attnc.diagnostics import DiagnosticError
 from attnc.model.schedule import TileConfig
 from attnc.plan.ir.backward import Backward
+from attnc.plan.lower import plan
 from attnc.plan.sm80.listed import adapt, block_of, cuts_blocks
 from tests.plan.planning import resolved
 from tests.verify.judging import modules_of, spec
@@ -78,3 +80,34 @@ def test_gradients_have_tiles_of_blocks_whatever_warps_can_share(width: int, key
     assert isinstance(module.backward, Backward)
     for kernel in module.backward.kernels:
         assert all(48 % x.tile_q == 0 and keys % x.tile_kv == 0 for x in kernel.configs)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "reason"),
+    [
+        ("  warps = 4", "16 query rows for each of 4 warps: listed blocks have 48 queries"),
+        ("  tile.q = 48, warps = 4", "16 query rows for each of 4 warps"),
+        (
+            "  loops = [kv], pack = gqa, warp_split = kv, warps = 4",
+            "tile.kv = 16 is not a multiple of 64, 16 keys for each of 4 warps: listed blocks have 80 keys",
+        ),
+    ],
+)
+def test_a_tile_that_no_schedule_says_is_explained_by_its_block(schedule: str, reason: str) -> None:
+    with pytest.raises(DiagnosticError) as refused:
+        config_of("listed(idx, rows = 48, keys = 80)", schedule)
+    assert refused.value.diagnostics[0].primary.text.endswith(reason)
+
+
+def test_so_is_one_of_gradients() -> None:
+    variant, schedule = resolved(
+        "listed(idx, rows = 48, keys = 48)",
+        inputs=LISTS,
+        target="cuda.sm_80",
+        schedule="  backward { warps = 4 }",
+        grads="q, k, v",
+    )
+    with pytest.raises(DiagnosticError) as refused:
+        plan(variant, schedule)
+    reason = refused.value.diagnostics[0].primary.text
+    assert reason.endswith("16 rows for each of 4 warps: listed blocks have 48 queries")

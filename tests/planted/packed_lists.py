@@ -57,4 +57,25 @@ BUGS: tuple[TritonBug, ...] = (
         patch="rows = h.to(tl.int64) * T + q_idx",
         phase="backward",
     ),
+    TritonBug(
+        name="the list of a row of the first sequence, of single keys",
+        attention="packed_tokens",
+        story="lists were numbered within a sequence",
+        anchor="-1, cu.to(tl.int64) + q_lo,",
+        patch="-1, q_lo.to(tl.int64),",
+    ),
+    TritonBug(
+        name="pages of the first sequence",
+        attention="packed_tokens",
+        story="there was thought to be one table",
+        anchor="table_row = table_ptr + b.to(tl.int64) * stride_table_0",
+        patch="table_row = table_ptr",
+    ),
+    TritonBug(
+        name="listed keys past the end of the sequence",
+        attention="packed_tokens",
+        story="a list was thought to name keys of its own sequence alone",
+        anchor="(kv_idx[None, :] < N) & (q_pos[:, None] - 50 <= kv_idx[None, :])",
+        patch="(q_pos[:, None] - 50 <= kv_idx[None, :])",
+    ),
 )

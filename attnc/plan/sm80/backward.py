@@ -34,7 +34,7 @@ from attnc.plan.sm80.layout import (
     CudaLayout,
     over_rows,
 )
-from attnc.plan.sm80.listed import adapt, block_of, cuts_blocks
+from attnc.plan.sm80.listed import adapt, block_of, cuts_blocks, name_block
 from attnc.plan.sticks import BY_PHASE, with_common_keys
 
 #: A warp draws which elements dropout keeps for at most so many columns at a time.
@@ -149,7 +149,9 @@ def cuda_choices(
         kept = with_common_keys(kept, schedule, fitting)
     if not kept:
         hints = remedy(candidates[0], REMEDIES, lambda config: _misfit(config, plan, variant, kernel))
-        raise nothing_fits(schedule, kernel, reasons[0] or "", where=schedule.target, hints=hints)
+        said = schedule.phases[backward_phase_of(kernel)]
+        reason = name_block(reasons[0] or "", block_of(variant.attention), said)
+        raise nothing_fits(schedule, kernel, reason, where=schedule.target, hints=hints)
     return kept
 
 

@@ -19,7 +19,7 @@ from attnc.plan.fitting import Tiles, first_fitting, nothing_fits, remedy, sever
 from attnc.plan.layout import Buffer, Estimate
 from attnc.plan.signature import feature
 from attnc.plan.sm80.layout import GRANULE, MMA, UNALIGNED_ROWS, CudaLayout, Swizzle, chunk_of, round_up_depth
-from attnc.plan.sm80.listed import adapt, block_of, cuts_blocks
+from attnc.plan.sm80.listed import adapt, block_of, cuts_blocks, name_block
 
 PREFIX = "cuda."
 #: Columns of o that split-K sums at once: as many as keep its buffer below the tiles' own size.
@@ -182,7 +182,8 @@ def cuda_configs(variant: Variant, schedule: Schedule) -> tuple[ForwardConfig, .
         is_split = "warp_split" in knobs or _breaks_sticks(variant)
         changes = REMEDIES if is_split else {**_SPLIT, **REMEDIES}
         hints = remedy(candidates[0], changes, misfit)
-        raise nothing_fits(schedule, "forward", reasons[0] or "", where=schedule.target, hints=hints)
+        reason = name_block(reasons[0] or "", block, knobs)
+        raise nothing_fits(schedule, "forward", reason, where=schedule.target, hints=hints)
     return kept
 
 

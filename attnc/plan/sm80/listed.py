@@ -37,6 +37,16 @@ def cuts_blocks(config: TileConfig, block: Block) -> str:
     return ""
 
 
+def name_block(reason: str, block: Block, said: Collection[str]) -> str:
+    """Returns why a config fits nothing, and the block that its tile divides, where the schedule says no
+    tile.
+    """
+    for (key, what), size in zip((("tile.q", "queries"), ("tile.kv", "keys")), block, strict=True):
+        if size and key not in said and reason.startswith(f"{key} = "):
+            return f"{reason}: listed blocks have {size} {what}"
+    return reason
+
+
 def adapt(config: C, block: Block, said: Collection[str], misfit: Misfit[C]) -> C:
     """Returns a config with the largest tiles that divide blocks, and as many warps as can share them, as
     far as a schedule has not said them.
