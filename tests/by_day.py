@@ -1,11 +1,23 @@
-"""Cases of which some run by day, and all by night: `@pytest.mark.one_in(n)` above a parametrised test, or a
-list of parameters made here, where cases need marks or names of their own.
+"""Which tests run by day, and which by night alone: one rule for three ways of saying it.
+
+What is left to the night is alike: tests by day run every line of `attnc` that it runs; each file, which is
+about one kind of kernel or of code, runs for each target that its cases name, and keeps two in five of its
+functions. Every command, door, committed spec and golden, and more than 260 planted bugs stay.
+
+- `@pytest.mark.one_in(n)` above a parametrised test: one in n of its cases runs by day;
+- a list of parameters made here, where cases need marks or names of their own;
+- `tests/by_night.txt`: functions of which no case runs by day, for what they take.
+
+A file that is named on the command line (`pytest tests/kernels/test_sinks.py`) runs all of them.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Sequence
+from functools import cache
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -41,16 +53,35 @@ def some_by_day(*factors: Iterable[Any], of: int) -> list[ParameterSet]:
     return found
 
 
-def part_by_day(metafunc: pytest.Metafunc, *, is_night: bool) -> None:
+LISTED = Path(__file__).with_name("by_night.txt")
+
+
+@cache
+def read_listed() -> frozenset[str]:
+    """The functions of which no case runs by day, as `tests/plan/test_width.py::test_a_name`."""
+    lines = LISTED.read_text(encoding="utf-8").splitlines()
+    return frozenset(line for line in lines if line and not line.startswith("#"))
+
+
+def is_listed(name: str) -> bool:
+    """Whether a test is one of a function that is listed, by its id."""
+    return name.partition("[")[0] in read_listed()
+
+
+def part_by_day(metafunc: pytest.Metafunc, *, is_night: bool, is_named: bool = False) -> None:
     """Leaves out the cases of a test that run by night alone, or marks them `nightly` if it is night: those
     of a test marked `one_in(n)` but one in n, along diagonals where it has several lists of parameters, and
-    one for each target that would have none.
+    one for each target that no case of its file had before. None of a file that is named.
 
     That is before pytest makes an item of each, which takes seconds. Where no case runs by day one stays, for
     a test without cases would be called without arguments; it is marked, and so runs by night alone.
     """
     calls = metafunc._calls  # has no public name
-    by_day = _find_by_day(metafunc.definition, calls)
+    if is_named:
+        for call in calls:
+            call.marks[:] = [mark for mark in call.marks if mark.name != "nightly"]
+        return
+    by_day = _find_by_day(metafunc.definition, calls, _TARGETS[metafunc.module.__name__])
     if is_night:
         for number in {*range(len(calls))}.difference(by_day):
             calls[number].marks.append(pytest.mark.nightly.mark)
@@ -58,31 +89,40 @@ def part_by_day(metafunc: pytest.Metafunc, *, is_night: bool) -> None:
         metafunc._calls = [calls[number] for number in by_day] or calls[:1]
 
 
-def _find_by_day(test: pytest.Item, calls: Sequence[Any]) -> list[int]:
-    """Returns the numbers of the cases that run by day."""
-    if test.get_closest_marker("nightly") is not None:
+#: The targets that cases by day of a test file have, as far as it is collected.
+_TARGETS: defaultdict[str, set[str]] = defaultdict(set)
+
+
+def _find_by_day(test: pytest.Item, calls: Sequence[Any], targets: set[str]) -> list[int]:
+    """Returns the numbers of the cases that run by day, and adds their targets to those of the file."""
+    if test.get_closest_marker("nightly") is not None or is_listed(test.nodeid):
         return []
     left = [number for number, call in enumerate(calls) if all(mark.name != "nightly" for mark in call.marks)]
-    mark = test.get_closest_marker("one_in")
-    if mark is None:
-        return left
-    lists = [len([*made.args[1]]) for made in test.iter_markers("parametrize")]
-    places = [_sum_places(number, lists) for number in left] if len(lists) > 1 else range(len(left))
-    chosen = [number for number, place in zip(left, places, strict=True) if place % int(mark.args[0]) == 0]
-    return sorted([*chosen, *_one_of_each_target(calls, left, chosen)])
+    mark, chosen = test.get_closest_marker("one_in"), left
+    if mark is not None:
+        lists = [len([*made.args[1]]) for made in test.iter_markers("parametrize")]
+        places = [_sum_places(number, lists) for number in left] if len(lists) > 1 else range(len(left))
+        chosen = [
+            number for number, place in zip(left, places, strict=True) if place % int(mark.args[0]) == 0
+        ]
+        chosen = sorted([*chosen, *_one_of_each_target(calls, left, chosen, targets)])
+    targets.update(target for number in chosen for target in _targets(calls[number]))
+    return chosen
 
 
-def _one_of_each_target(calls: Sequence[Any], left: Sequence[int], chosen: Sequence[int]) -> Iterator[int]:
-    """Yields a case for each target of those left that none of the chosen has: the first whose other
-    arguments none of these has either, if there is one.
+def _one_of_each_target(
+    calls: Sequence[Any], left: Sequence[int], chosen: Sequence[int], targets: Iterable[str]
+) -> Iterator[int]:
+    """Yields a case for each target of those left that neither the chosen nor other tests of the file have:
+    the first whose other arguments none of the chosen has either, if there is one.
     """
     seen = {argument for number in chosen for argument in _arguments(calls[number])}
-    arguments = {number: _arguments(calls[number]) for number in left}
-    for target in dict.fromkeys(pair for pairs in arguments.values() for pair in pairs if _is_target(pair)):
-        if target not in seen:
-            cases = [number for number in left if target in arguments[number]]
-            best = min(cases, key=lambda number: len(seen.intersection(arguments[number])))
-            seen.update(arguments[best])
+    known = {*targets, *(target for number in chosen for target in _targets(calls[number]))}
+    for target in dict.fromkeys(target for number in left for target in _targets(calls[number])):
+        if target not in known:
+            cases = [number for number in left if target in _targets(calls[number])]
+            best = min(cases, key=lambda number: len(seen.intersection(_arguments(calls[number]))))
+            seen.update(_arguments(calls[best]))
             yield best
 
 
@@ -94,8 +134,8 @@ def _arguments(call: Any) -> list[tuple[str, Hashable]]:
     ]
 
 
-def _is_target(argument: tuple[str, Hashable]) -> bool:
-    return "target" in argument[0]
+def _targets(call: Any) -> list[str]:
+    return [str(value) for name, value in call.params.items() if "target" in name]
 
 
 def _sum_places(number: int, lists: Sequence[int]) -> int:

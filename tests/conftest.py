@@ -21,7 +21,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, Verbosity, settings
 from hypothesis.internal.conjecture import providers
 
-from tests.by_day import part_by_day
+from tests.by_day import is_listed, part_by_day
 from tests.golden_files import golden, pytest_addoption
 from tests.profiles import is_night
 
@@ -48,7 +48,7 @@ _SLOW = (HealthCheck.too_slow,)
 
 settings.register_profile(
     "pr",
-    max_examples=30,
+    max_examples=20,
     derandomize=True,
     database=None,
     deadline=None,
@@ -100,14 +100,16 @@ _QUICK = (
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves out the tests of the night by day, and marks quick ones. Slow ones stay beside others of their
-    file, which plan and load the same kernels.
+    """Leaves out the tests of the night by day, but for files that are named, and marks quick ones. Slow ones
+    stay beside others of their file, which plan and load the same kernels.
     """
     if named := [item.nodeid for item in items if " at 0x" in item.nodeid]:
         raise pytest.UsageError(f"workers disagree about an address in the name of a case: {named[0]}")
     for item in items:
         if _is_quick(item.path) and item.get_closest_marker("slow") is None:
             item.add_marker("quick")
+        if is_listed(item.nodeid) and not _is_named(config, item.path):
+            item.add_marker("nightly")
     if not is_night():
         nightly = {item for item in items if item.get_closest_marker("nightly") is not None}
         config.hook.pytest_deselected(items=[*nightly])
@@ -123,7 +125,20 @@ def _is_quick(path: Path) -> bool:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> Iterator[None]:
     """Parts the cases of a test by day and by night, once all that makes cases has run."""
     yield
-    part_by_day(metafunc, is_night=is_night())
+    part_by_day(metafunc, is_night=is_night(), is_named=_is_named(metafunc.config, metafunc.definition.path))
+
+
+def _is_named(config: pytest.Config, path: Path) -> bool:
+    """Whether a test file, or a test of it, is named on the command line; cases of a mark are its share."""
+    return not config.option.markexpr and path in _named_files(
+        tuple(config.args), config.invocation_params.dir
+    )
+
+
+@cache
+def _named_files(arguments: tuple[str, ...], folder: Path) -> frozenset[Path]:
+    named = (folder / argument.partition("::")[0] for argument in arguments)
+    return frozenset(path.resolve() for path in named if path.suffix == ".py")
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import re
+from itertools import count, groupby
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from tests.by_day import _one_of_each_target, part_by_day
-from tests.conftest import is_read
+from tests.by_day import LISTED, _one_of_each_target, is_listed, part_by_day, read_listed
+from tests.conftest import _is_named, is_read
 
 NIGHTLY = pytest.mark.nightly.mark
+FILES = count()
+ROOT = Path(__file__).parents[1]
 
 
 def part(
@@ -20,13 +25,19 @@ def part(
     cases: int = 0,
     targets: int = 0,
     is_night: bool = False,
+    is_named: bool = False,
+    file: str = "",
+    name: str = "tests/test_a.py::test_a",
 ) -> Any:
     """The cases, numbered, of a test with lists of so many parameters, marked `one_in(of)`; `nightly`: those
-    that are marked already; targets: how many take turns among the cases.
+    that are marked already; targets: how many take turns among the cases; file: one for several tests;
+    name: its id.
     """
     made = [pytest.mark.parametrize("x", range(length)).mark for length in lists]
     marks = {"one_in": pytest.mark.one_in(of).mark} if of else {}
-    definition = SimpleNamespace(get_closest_marker=marks.get, iter_markers=lambda name: made)
+    definition: Any = SimpleNamespace(
+        get_closest_marker=marks.get, iter_markers=lambda name: made, nodeid=name
+    )
     calls = [
         SimpleNamespace(
             number=number,
@@ -35,8 +46,9 @@ def part(
         )
         for number in range(cases or lists[0])
     ]
-    metafunc: Any = SimpleNamespace(definition=definition, _calls=calls)
-    part_by_day(metafunc, is_night=is_night)
+    module = SimpleNamespace(__name__=file or f"file {next(FILES)}")
+    metafunc: Any = SimpleNamespace(definition=definition, _calls=calls, module=module)
+    part_by_day(metafunc, is_night=is_night, is_named=is_named)
     return metafunc._calls
 
 
@@ -70,6 +82,56 @@ def test_every_target_has_a_case_by_day() -> None:
     assert numbers(part(3, of=2, targets=3)) == [0, 1, 2]
 
 
+def test_tests_of_a_file_share_the_targets() -> None:
+    assert numbers(part(6, of=6, targets=3, file="a")) == [0, 1, 2]
+    assert numbers(part(6, of=6, targets=3, file="a")) == [0]
+    assert numbers(part(6, of=6, targets=3, file="b")) == [0, 1, 2]
+
+
+def test_no_case_of_a_function_that_is_listed_runs_by_day(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.by_day.read_listed", lambda: {"tests/test_a.py::test_a"})
+    assert numbers(part(3)) == [0], "which is left out by its name"
+    assert [call.marks for call in part(3, is_night=True)] == [[NIGHTLY]] * 3
+    assert numbers(part(3, is_named=True)) == [0, 1, 2]
+    assert numbers(part(3, name="tests/test_a.py::test_b")) == [0, 1, 2]
+    assert is_listed("tests/test_a.py::test_a[some case]")
+
+
+def test_what_is_listed_is_there_and_a_file_keeps_tests_by_day() -> None:
+    listed = read_listed()
+    assert sorted(listed) == [line for line in LISTED.read_text().splitlines() if not line.startswith("#")]
+    for path, names in groupby(sorted(listed), lambda name: name.partition("::")[0]):
+        functions = set(re.findall(r"^def (test_\w+)", (ROOT / path).read_text(), re.MULTILINE))
+        gone = {name.partition("::")[2] for name in names}
+        assert gone <= functions, f"{path} has none of this name any more"
+        assert len(functions - gone) >= 0.4 * len(functions), path
+
+
+def test_a_file_that_is_named_runs_all_its_cases() -> None:
+    calls = part(7, of=3, nightly=(1, 2), is_named=True)
+    assert numbers(calls) == [*range(7)]
+    assert not any(call.marks for call in calls)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "mark", "expected"),
+    [
+        (["tests/test_by_day.py"], "", True),
+        (["tests/test_by_day.py::test_one_in_n_runs_by_day", "tests/plan"], "", True),
+        (["tests/test_by_day.py"], "quick", False),
+        (["tests"], "", False),
+        (["tests/test_docs.py"], "", False),
+    ],
+)
+def test_files_are_named_by_arguments(arguments: list[str], mark: str, expected: bool) -> None:
+    config: Any = SimpleNamespace(
+        args=arguments,
+        option=SimpleNamespace(markexpr=mark),
+        invocation_params=SimpleNamespace(dir=Path(__file__).parents[1]),
+    )
+    assert _is_named(config, Path(__file__)) is expected
+
+
 def test_a_target_of_the_night_has_no_case_by_day() -> None:
     assert numbers(part(6, of=6, nightly=(1, 3, 5), targets=2)) == [0]
 
@@ -78,7 +140,8 @@ def test_a_case_for_a_target_has_other_arguments_too() -> None:
     calls = [
         SimpleNamespace(params={"form": form, "target": target}) for form in "ab" for target in ("x", "y")
     ]
-    assert [*_one_of_each_target(calls, range(4), [0])] == [3]
+    assert [*_one_of_each_target(calls, range(4), [0], ())] == [3]
+    assert [*_one_of_each_target(calls, range(4), [0], ("y",))] == []
 
 
 def test_one_case_stays_where_all_run_by_night() -> None:

@@ -260,6 +260,7 @@ PYTEST = "import sys, pytest\nsys.exit(pytest.main(sys.argv[1:]))"
 
 
 @pytest.mark.slow
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("page", [page for page in PAGES if any(b.file for b in blocks(page))], ids=str)
 def test_the_example_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its files, as a reader would save them: specs are compiled, then the programs run on the CPU."""

@@ -102,7 +102,7 @@ def made(kind: str) -> Subject:
 
 @pytest.mark.one_in(6)
 @pytest.mark.parametrize("kind", some_by_day(KINDS, of=3))
-@settings(max_examples=settings().max_examples // 25)
+@settings(max_examples=max(settings().max_examples // 25, 1))
 @given(data=st.data())
 def test_turns_change_no_result_and_end(kind: str, data: st.DataObject) -> None:
     """A turn that is waited for and not given, or given and not taken, is a fault of the simulator."""

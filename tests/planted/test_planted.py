@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Collection
 from dataclasses import replace
 
 import pytest
@@ -17,17 +19,38 @@ from tests.planted.search import CASES, FOUND, read
 
 NEEDS_GXX = pytest.mark.skipif(not available(), reason="g++ compiles the kernels for the CPU")
 KEPT, FOUND_BY = read(CASES), read(FOUND)
+#: By target, one in how many bugs of a part runs by day.
+SHARES = {"triton": 2, "projection": 2, "cuda.sm_80": 3, "cuda.sm_90a": 6}
 
 
-def each(names: list[str], *, of: int = 1) -> list[object]:
-    """A parameter for each bug, one in `of` of them by day."""
+def choose_by_day() -> set[str]:
+    """The bugs of the day, more than 260: of each part one in so many, those first whose cases are small and
+    ask one kernel. On a CPU a case of Hopper's kernels takes four times as long as one of Triton's.
+    """
+    found: set[str] = set()
+    for part, bugs in PARTS.items():
+        names = [name for name in (f"{part}: {bug.name}" for bug in bugs) if name in KEPT]
+        of = max((SHARES[bug.target] for bug in bugs), default=1)
+        found.update(sorted(names, key=_work)[: -(-len(names) // of)])
+    return found
+
+
+def _work(name: str) -> tuple[bool, int]:
+    """Whether a case asks kernels of gradients, and the product of its sizes."""
+    bug, kept = BUGS[name], KEPT[name]
+    asks_gradients = bug.phase == "backward" or bug.file not in ("", "host") or kept["by"] == "gradients"
+    return asks_gradients, math.prod(max(size, 1) for size in kept["case"].get("dims", {}).values())
+
+
+def each(names: list[str], *, of: int = 1, chosen: Collection[str] = ()) -> list[object]:
+    """A parameter for each bug, those that are chosen or one in `of` of them by day."""
     return [
         pytest.param(
             name,
             id=name,
             marks=[
                 *([NEEDS_GXX] if BUGS[name].target.startswith("cuda.") else []),
-                *([pytest.mark.nightly] if number % of else []),
+                *([pytest.mark.nightly] if (name not in chosen if chosen else number % of) else []),
             ],
         )
         for number, name in enumerate(names)
@@ -49,7 +72,7 @@ def test_kept_cases_run_configs_that_exist() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", each([name for name in BUGS if name in KEPT], of=3))
+@pytest.mark.parametrize("name", each([name for name in BUGS if name in KEPT], chosen=choose_by_day()))
 def test_the_case_that_is_kept_shows_the_bug(name: str) -> None:
     case = Case.from_json(json.dumps(KEPT[name]["case"]))
     assert shows(BUGS[name], case, KEPT[name]["by"], _rule(name))
@@ -111,6 +134,15 @@ def test_a_search_from_scratch_finds_the_bug(name: str) -> None:
     """By the means that the record names."""
     found = verify(BUGS[name]) if FOUND_BY[name]["by"] == "verify" else hunt(BUGS[name])
     assert found.case is not None
+
+
+def test_more_than_260_bugs_are_shown_by_day() -> None:
+    """Some of each part."""
+    chosen = choose_by_day()
+    assert len(chosen) > 260
+    assert {name.partition(": ")[0] for name in chosen} == {
+        part for part, bugs in PARTS.items() if any(f"{part}: {bug.name}" in KEPT for bug in bugs)
+    }
 
 
 def test_names_are_unique() -> None:
