@@ -14,6 +14,7 @@ import os
 import threading
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import wraps
 from typing import Any, ParamSpec, TypeAlias, TypeVar
 
@@ -44,7 +45,8 @@ class _Unknown:
 _UNKNOWN = _Unknown()
 
 
-class _Meter(threading.local):
+@dataclass(slots=True)
+class _Meter:
     """most: steps of a piece; left: those not spent, of the piece at work if there is one, else of the file;
     granted: of the file since they were renewed; before: spent until then; known: what `memo` has seen, None
     outside of `limit_steps`; watcher: who is told of progress.
@@ -58,13 +60,23 @@ class _Meter(threading.local):
     watcher: Watcher | None = None
 
 
-_METER = _Meter()
+class _Thread(threading.local):
+    """The meter of a thread, behind one look at what is the thread's own: steps are counted more often than
+    anything else is done.
+    """
+
+    def __init__(self) -> None:
+        self.meter = _Meter()
+
+
+_THREAD = _Thread()
 
 
 def spend(steps: float = 1) -> None:
     """Counts work: a step is about a visit of one node of an expression. Raises Exhausted."""
-    _METER.left -= steps
-    if _METER.left < 0:
+    meter = _THREAD.meter
+    meter.left -= steps
+    if meter.left < 0:
         raise Exhausted
 
 
@@ -73,69 +85,82 @@ def limit_steps(steps: float = MAX_STEPS) -> Iterator[None]:
     """Limits the work of the block, which handles one file, to this many steps per piece. Inside another such
     block only that one's limit holds.
     """
-    if _METER.known is not None:
+    meter = _THREAD.meter
+    if meter.known is not None:
         yield
         return
-    _METER.most = _METER.left = _METER.granted = at_most(steps)
-    _METER.before, _METER.known = 0, {}
+    meter.most = meter.left = meter.granted = at_most(steps)
+    meter.before, meter.known = 0, {}
     try:
         yield
     finally:
-        _METER.most = _METER.left = _METER.granted = _ENDLESS
-        _METER.known = None
+        meter.most = meter.left = meter.granted = _ENDLESS
+        meter.known = None
+
+
+@contextmanager
+def remember() -> Iterator[None]:
+    """Lets `memo` remember within the block, which nothing limits that did not before."""
+    with limit_steps(_ENDLESS):
+        yield
 
 
 @contextmanager
 def limit_piece() -> Iterator[None]:
     """Limits the block, a piece of the file, on its own too. It may be a part of another piece."""
-    of_file = _METER.left
-    allowed = _METER.left = min(of_file, _METER.most)
+    meter = _THREAD.meter
+    of_file = meter.left
+    allowed = meter.left = min(of_file, meter.most)
     try:
         yield
     finally:
-        _METER.left = of_file - (allowed - _METER.left)
+        meter.left = of_file - (allowed - meter.left)
 
 
 def grant(pieces: int) -> None:
     """Adds what further pieces cost to the steps of the file."""
-    added = pieces * _METER.most * STEPS_PER_PIECE / MAX_STEPS
-    _METER.left += added
-    _METER.granted += added
+    meter = _THREAD.meter
+    added = pieces * meter.most * STEPS_PER_PIECE / MAX_STEPS
+    meter.left += added
+    meter.granted += added
 
 
 def announce(pieces: int) -> None:
     """Grants the file the steps of this many pieces; it has those of the first already."""
     grant(max(pieces - 1, 0))
-    if _METER.watcher is not None:
-        _METER.watcher(pieces, "")
+    if (watcher := _THREAD.meter.watcher) is not None:
+        watcher(pieces, "")
 
 
 def finish(name: str) -> None:
-    if _METER.watcher is not None:
-        _METER.watcher(0, name)
+    if (watcher := _THREAD.meter.watcher) is not None:
+        watcher(0, name)
 
 
 def renew() -> None:
     """Gives the file as many steps as it had in the beginning. A file whose schedules could be chosen is not
     refused for what that cost when it is planned, nor for the plans when they are printed.
     """
-    _METER.before += _METER.granted - _METER.left
-    _METER.left = _METER.granted = _METER.most
+    meter = _THREAD.meter
+    meter.before += meter.granted - meter.left
+    meter.left = meter.granted = meter.most
 
 
 def share_spent() -> float:
     """Returns what the file has cost so far, as a share of what its steps may be now: 0 without limits."""
-    return (_METER.before + _METER.granted - _METER.left) / _METER.granted
+    meter = _THREAD.meter
+    return (meter.before + meter.granted - meter.left) / meter.granted
 
 
 @contextmanager
 def watch_pieces(watcher: Watcher) -> Iterator[None]:
     """Tells the watcher of the pieces that the block announces and finishes."""
-    before, _METER.watcher = _METER.watcher, watcher
+    meter = _THREAD.meter
+    before, meter.watcher = meter.watcher, watcher
     try:
         yield
     finally:
-        _METER.watcher = before
+        meter.watcher = before
 
 
 @contextmanager
@@ -164,7 +189,7 @@ def memo(function: Callable[_P, _R]) -> Callable[_P, _R]:
 
     @wraps(function)
     def recall(*args: _P.args, **kwargs: _P.kwargs) -> _R:
-        known = _METER.known
+        known = _THREAD.meter.known
         if known is None:
             return function(*args, **kwargs)
         spend()
@@ -184,7 +209,7 @@ def memo_by_object(function: Callable[[_T], _R]) -> Callable[[_T], _R]:
 
     @wraps(function)
     def recall(given: _T) -> _R:
-        known = _METER.known
+        known = _THREAD.meter.known
         if known is None:
             return function(given)
         spend()

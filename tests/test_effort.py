@@ -21,6 +21,7 @@ from attnc.effort import (
     limit_piece,
     limit_steps,
     memo,
+    remember,
     renew,
     share_spent,
     spend,
@@ -239,3 +240,22 @@ def test_what_is_remembered_is_forgotten_with_the_block() -> None:
         assert double(1) == 2
     assert (double(1), double(1)) == (2, 2)
     assert calls == [1, 2, 1, 1, 1]
+
+
+def test_one_call_remembers_what_it_has_computed_and_is_not_limited() -> None:
+    calls: list[int] = []
+
+    @memo
+    def double(value: int) -> int:
+        calls.append(value)
+        spend(2 * MAX_STEPS)
+        return 2 * value
+
+    with remember():
+        assert [double(1), double(1), double(2)] == [2, 2, 4]
+    assert calls == [1, 2]
+    with remember():
+        assert double(1) == 2
+    assert calls == [1, 2, 1]
+    with limit_steps(), remember(), pytest.raises(Exhausted):  # a limit that holds already goes on
+        double(3)

@@ -384,7 +384,9 @@ def walk(expr: Expr) -> Iterator[Expr]:
     while left:
         node = left.pop()
         yield node
-        left += reversed(children(node))
+        spend()
+        if (found := _CHILDREN.get(type(node))) is not None:
+            left += reversed(found(node))
 
 
 def rebuild(expr: Expr, operands: tuple[Expr, ...]) -> Expr:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from attnc.diagnostics import DiagnosticError
+from attnc.effort import remember
 from attnc.model.attention import Variant
 from attnc.model.schedule import Schedule
 from attnc.plan.backward import plan_backward
@@ -28,6 +29,7 @@ from attnc.plan.targets import TARGETS, as_written, complete_schedule, target_of
 from attnc.plan.verify import verify_module
 
 
+@remember()
 def plan(variant: Variant, schedule: Schedule) -> Module:
     """Returns all kernels of a variant under a schedule.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
+from attnc.effort import remember
 from attnc.plan.ir import Module
 from attnc.plan.targets import target_of
 from attnc.target.sm80.render import render_cuda
@@ -24,6 +25,7 @@ class Render(Protocol):
 _RENDER: Mapping[str, Render] = {"triton": render_triton, "sm80": render_cuda, "sm90": render_sm90}
 
 
+@remember()
 def render_files(
     module: Module,
     *,

@@ -218,9 +218,10 @@ def _chain(statement: str) -> tuple[str, _Operands, str] | None:
 def _operands(text: str) -> _Operands:
     """Returns the operands of the operators that bind least; the text alone where there is none."""
     for operator in (" or ", " and ", " <= ", " >= ", " < ", " > ", " == ", " != ", " | ", " & ", " + "):
-        first, *others = split_outside_brackets(text, operator)
-        if others:
-            return [("", first), *((f"{operator.strip()} ", other) for other in others)]
+        if operator in text:
+            first, *others = split_outside_brackets(text, operator)
+            if others:
+                return [("", first), *((f"{operator.strip()} ", other) for other in others)]
     return [("", text)]
 
 
@@ -299,13 +300,19 @@ def _without_strings(text: str) -> str:
 def split_outside_brackets(text: str, separator: str) -> Iterator[str]:
     """Yields the parts of a text between separators that stand outside all brackets and quotes."""
     depth = start = 0
-    code = _without_strings(text)
-    for at, char in enumerate(code):
-        depth += (char in "([{") - (char in ")]}")
-        if depth == 0 and code.startswith(separator, at) and at >= start:
-            yield text[start:at]
-            start = at + len(separator)
+    for match in _stops(separator).finditer(_without_strings(text)):
+        found = match[0]
+        if found != separator:
+            depth += 1 if found in "([{" else -1
+        elif depth == 0:
+            yield text[start : match.start()]
+            start = match.end()
     yield text[start:]
+
+
+@cache
+def _stops(separator: str) -> re.Pattern[str]:
+    return re.compile(rf"[(\[{{}}\])]|{re.escape(separator)}")
 
 
 def _matching(line: str, opening: int) -> int:

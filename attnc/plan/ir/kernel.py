@@ -6,10 +6,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, fields, is_dataclass, replace
-from typing import ClassVar, Literal, TypeAlias
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, Literal, TypeAlias, cast
 
-from attnc.expr.nodes import Binary, Const, Dim, Expr, Index, Load, Ref
+from attnc.expr.nodes import Binary, Const, Dim, Expr, Index, Load, Node, Ref
 from attnc.model.attention import Form
 from attnc.model.schedule import ForwardConfig, TileConfig
 from attnc.plan.access import Rows, Section, Sequences, TileWalk
@@ -143,20 +143,19 @@ class Regions:
 
 def expressions_within(part: object) -> Iterator[Expr]:
     """Yields the expressions in a part of a plan, and in what it is made of."""
-    if isinstance(part, Expr):
-        yield part
-        return
     match part:
-        case Span() | None:
+        case None | str() | int() | Span():
             pass
+        case Node():
+            yield cast(Expr, part)
         case tuple() | list():
             for item in part:
                 yield from expressions_within(item)
         case Mapping():
             yield from expressions_within(tuple(part.values()))
-        case _ if is_dataclass(part):
-            for one in fields(part):
-                yield from expressions_within(getattr(part, one.name))
+        case _:  # `fields` would make a tuple of them each time
+            for name in getattr(part, "__dataclass_fields__", ()):
+                yield from expressions_within(getattr(part, name))
 
 
 #: How much faster a multiprocessor reads while others idle, and where rows lie in pages; measured on an H200.

@@ -9,10 +9,11 @@ explain`). Non-goal: ranking the configs that fit; that is measured (`attnc tune
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 
-from attnc.effort import memo, spend
+from attnc.effort import memo, memo_by_object, spend
 from attnc.expr.nodes import Expr, Load, walk
 from attnc.model.attention import Attention, Variant
 from attnc.model.dtypes import DType
@@ -31,7 +32,7 @@ from attnc.plan.signature import block, feature, parts, tile_columns, value_colu
 FEWEST_FROM_SHARED = 64
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)  # no slots: what several buffers ask for is found once
 class SharedMemory:
     """What lies in shared memory at a time. One operand of the loop stays, another is streamed.
 
@@ -65,7 +66,7 @@ class SharedMemory:
         if self.device.has_tma:
             yield Buffer(name="barriers", shape="and alignment", bytes=1024)
 
-    @property
+    @cached_property
     def columns(self) -> tuple[int, int]:
         attention = self.attention
         d = block(feature(attention.q)) if self._walks_over_queries else tile_columns(attention)
@@ -75,7 +76,7 @@ class SharedMemory:
             return d, block(parts(attention)[0].width)
         return d, value_columns(attention) if self.kernel == "forward" else block(feature(attention.v))
 
-    @property
+    @cached_property
     def _joins_rows(self) -> bool:
         return self.kernel in ("dq", "dk") and joins_rows(self.attention)
 
@@ -89,7 +90,7 @@ class SharedMemory:
         splits = isinstance(config, ForwardConfig) and config.split_kv != 1
         return config.loops == ("kv",) or config.pack == "gqa" or splits
 
-    @property
+    @cached_property
     def _shares_v(self) -> bool:
         """Whether v has no memory of its own: it is the first part of k's columns."""
         if not self.attention.v.storage.is_part or self._walks_over_queries:
@@ -100,7 +101,7 @@ class SharedMemory:
     def _tile(self) -> tuple[int, int]:
         return self.config.tile_q, self.config.tile_kv
 
-    @property
+    @cached_property
     def _dtype(self) -> DType:
         return DType(self.attention.q.dtype)
 
@@ -135,7 +136,7 @@ class SharedMemory:
             return DType(self.attention.tensor(name).dtype).bytes
         return self._dtype.bytes
 
-    @property
+    @cached_property
     def _inner(self) -> Axis:
         if self.kernel == "forward":
             return "q" if self.config.loops == ("kv", "q") else "kv"
@@ -161,7 +162,7 @@ class SharedMemory:
             return ("k", "v")
         return ("q",) if self.kernel == "forward" else ("q", "do")
 
-    @property
+    @cached_property
     def _stages(self) -> int:
         """A tile whose address comes from a block table waits for two loads, one after the other, and so
         takes two stages; the decode kernel looks pages up itself, a tile ahead.
@@ -175,7 +176,7 @@ class SharedMemory:
     def _copies(self) -> int:
         return max(1, self._stages - 1)
 
-    @property
+    @cached_property
     def _by_mma(self) -> bool:
         """Tiles of fewer than 64 rows are for the older instruction."""
         rows = self._tile[1] if self._inner == "q" and self.kernel != "forward" else self._tile[0]
@@ -368,6 +369,20 @@ class Rejection:
 
 def estimate(config: TileConfig, variant: Variant, device: Device, kernel: Which = "forward") -> Estimate:
     """Returns the needs of the forward kernel of this variant on the device, or of one of the backward."""
+    known = _known_estimates(variant)
+    key = (config, kernel, _memory_kind(device))
+    if key not in known:
+        known[key] = _estimate(config, variant, device, kernel)
+    return known[key]
+
+
+@memo_by_object
+def _known_estimates(variant: Variant) -> dict[Hashable, Estimate]:
+    """Returns where estimates for a variant are kept: launchers ask for those that configs were chosen by."""
+    return {}
+
+
+def _estimate(config: TileConfig, variant: Variant, device: Device, kernel: Which) -> Estimate:
     spend(_STEPS)
     attention = variant.attention
     tile_q, tile_kv = config.tile_q, config.tile_kv
@@ -534,6 +549,7 @@ def room(config: TileConfig, variant: Variant, kernel: Which = "forward") -> Sha
 
 
 def _memory_kind(device: Device) -> tuple[bool, ...]:
+    """Returns all that estimates know of a device."""
     return device.has_mma_from_shared, device.has_tma, device.has_tensor_memory
 
 
