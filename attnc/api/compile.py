@@ -135,14 +135,18 @@ def family_of(
     steps: bool = False,
     splits: int | None = None,
     many: bool = False,
+    ahead: Family | None = None,
 ) -> Family:
-    """Compiles a spec that is read already, with what was measured for it, as `compile_family` does."""
+    """Compiles a spec that is read already, with what was measured for it, as `compile_family` does. ahead:
+    the kernels of another target that compute what calls return; None where the package says which.
+    """
     if not isinstance(deterministic, bool):
         raise TypeError(f"deterministic: expected True or False, got {show_value(deterministic)}")
     ranked = _rank_targets(target)
     key = _key(text.path, text.text, *(measured.text if measured else "" for measured in (tuned, dispatch)))
     asked = (deterministic, steps, splits, many)
     key = _key(key, json.dumps(ranked), str(asked), attention or "", _compiler())
+    key = key if ahead is None else _key(key, ahead.folder.name)  # calls of the same text alone run its own
     folder = _cache_folder(cache) / "packages" / key
     family = _FAMILIES.get(folder)
     if family is None:
@@ -163,7 +167,9 @@ def family_of(
                     place = _keep(folder, package, cache)
                 family = _import_family(place, package)
                 if forward := package.facts["forward"]:
-                    family.take_forward(made or make_forward(forward))
+                    ahead = made or make_forward(forward)
+                if ahead is not None:
+                    family.take_forward(ahead)
                 _FAMILIES[folder] = family
                 if lost := package.facts["lost"]:
                     warn_of_loss(_FUNCTION, lost)
@@ -528,12 +534,12 @@ def _add_length(part: str) -> str:
     return f"{len(part)}:{part}"
 
 
-def _again(spec: str, name: str, target: str) -> Family:
-    return compile_family(spec, target=target, attention=name, warn=False)
+def _again(spec: str, name: str, target: str, ahead: Family | None = None) -> Family:
+    return family_of(*_read_spec(spec), target=target, attention=name, ahead=ahead)
 
 
-def _reduce(family: Family) -> tuple[Callable[..., Family], tuple[str, str, str]]:
-    return _again, (str(family.spec), family.name, family.target)
+def _reduce(family: Family) -> tuple[Callable[..., Family], tuple[str, str, str, Family | None]]:
+    return _again, (str(family.spec), family.name, family.target, family.ahead)
 
 
 copyreg.pickle(Family, _reduce)

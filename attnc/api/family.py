@@ -99,6 +99,7 @@ class Family:
     warnings: what `attnc check` prints of the spec, "" for nothing
     dense: what it says of a condition that is read from a tensor, so that no tile is skipped; "" for nothing
     files: the texts of the package, by file name; folder: where these files are, to read or to copy
+    ahead: the kernels of another target that compute what calls return, None where these do
     """
 
     def __init__(self, module: ModuleType, package: Package) -> None:
@@ -112,6 +113,7 @@ class Family:
         self.files = package.files
         self.folder = Path(module.__file__ or "").parent
         self.function: Callable[..., Any] = getattr(module, self.name)
+        self.ahead: Family | None = None
         self._path: str = facts["path"]
         self.__name__ = self.__qualname__ = self.name
         self.__doc__ = self.function.__doc__
@@ -190,6 +192,7 @@ class Family:
         and without; gradients are those of these kernels, of what the others leave. Where the other has
         several schedules, it is that for sizes without a limit.
         """
+        self.ahead = other
         guess = getattr(other.module, "GUESS", None)
         for name in self.files:
             stem, _, suffix = name.partition(".")

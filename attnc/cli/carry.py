@@ -56,7 +56,7 @@ def carry(
             say(f"left     {comparison.module}: {comparison.because}")
         else:
             compiled = f"{count_noun(len(comparison.pairs), 'kernel')} with the machine code of {revision}"
-            words = "comments, docstrings and line breaks alone have changed"
+            words = "comments, docstrings, line breaks and annotations alone have changed"
             say(f"carried  {comparison.module}: {compiled if comparison.pairs else words}")
 
     with tempfile.TemporaryDirectory(dir=own_folder()) as folder:

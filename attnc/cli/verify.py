@@ -124,8 +124,8 @@ def verify(
     --carry is for changes of a kernel's text that do not change the kernel, such as other names. It compiles
     the text of the given revision and the new one with the compiler that the record names. If the machine
     code of every config is the same, and launches are declared alike, it moves the record to the new text.
-    Where comments, docstrings and line breaks alone have changed, it does so for Triton's modules, too. It
-    needs git and NVRTC, but no GPU.
+    Where comments, docstrings, line breaks and annotations alone have changed, it does so for Triton's
+    modules, too. It needs git and NVRTC, but no GPU.
 
     Example: attnc verify specs/causal_gqa.attn --variant bf16_d64
     """

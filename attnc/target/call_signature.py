@@ -32,6 +32,12 @@ def optional(name: str) -> Parameter:
     return Parameter(name, "torch.Tensor | None", "None")
 
 
+def scalar(tensor: Tensor) -> Parameter:
+    """Returns the parameter of a tensor without axes, which may be a Python number."""
+    known: dict[DType | str, str] = {DType.BOOL: "bool", DType.I32: "int", DType.I64: "int", DType.U8: "int"}
+    return Parameter(tensor.name, f"{known.get(tensor.dtype, 'float')} | torch.Tensor")
+
+
 def names(parameters: Iterable[Parameter]) -> str:
     return ", ".join(parameter.name for parameter in parameters)
 
@@ -67,9 +73,7 @@ class Signature:
 
     @property
     def tensor_parameters(self) -> list[Parameter]:
-        return [
-            Parameter(t.name) if t.shape else Parameter(t.name, "float | torch.Tensor") for t in self.inputs
-        ]
+        return [Parameter(t.name) if t.shape else scalar(t) for t in self.inputs]
 
     @property
     def keywords(self) -> list[Parameter]:

@@ -33,7 +33,10 @@ CPU = Gpu(-1, "cpu", (0, 0), 1 << 40, 0, 4, 1 << 20, 1 << 40)
 
 @functools.cache
 def gpu_of(index: int) -> Gpu:
-    """Returns the device of this number; -1 is the CPU."""
+    """Returns the device of this number; -1 is the CPU. ValueError where a user's setting is wrong: at the
+    first call of all, not at the first that reads it.
+    """
+    kept_by_user()
     if index < 0:
         return CPU
     found: Any = torch.cuda.get_device_properties(index)  # annotated incompletely by torch
@@ -63,12 +66,22 @@ def functions_of(gpu: Gpu) -> dict[str, Callable[..., int]]:
 
 
 def kept_room(gpu: Gpu) -> int:
-    """Returns the bytes that gradients beside lists may take for ds, which spare them products. A user says
-    how many MiB by ATTNC_KEPT_MIB, 0 for none; gradients are the same bits. ValueError for no number.
+    """Returns the bytes that gradients beside lists may take for ds, which spare them products; gradients are
+    the same bits.
+    """
+    given = kept_by_user()
+    return min(MOST_KEPT, gpu.memory // KEPT_SHARE) if given is None else given
+
+
+def kept_by_user() -> int | None:
+    """Returns the bytes that ATTNC_KEPT_MIB says, 0 for none; None where it says nothing. ValueError where
+    it says no number.
     """
     given = os.environ.get("ATTNC_KEPT_MIB", "")
     if not given:
-        return min(MOST_KEPT, gpu.memory // KEPT_SHARE)
+        return None
     if not (given.isascii() and given.isdigit()):
-        raise ValueError(f"ATTNC_KEPT_MIB: expected a number of MiB, got {given!r}")
+        raise ValueError(
+            f"ATTNC_KEPT_MIB, of the environment: expected a number of MiB, such as 4096, or 0, got {given!r}"
+        )
     return int(given) << 20

@@ -28,7 +28,7 @@ def dropout(
     k: torch.Tensor,
     v: torch.Tensor,
     p: float | torch.Tensor,
-    seed: float | torch.Tensor,
+    seed: int | torch.Tensor,
     *,
     target: str | None = None,
     out: tuple[torch.Tensor, torch.Tensor] | None = None,

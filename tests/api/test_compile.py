@@ -4,6 +4,7 @@ not here.
 
 from __future__ import annotations
 
+import pickle
 import warnings
 from pathlib import Path
 from typing import Any
@@ -283,6 +284,21 @@ def test_gradients_of_selected_keys_stand_behind_a_forward_that_leaves_what_they
         assert (call.forward.file if call.forward else "") == target
         assert not call.forward or call.forward.extras == call.extras
     assert attnc.compile(LISTED["blocks"], cache=False).module.default.CALL.forward is None
+
+
+@pytest.mark.usefixtures("hopper")
+def test_a_family_that_travels_keeps_the_kernels_that_make_its_results() -> None:
+    """Not so one of its text alone, which names a target."""
+    family = attnc.compile(SELECTED.format(grad="grad q, k"))
+    again = pickle.loads(pickle.dumps(family))
+    calls = [made.module.default.CALL for made in (family, again)]
+    assert [(call.forward.file, call.forward.operator) for call in calls] == [
+        (calls[0].forward.file, calls[0].forward.operator)
+    ] * 2
+    assert calls[0].operator == calls[1].operator
+    alone = attnc.compile(str(family.spec), target=family.target)
+    assert alone.module.default.CALL.forward is None
+    assert pickle.loads(pickle.dumps(alone)).ahead is None
 
 
 @pytest.mark.usefixtures("hopper")

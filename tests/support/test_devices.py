@@ -39,5 +39,8 @@ def test_a_share_of_the_memory_is_room_for_ds(monkeypatch: pytest.MonkeyPatch) -
         assert kept_room(H200) == room
     for given in ("-1", "4G", "²"):
         monkeypatch.setenv("ATTNC_KEPT_MIB", given)
-        with pytest.raises(ValueError, match="ATTNC_KEPT_MIB: expected a number of MiB"):
-            kept_room(H200)
+        for read in (lambda: kept_room(H200), lambda: gpu_of.__wrapped__(-1)):  # the first call asks for that
+            with pytest.raises(
+                ValueError, match="ATTNC_KEPT_MIB, of the environment: expected a number of MiB"
+            ):
+                read()

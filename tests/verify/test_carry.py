@@ -114,6 +114,10 @@ def step(x, N):
 
 
 CALL = TritonAttention(name="tiny", operator="tiny_1234", launches=(step,))
+
+
+def tiny(q: torch.Tensor, seed: float) -> torch.Tensor:
+    return CALL(q, seed)
 '''
 
 
@@ -124,6 +128,9 @@ CALL = TritonAttention(name="tiny", operator="tiny_1234", launches=(step,))
         (("# a comment", "# another"), True),
         (("tl.where(x < N, x, 0.0)", "tl.where(\n        x < N, x, 0.0,\n    )"), True),
         (("tiny_1234", "tiny_5678"), True),
+        (("seed: float) -> torch.Tensor", "seed: int) -> object"), True),
+        (("def step(x, N)", "def step(x, N: tl.constexpr)"), False),
+        (("seed: float", "seed: float = 0"), False),
         (("x < N", "x <= N"), False),
         (('name="tiny"', 'name="small"'), False),
         (("(step,)", "(step, step)"), False),

@@ -20,7 +20,7 @@ def dropout(
     k: torch.Tensor,
     v: torch.Tensor,
     p: float | torch.Tensor,
-    seed: float | torch.Tensor,
+    seed: int | torch.Tensor,
     *,
     out: tuple[torch.Tensor, torch.Tensor] | None = None,
     config: Config | None = None,
