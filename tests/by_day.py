@@ -6,7 +6,7 @@ functions. Every command, door, committed spec and golden, and more than 260 pla
 
 - `@pytest.mark.one_in(n)` above a parametrised test: one in n of its cases runs by day;
 - a list of parameters made here, where cases need marks or names of their own;
-- `tests/by_night.txt`: functions of which no case runs by day, for what they take.
+- `tests/by_night.txt`: functions of which no case runs by day, for what they take, or one in so many of them.
 
 A file that is named on the command line (`pytest tests/kernels/test_sinks.py`) runs all of them.
 """
@@ -14,7 +14,7 @@ A file that is named on the command line (`pytest tests/kernels/test_sinks.py`) 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import product
 from pathlib import Path
@@ -57,15 +57,18 @@ LISTED = Path(__file__).with_name("by_night.txt")
 
 
 @cache
-def read_listed() -> frozenset[str]:
-    """The functions of which no case runs by day, as `tests/plan/test_width.py::test_a_name`."""
+def read_listed() -> Mapping[str, int]:
+    """What is listed, as `tests/plan/test_width.py::test_a_name`: of its cases one in how many runs by day, 0
+    where none does.
+    """
     lines = LISTED.read_text(encoding="utf-8").splitlines()
-    return frozenset(line for line in lines if line and not line.startswith("#"))
+    words = [line.partition(" one in ") for line in lines if line and not line.startswith("#")]
+    return {name: int(of or 0) for name, _, of in words}
 
 
 def is_listed(name: str) -> bool:
-    """Whether a test is one of a function that is listed, by its id."""
-    return name.partition("[")[0] in read_listed()
+    """Whether a test is one of a function of which no case runs by day, by its id."""
+    return read_listed().get(name.partition("[")[0]) == 0
 
 
 def part_by_day(metafunc: pytest.Metafunc, *, is_night: bool, is_named: bool = False) -> None:
@@ -98,13 +101,15 @@ def _find_by_day(test: pytest.Item, calls: Sequence[Any], targets: set[str]) -> 
     if test.get_closest_marker("nightly") is not None or is_listed(test.nodeid):
         return []
     left = [number for number, call in enumerate(calls) if all(mark.name != "nightly" for mark in call.marks)]
-    mark, chosen = test.get_closest_marker("one_in"), left
+    mark, of, chosen = test.get_closest_marker("one_in"), read_listed().get(test.nodeid, 1), left
     if mark is not None:
         lists = [len([*made.args[1]]) for made in test.iter_markers("parametrize")]
         places = [_sum_places(number, lists) for number in left] if len(lists) > 1 else range(len(left))
         chosen = [
             number for number, place in zip(left, places, strict=True) if place % int(mark.args[0]) == 0
         ]
+    if mark is not None or of > 1:
+        chosen = chosen[::of]
         chosen = sorted([*chosen, *_one_of_each_target(calls, left, chosen, targets)])
     targets.update(target for number in chosen for target in _targets(calls[number]))
     return chosen
