@@ -21,13 +21,15 @@ install: $(INSTALLED)  ## create .venv, or bring it up to date
 # Modules are compiled as they are imported: most of PyTorch's never are. A pip that is there already installs the new
 # one, which takes two thirds of the time of an old one; where there is none, Python's own comes first.
 # torch goes before what needs it, at its exact pin, so that no later requirement can pull another build of it. What
-# is largest besides comes beside it, and its own import, which compiles it, beside the rest: that keeps two cores busy.
+# is largest besides comes beside it, with attnc compiled, and its own import, which compiles it, beside the rest: that
+# keeps two cores busy.
 $(INSTALLED): pyproject.toml setup.py constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit("attnc needs Python 3.11 or newer; try make PYTHON=...") if sys.version_info < (3, 11) else None'
 	test -x $(BIN)/python || $(PYTHON) -m venv --without-pip $(VENV)
 	$(PYTHON) -m pip --python $(BIN)/python install -q $(PINNED) --upgrade pip 2> /dev/null || \
 	$(BIN)/python -m pip --version 2> /dev/null || $(BIN)/python -m ensurepip
-	@$(BIN)/python -m pip install -q $(PINNED) --no-deps triton nvidia-cuda-nvrtc > /dev/null 2>&1 & \
+	@{ $(BIN)/python -m pip install -q $(PINNED) --no-deps triton nvidia-cuda-nvrtc; \
+	$(BIN)/python -m compileall -q attnc; } > /dev/null 2>&1 & \
 	$(BIN)/python -m pip install $(PINNED) setuptools wheel torch; \
 	ended=$$?; wait; exit $$ended
 	@$(BIN)/python -c 'import torch._dynamo' > /dev/null 2>&1 & \

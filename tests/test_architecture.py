@@ -360,7 +360,8 @@ def test_files_are_short() -> None:
     long = {
         str(path.relative_to(ROOT)): count
         for path in WRITTEN
-        if path.suffix != ".json"  # measured, not written
+        if path.suffix != ".json"
+        and path.name != "by_night.txt"  # measured, not written
         and (count := len(path.read_text(encoding="utf-8").splitlines())) > MAX_LINES
     }
     assert long == {}

@@ -26,7 +26,7 @@ def drawn(data: st.DataObject, made: Subject) -> Case:
 
 
 @pytest.mark.slow
-@settings(max_examples=settings().max_examples // 3, suppress_health_check=list(HealthCheck))
+@settings(max_examples=settings().max_examples // 2, suppress_health_check=list(HealthCheck))
 @given(specs(), st.data())
 def test_kernels_agree_with_the_reference(text: str, data: st.DataObject) -> None:
     note(text)

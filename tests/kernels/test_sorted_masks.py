@@ -82,7 +82,7 @@ def test_each_sequence_searches_its_own_row(value: str, target: str) -> None:
 
 @pytest.mark.one_in(5)
 @pytest.mark.parametrize("target", EACH)
-@pytest.mark.parametrize("row", ["b + 1", "b - 900", "at[b]", "(b + 1) % 3", "h"])
+@pytest.mark.parametrize("row", ["b + 1", "at[b]", "(b + 1) % 3", "h", "b - 900"])
 def test_rows_by_other_indices(row: str, target: str) -> None:
     """Rows outside of the tensor read 0. They are not searched: that would be memory of something else."""
     skip_without_compiler(target)

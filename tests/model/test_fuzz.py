@@ -92,7 +92,7 @@ def test_mutated_specs(text: str) -> None:
 
 # Few of them come as far as a kernel, which takes a hundred times as long.
 @pytest.mark.slow
-@settings(max_examples=settings().max_examples * 3 // 2)
+@settings(max_examples=settings().max_examples * 9 // 4)
 @given(mutated_specs())
 def test_what_mutated_specs_compile_to(text: str) -> None:
     try:

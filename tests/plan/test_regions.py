@@ -174,7 +174,7 @@ def test_rows_past_the_end_see_no_more_where_that_is_said(mask: Expr, drawn: Cas
 SORTED = ("doc[b, kv_idx] <= 3", "doc[b, kv_idx] < doc[b, q_pos]", "doc[b, kv_idx] == doc[b, q_pos]")
 
 
-@settings(max_examples=settings().max_examples // 6)
+@settings(max_examples=settings().max_examples // 4)
 @given(mask=masks(), drawn=cases())
 def test_keys_past_the_end_are_masked_where_tiles_do_not_test_the_length(mask: Expr, drawn: Case) -> None:
     """A sorted tensor reads 0 there, which may be what a search looks for."""
