@@ -477,6 +477,8 @@ def heads(attention: Attention, arrays: Mapping[str, Array]) -> Iterator[Head]:
             keys, tiny = _scale_columns(attention, "k", k[:, h // group], at)
             keys = _join_rest(attention, keys, q.shape[-1], at)
             values, also_tiny = _scale_columns(attention, "v", v[:, h // group], at)
+            if attention.joins_values:
+                values = keys[:, : _size(attention.v.size(Role.FEATURE), {})]
             step = max(SCORES_AT_ONCE // max(dims["N"], 1), 1)
             for first in range(0, dims["M"], step):
                 piece = q[first : min(first + step, dims["M"]), h]

@@ -119,6 +119,20 @@ def store_rows(latents: torch.Tensor, cache: torch.Tensor, slots: torch.Tensor) 
     store(rows[:, None], rest[:, None], to, beside, slots)
 
 
+def split_rows(cache: torch.Tensor, form: RowFormat) -> tuple[torch.Tensor, ...]:
+    """Returns views of a cache [pages, page, 1, bytes] of u8 or e4m3: numbers e4m3[pages, page, 1, narrow],
+    scales f32 or u8[pages, page, scales] and, if there are any, rotary columns bf16[pages, page, rotary].
+    """
+    if form.scales_pages:
+        rows, beside = _regions(cache, form)
+        scales, rotary = beside[..., 0, : form.scales], rows[..., 0, form.narrow :]
+    else:
+        rows, end = cache.view(torch.uint8), form.narrow + 4 * form.scales
+        scales, rotary = rows[..., 0, form.narrow : end].view(torch.float32), rows[..., 0, end:]
+    numbers = rows[..., : form.narrow].view(torch.float8_e4m3fn)
+    return numbers, scales, *([rotary.view(torch.bfloat16)] if form.rotary else [])
+
+
 def format_of(name: str, rows: torch.Tensor) -> RowFormat:
     """Returns the format of rows. Raises TypeError or ValueError for what has none."""
     if rows.dtype not in (torch.uint8, torch.float8_e4m3fn):

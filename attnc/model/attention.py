@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias
 from attnc.expr.nodes import Const, Dim, Expr, Load, uses
 from attnc.model.columns import reads_columns
 from attnc.model.dtypes import DType
-from attnc.model.tensors import Role, Tensor, group_size, size_loads
+from attnc.model.tensors import Prefix, Role, Tensor, group_size, size_loads
 from attnc.source import Source, Span
 
 ParamValue: TypeAlias = DType | bool | int | float
@@ -191,6 +191,11 @@ class Attention:
     def column_scales(self) -> Mapping[str, Expr]:
         found = {"k": self.k_scale, "v": self.softmax.v_scale if self.softmax.scales_columns else None}
         return {name: scale for name, scale in found.items() if scale is not None}
+
+    @property
+    def joins_values(self) -> bool:
+        """Whether values are the first columns of keys as products have them: scaled, joined, of q's type."""
+        return isinstance(self.v.storage, Prefix) and self.v.storage.joins
 
     @property
     def element(self) -> DType:

@@ -40,13 +40,14 @@ def check_head_dims(tree: ast.Attention, attention: Attention, report: Reporter)
 
 def check_prefix_fits(tree: ast.Attention, attention: Attention, report: Reporter) -> None:
     """Reports `v via prefix(k)` where no choice has Dv <= D."""
-    if attention.v.storage.is_part:
+    if attention.v.storage.is_part and not attention.joins_values:
         widest = max(_values(attention.k.shape[-1], attention), default=MAX_HEAD_DIM)
         if widest < min(_values(attention.v.shape[-1], attention), default=1):
             place = attention.v.storage.span or tree.span
             related = () if attention.k.span is None else (Label(attention.k.span, f"{widest} columns"),)
             message = "v is wider than the k that it is a prefix of"
-            report.error("E0316", message, place, "the first columns of k", related=related)
+            hints = () if attention.k_rest is None else ("declare v of the type of q, for columns behind k",)
+            report.error("E0316", message, place, "the first columns of k", related=related, hints=hints)
 
 
 def check_sizes_are_known(tree: ast.Attention, attention: Attention, report: Reporter) -> None:
@@ -256,7 +257,7 @@ def check_backward_has_grads(
 
 def check_column_scales(tree: ast.Attention, attention: Attention, report: Reporter) -> None:
     """Reports scales of columns that differ among the query heads of a K/V head, and of values in the keys
-    one that is not the keys'.
+    one that is not the keys', or any where they are keys as products have them.
     """
     scales = attention.column_scales
     for name, scale in scales.items():
@@ -268,8 +269,17 @@ def check_column_scales(tree: ast.Attention, attention: Attention, report: Repor
                 "query heads that share a K/V head read the same numbers",
                 hints=("write 'h // G'",),
             )
+    if attention.joins_values and "v" in scales:
+        report.error(
+            "E0317",
+            "values as products have them with a scale of columns",
+            scales["v"].span or tree.span,
+            "they are scaled as keys, and rounded",
+            hints=("remove 'v_scale'",),
+        )
+        return
     is_other = attention.v.storage.is_part and scales and scales.get("k") != scales.get("v")
-    if is_other:
+    if is_other and not attention.joins_values:
         place = next(iter(scales.values())).span or tree.span
         report.error(
             "E0317",

@@ -12,7 +12,7 @@ from attnc.diagnostics import Label, Reporter, did_you_mean
 from attnc.expr.nodes import Binary, Const, Dim
 from attnc.model.attention import Param
 from attnc.model.dtypes import DType
-from attnc.model.scope import Scope
+from attnc.model.scope import Scope, joins_keys
 from attnc.model.tensors import Paged, Prefix, Ragged, Role, Storage, Tensor, same_size
 from attnc.syntax import ast
 
@@ -23,6 +23,8 @@ _USAGE = {
     "ragged": "ragged(cu_seqlens)",
     "prefix": "prefix(k)",
 }
+#: Of what type v may be where a product has columns behind those of k.
+_AS_PRODUCTS_HAVE_IT = ", or of that of q: then it has columns behind those of k, too"
 #: What to write instead of storages that others have.
 _INSTEAD = {
     "packed": (
@@ -38,8 +40,10 @@ class Storages:
 
     scope: Scope
     report: Reporter
+    joins: bool = False  # whether a product has columns behind those of k
 
     def inputs(self, tree: ast.Attention) -> None:
+        self.joins = joins_keys(tree, self.scope)
         for item in tree.items:
             if not isinstance(item, ast.Input) or item.storage is None:
                 continue
@@ -135,7 +139,7 @@ class Storages:
 
     def _prefix(self, call: ast.Call, name: str, tensor: Tensor | None) -> Storage | None:
         of = call.args[0]
-        k = self.scope.tensors.get("k")
+        k, q = self.scope.tensors.get("k"), self.scope.tensors.get("q")
         if name != "v" or not isinstance(of, ast.Name) or of.id != "k":
             self._error(
                 call,
@@ -152,16 +156,18 @@ class Storages:
                     "a prefix has the rows of k",
                     related=_label_declaration(k),
                 )
-            elif tensor.dtype != k.dtype:
+            elif tensor.dtype == k.dtype:
+                return Prefix(of="k", span=call.span)
+            elif self.joins and isinstance(q, Tensor) and tensor.dtype == q.dtype:
+                return Prefix(of="k", joins=True, span=call.span)
+            else:
                 self._error(
                     call,
                     "v differs from k in its element type",
                     "a prefix has the elements of k",
                     related=_label_declaration(k),
-                    hint=f"declare v of type {k.dtype}",
+                    hint=f"declare v of type {k.dtype}" + (_AS_PRODUCTS_HAVE_IT if self.joins else ""),
                 )
-            else:
-                return Prefix(of="k", span=call.span)
         return None
 
     def _table(self, call: ast.Call, expected: str) -> Tensor | None:

@@ -165,12 +165,13 @@ class Ragged(Kind):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prefix(Kind):
     """The first columns of another input: no memory of its own, and no gradient but what it adds to that
-    input's.
+    input's. joins: of the keys as products have them, scaled and with the columns that `cat` puts behind.
     """
 
     name: ClassVar[str] = "prefix"
     is_part: ClassVar[bool] = True
     of: str
+    joins: bool = False
 
 
 Storage: TypeAlias = Dense | Paged | Ragged | Prefix

@@ -196,8 +196,10 @@ def _check(variant: Variant, report: Reporter) -> None:
         others = f"k has {whole}" if rest is None else f"k and {rest.tensor} have {whole} and {behind}"
         span = rest.span if rest is not None else attention.k.span
         report.error("E0311", f"q has {columns} columns, {others}", span or place, note)
-    if storage.is_part and part > whole:
-        message = f"v has {part} columns, the k that it is a prefix of has {whole}"
+    reached = behind if attention.joins_values else 0
+    if storage.is_part and part > whole + reached:
+        keys = f"k and {rest.tensor} have {whole} and {reached}" if rest and reached else f"has {whole}"
+        message = f"v has {part} columns, {keys if reached else f'the k that it is a prefix of {keys}'}"
         related = () if attention.k.span is None else (Label(attention.k.span, f"{whole} columns"),)
         report.error("E0316", message, storage.span or place, note, related=related)
 

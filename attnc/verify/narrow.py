@@ -10,19 +10,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 
 from attnc.diagnostics import DiagnosticError
+from attnc.expr.construct import ZERO
+from attnc.expr.nodes import Binary, Const, Expr, Index, Load, walk
+from attnc.expr.simplify import substitute
 from attnc.model.attention import Attention
 from attnc.model.dtypes import DType
 from attnc.model.resolve import resolve
 from attnc.model.schedule import Schedule
-from attnc.model.tensors import Tensor
+from attnc.model.tensors import Prefix, Role, Tensor
 from attnc.plan import ir
 from attnc.plan.lower import plan
-from attnc.reference import heads, rows, to_arrays
+from attnc.reference import Array, Head, heads, rows, to_arrays
 from attnc.support.arguments import DTYPES
 from attnc.syntax.parser import parse, prelude
 from attnc.verify.check import same_bits
@@ -93,7 +98,8 @@ def _bits_of(config: Any) -> dict[str, Any]:
 
 def twin_of(subject: Subject, module: ir.Module) -> Subject | None:
     """Returns the same attention under the same schedule, with k and v of q's type; None where its schedule
-    is not in the spec, or has no config for them, and where columns of keys in pages have scales.
+    is not in the spec, or has no config for them, and where sequences may scale columns of a page of keys
+    differently.
     """
     variant = module.variant
     key = (variant.source.text, variant.name, variant.attention.name, module.target, module.label)
@@ -105,9 +111,8 @@ def twin_of(subject: Subject, module: ir.Module) -> Subject | None:
 
 def _plan_twin(module: ir.Module) -> ir.Module | None:
     attention = module.variant.attention
-    is_made = attention.column_scales or attention.k_rest is not None
-    if is_made and attention.k.storage.is_paged:  # sequences may scale a page differently
-        return None
+    if attention.k.storage.is_paged and not all(map(partial(_is_of_page, attention), _list_made(attention))):
+        return None  # sequences may scale a page differently
     variant = replace(module.variant, attention=widen_attention(attention))
     found = resolve(parse(module.variant.source), prelude()).schedules
     own = (attention.name, module.target, module.label)
@@ -118,6 +123,22 @@ def _plan_twin(module: ir.Module) -> ir.Module | None:
             except DiagnosticError:
                 continue
     return None
+
+
+def _list_made(attention: Attention) -> Iterator[Expr]:
+    """Yields what keys are multiplied by and joined with."""
+    yield from attention.column_scales.values()
+    yield from () if attention.k_rest is None else (attention.k_rest,)
+
+
+def _is_of_page(attention: Attention, made: Expr) -> bool:
+    """Returns whether this is the same for all sequences that share a page of keys."""
+    table, page = attention.k.storage.table, attention.k.storage.rows_of_page
+    found: dict[Expr, Expr] = {
+        node: ZERO for node in walk(made) if isinstance(node, Load) and node.tensor == table
+    }
+    found[Binary("%", Index("kv_idx"), Const(page))] = ZERO
+    return not {Index("b"), Index("kv_idx"), Index("kv_pos")} & set(walk(substitute(made, found)))
 
 
 def _without_stages(schedule: Schedule) -> Schedule:
@@ -136,6 +157,8 @@ def widen_attention(attention: Attention) -> Attention:
     def widen_tensor(tensor: Tensor) -> Tensor:
         is_narrow = DType(tensor.dtype).is_narrow
         made = replace(tensor, dtype=attention.element) if is_narrow else tensor
+        if isinstance(made.storage, Prefix):
+            made = replace(made, storage=replace(made.storage, joins=False))
         is_joined = tensor.name == "k" and attention.k_rest is not None
         return replace(made, shape=(*made.shape[:-1], attention.q.shape[-1])) if is_joined else made
 
@@ -147,6 +170,18 @@ def widen_attention(attention: Attention) -> Attention:
         k_rest=None,
         softmax=replace(softmax, v_scale=None) if softmax.scales_columns else softmax,
     )
+
+
+def _share(head: Head, kv_heads: int) -> int:
+    """Returns how many query heads share one of k and v."""
+    return max(head.dims["H"] // max(kv_heads, 1), 1)
+
+
+def _pages_of(tensor: Tensor, pool: Array) -> Array:
+    """Returns a view [pages, page, heads, features] of rows in pages."""
+    wanted = (Role.BATCH, Role.KEY, Role.HEAD, Role.FEATURE)
+    found = pool.transpose([tensor.roles.index(role) for role in wanted if role in tensor.roles])
+    return found if Role.HEAD in tensor.roles else found[:, :, None]
 
 
 def widen(attention: Attention, inputs: Inputs) -> Inputs | None:
@@ -171,9 +206,14 @@ def widen(attention: Attention, inputs: Inputs) -> Inputs | None:
         if head.tiny is not None and head.tiny.any():
             return None
         for tensor in scaled:
-            found = rows(tensor, {**arrays, **wide}, head.b, len(head.k))  # a view
-            group = max(head.dims["H"] // max(found.shape[1], 1), 1)
-            found[:, head.h // group] = head.k if tensor.name == "k" else head.v
+            own = head.k if tensor.name == "k" else head.v
+            if page := tensor.storage.rows_of_page:
+                pool, key = _pages_of(tensor, wide[tensor.name]), np.arange(len(own))
+                at = arrays[tensor.storage.table][head.b, key // page], key % page
+                pool[(*at, head.h // _share(head, pool.shape[2]))] = own
+            else:
+                found = rows(tensor, {**arrays, **wide}, head.b, len(head.k))  # a view
+                found[:, head.h // _share(head, found.shape[1])] = own
     for name, array in wide.items():
         blank = torch.empty_like(made[name])  # type: ignore[arg-type]  # a tensor
         made[name] = blank.copy_(torch.from_numpy(array))

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from attnc.expr.evaluate import Env, evaluate
-from attnc.expr.nodes import Dim
+from attnc.expr.nodes import Dim, Load, walk
 from attnc.model.attention import Attention
 from attnc.model.dtypes import DType
 from attnc.model.tensors import Paged, Ragged, Role, Tensor
@@ -25,6 +25,8 @@ from attnc.verify.data import Rng, generator
 _STREAM = 1000
 #: Integers that surround a table's entries must not be page numbers.
 _NOWHERE = {"nan": -(2**31), "zero": 2**30, "large": 2**31 - 1}
+#: Pages of a pool beside those that sequences have.
+_SPARE_PAGES = 2
 _UNUSED = {"nan": np.nan, "zero": 0.0, "large": 1e30}
 #: The largest numbers of types that hold less than these, and such types of PyTorch.
 LARGEST = {DType.F16: 6e4} | {dtype: dtype.largest for dtype in DType if dtype.is_narrow}
@@ -119,7 +121,8 @@ def lengths_for(attention: Attention) -> tuple[str, ...]:
 
 def memory_dims(attention: Attention, dims: Mapping[str, int], lengths: Lengths) -> dict[str, int]:
     """Returns the sizes that follow from storage: rows of packed tensors, columns of a block table, N in
-    pages.
+    pages; and where a table finds scales of columns, or columns behind those of k, as many of their pages as
+    there are of keys, in three of four cases: nothing is promised of a key whose scale is missing.
     """
     known = dict(dims)
     for tensor, role in ((attention.q, Role.QUERY), (attention.k, Role.KEY)):
@@ -133,7 +136,21 @@ def memory_dims(attention: Attention, dims: Mapping[str, int], lengths: Lengths)
                 assert isinstance(columns, Dim), "columns of a block table are a size of their own"
                 known[columns.name] = -(-dims["N"] // page) + lengths.tail // 2
                 known["N"] = known[columns.name] * page
+                for size in _find_beside(attention, name):
+                    known[size] += (dims["B"] * known[columns.name] + _SPARE_PAGES) * (known[size] % 4 != 3)
     return known
+
+
+def _find_beside(attention: Attention, table: str) -> set[str]:
+    """Returns names of the sizes along which a block table finds what belongs to columns of keys."""
+    read = [*attention.column_scales.values(), *([attention.k_rest] if attention.k_rest else [])]
+    loads = (node for expr in read for node in walk(expr) if isinstance(node, Load))
+    pairs = (pair for load in loads for pair in zip(load.indices, load.extents, strict=True))
+    return {
+        extent.name
+        for index, extent in pairs
+        if isinstance(index, Load) and index.tensor == table and isinstance(extent, Dim)
+    }
 
 
 def kv_lengths(attention: Attention, dims: Mapping[str, int], tensors: Mapping[str, Array]) -> Array:
@@ -152,7 +169,7 @@ def kv_lengths(attention: Attention, dims: Mapping[str, int], tensors: Mapping[s
 def draw_table(columns: int, page: int, keys: Array, rng: Rng, fill: str) -> tuple[Array, int]:
     """Returns a block table for sequences of `keys` keys, and the number of pages in the pool."""
     needed = -(-keys // page)
-    count = int(needed.sum()) + 2
+    count = int(needed.sum()) + _SPARE_PAGES
     free = rng.permutation(count)
     table = np.full((len(keys), columns), _NOWHERE[fill], dtype=np.int64)
     for b, n in enumerate(needed):

@@ -364,7 +364,7 @@ def test_rows_that_a_kernel_reads_are_not_converted(monkeypatch: pytest.MonkeyPa
     table, lengths = torch.zeros(1, 2, dtype=torch.int32), torch.full((1,), 9, dtype=torch.int32)
     lists = torch.zeros(1, 1, 4, dtype=torch.int32)
     for size, reads in ((656, True), (656, False), (584, True)):
-        monkeypatch.setattr(flash_mla, "reads_rows", lambda *_: reads)  # noqa: B023  # called at once
+        monkeypatch.setattr(flash_mla, "reads_rows", lambda *_, **__: reads)  # noqa: B023  # called at once
         q, (cache, wide) = random(1, 1, 2, FORMATS[size].columns), packed(1, 16, size)
         for is_narrow, pool in ((True, cache), (False, wide)):
             for indices in (None, lists):

@@ -1,4 +1,4 @@
-"""Kernels that read rows of 656 bytes as they lie, thread by thread on a CPU."""
+"""Kernels that read rows of several types as they lie, thread by thread on a CPU."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from attnc.adapters import latent_kernels
 from attnc.adapters.latent_rows import FORMATS, pack_rows, store_rows, unpack_cache, unpack_rows
 from attnc.api.fastest import HOPPER
 from attnc.verify.subject import subject_of
-from tests.plans import module_of
 from tests.targets import needs_gxx
 from tests.verify.judging import modules_of
 
@@ -77,7 +76,7 @@ def test_rows_in_pages_of_any_stride(causal: bool) -> None:
     cache, keys = cache_of(GAP)
     table = torch.tensor([[4, 1, 2**30], [2, 3, 3]], dtype=torch.int32)
     lengths = torch.tensor([13, 24], dtype=torch.int32)
-    o, lse = latent_kernels.attend_pages(Q, cache, table, lengths, SCALE, causal=causal)
+    o, lse = latent_kernels.attend_pages(Q, cache, table, lengths, SCALE, FORMATS[656], causal=causal)
     for b, length in enumerate(lengths.tolist()):
         pages = keys.view(PAGES, PAGE, 576)[table[b, : -(-length // PAGE)].long()].reshape(-1, 576)
         for row in range(2):
@@ -93,8 +92,12 @@ def test_which_rows_a_kernel_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     def reads(q: torch.Tensor = Q, rows: torch.Tensor = cache, size: int = 656, width: int = 512) -> bool:
         return latent_kernels.reads_rows("f", q, rows, FORMATS[size], width)
 
+    def listed(size: int) -> bool:
+        return latent_kernels.reads_rows("f", Q, cache, FORMATS[size], 512, listed=True)
+
     assert reads()
-    assert not reads(size=584)
+    assert reads(size=584)
+    assert [listed(size) for size in (656, 584, 528)] == [True, False, False]
     assert not reads(width=448)
     assert not reads(q=Q[:0])
     assert not reads(rows=cache[:0])
@@ -108,21 +111,20 @@ def test_which_rows_a_kernel_reads(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @needs_gxx
 @pytest.mark.slow
-def test_a_spec_reads_rows_of_528_bytes() -> None:
-    """Their exponents are behind the numbers of a page: both are views of what `store_rows` has filled."""
-    page, pages, length = 64, 3, 70
-    memory = torch.full((pages, page * 528), 255, dtype=torch.uint8)
-    cache = memory.view(pages, page, 1, 528)
+@pytest.mark.parametrize("size", [584, 528])
+def test_rows_whose_scales_are_behind_a_page(size: int) -> None:
+    """Inputs of a kernel are views of what `store_rows` has filled; there is a gap behind each page."""
+    page, pages, length = 8, 4, 13
+    memory = torch.full((pages, page * size + 16), 255, dtype=torch.uint8)
+    cache = memory[:, : page * size].view(pages, page, 1, size)
     latents = torch.randn(length, 512, generator=torch.Generator().manual_seed(5)) * 3
-    table = torch.tensor([[2, 0]], dtype=torch.int32)
+    table = torch.tensor([[3, 1, 2**30]], dtype=torch.int32)
     slots = torch.tensor([int(table[0, at // page]) * page + at % page for at in range(length)])
     store_rows(latents, cache, slots)
-    numbers = memory[:, : page * 512].view(torch.float8_e4m3fn).view(pages, page, 1, 512)
-    scales = memory[:, page * 512 :].view(pages, page, 16)
     q = torch.randn(1, 1, 2, 512, generator=torch.Generator().manual_seed(6)).bfloat16()
-    function = subject_of(module_of("latent_blocks", "cuda.sm_90a")).function
-    o, lse = function(q, numbers, scales, table, torch.tensor([length], dtype=torch.int32))
+    lengths = torch.tensor([length], dtype=torch.int32)
+    o, lse = latent_kernels.attend_pages(q, cache, table, lengths, SCALE, FORMATS[size], causal=True)
     keys = unpack_cache(cache).view(-1, 512)[slots].float()
-    scores = q[0, 0].float() @ keys.T / 512**0.5
+    scores = q[0, 0].float() @ keys.T * SCALE
     assert_like(o[0, 0], torch.softmax(scores, -1) @ keys, 0.05)
-    assert_like(lse[0, :, 0], torch.logsumexp(scores, -1), 1e-3)
+    assert_like(lse[0, 0], torch.logsumexp(scores, -1), 1e-3)

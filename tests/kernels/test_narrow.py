@@ -26,13 +26,14 @@ from attnc.target.triton.printer import widening
 from attnc.target.triton.render import triton_environment
 from attnc.verify.case import Case
 from attnc.verify.check import same_bits
-from attnc.verify.narrow import _pairs, twin_of
+from attnc.verify.narrow import _is_of_page, _pairs, twin_of
 from attnc.verify.problem import FILLS, Value, build
 from attnc.verify.rerun import FinishedRun
 from attnc.verify.storage import alter, convert
 from attnc.verify.subject import Subject, subject_of
 from attnc.verify.tolerance import expect
 from tests.by_day import some_by_day
+from tests.plans import module_of
 from tests.targets import needs_gxx
 from tests.verify.judging import assert_within_bound, every_fill, modules_of, spec, subject_of_text
 
@@ -128,6 +129,44 @@ def test_the_rule_for_8_bits_compares_every_config() -> None:
     twin = twin_of(made, made.plan)
     assert twin is not None
     assert [number for number, *_ in _pairs(made, twin)] == [*range(len(made.configs))]
+
+
+@pytest.mark.parametrize(
+    ("scale", "is_of_page"),
+    [
+        ("ks[table[b, kv_idx // 16], kv_idx % 16, d // 32]", True),
+        ("ks[table[b, kv_idx // 16], 0, d // 32]", True),
+        ("ks[b, kv_idx % 16, d // 32]", False),
+        ("ks[table[b, kv_idx // 16], kv_idx % 8, d // 32]", False),
+        ("ks[0, kv_idx, d // 32]", False),
+    ],
+)
+def test_pages_are_converted_where_all_sequences_scale_them_alike(scale: str, is_of_page: bool) -> None:
+    lines = (
+        "input q: bf16[B, M, H, 128]",
+        "input k, v: e4m3[B, N, H, 128] via paged(table, page = 16)",
+        "input table: i32[B, P]",
+        "input lens: i32[B]",
+        "input ks: f32[R, S, 4]",
+        "length N = lens[b]",
+        f"score = dot(q, k * {scale})",
+        "normalize = softmax",
+        "output o: bf16[B, M, H, 128]",
+    )
+    (module,) = modules_of(spec(lines, "loops = [kv], pack = gqa"))
+    attention = module.variant.attention
+    assert _is_of_page(attention, attention.column_scales["k"]) == is_of_page
+
+
+def test_three_of_four_cases_have_scales_of_all_pages() -> None:
+    """Of keys whose scale is missing nothing is promised, and nothing would be verified."""
+    attention = module_of("latent_types", "cuda.sm_90a").variant.attention
+    for pages in range(8):
+        case = Case(dims={"B": 2, "M": 1, "G": 1, "N": 130, "R": pages})
+        scale, table = (build(attention, case).inputs[name] for name in ("scale", "block_table"))
+        assert isinstance(scale, torch.Tensor)
+        assert isinstance(table, torch.Tensor)
+        assert (len(scale) > int(table.max())) == (pages % 4 != 3)
 
 
 @pytest.mark.parametrize(("kind", "pair", "q"), some_by_day(KINDS, PAIRS[:3], ("bf16", "f16"), of=18))

@@ -135,6 +135,28 @@ BUGS: tuple[HopperBug, ...] = (
         patch="copy_joined(whole, kv_lo, page); begin(odd);",
     ),
     HopperBug(
+        name="columns behind K copied with the first half of a tile",
+        attention="hopper_narrow_reach",
+        story="they had been no values, and so of either half",
+        anchor="begin(!odd); copy_joined(whole, kv_lo, odd, FIRST, QK_PANELS);",
+        patch="begin(!odd);",
+        also=(Place(anchor="odd, 0, FIRST);", patch="odd, 0, QK_PANELS);"),),
+    ),
+    HopperBug(
+        name="values behind K in the half of the other consumer",
+        attention="hopper_narrow_reach",
+        story="parts of a stage were numbered as they come, not as they lie",
+        anchor="const int panel = panel_of(i, odd); !is_own(panel)",
+        patch="const int panel = panel_of(i, !odd); !is_own(panel)",
+    ),
+    HopperBug(
+        name="numbers of K converted over the values behind it",
+        attention="hopper_narrow_reach",
+        story="every panel of a half had been one of K",
+        anchor="return column_panel(panel) < K_PANELS; };",
+        patch="return column_panel(panel) <= K_PANELS; };",
+    ),
+    HopperBug(
         name="columns behind K of the key in that place of the sequence",
         attention="hopper_narrow_joined",
         story="a kernel knew a key by its place in the list",

@@ -52,7 +52,10 @@ OF_MODULES = {
 #: ptxas puts a wait of its own in front of products of kernels in which pieces of dS follow each other: no
 #: registers are left to keep them apart (C7519); and once before the loop where sums of latents of 8 bits are
 #: two products each, and begin as zeros.
-INJECTED = {"wide_backward_dq", "wide_backward_dk", "kv8_latent_forward", "selected_rows_forward"}
+INJECTED = {
+    *("wide_backward_dq", "wide_backward_dk", "kv8_latent_forward", "latent_types_forward"),
+    "selected_rows_forward",
+}
 
 
 def is_known(name: str, said: str) -> bool:

@@ -6,6 +6,7 @@ import pytest
 
 from attnc.plan.sm90 import decode_layout_of
 from attnc.target.files import render_files
+from tests.plans import module_of
 from tests.verify.judging import modules_of, spec
 
 
@@ -49,3 +50,13 @@ def test_kernels_for_16_bits_do_not_know_of_it() -> None:
     text, parts = texts("bf16", "bf16")
     assert parts == []
     assert not any(word in text for word in ("RAW_", "OWN_ROWS", "sm90_convert.cuh", "8 bits"))
+
+
+@pytest.mark.parametrize(
+    ("name", "asks"), [("kv8_latent", True), ("selected_rows", True), ("latent_types", False)]
+)
+def test_rows_are_asked_for_a_tile_ahead_where_registers_are_left(name: str, asks: bool) -> None:
+    files = render_files(module_of(name, "cuda.sm_90a"), path="a.attn", sha256="")
+    text = next(text for file, text in files.items() if file.endswith(".cu"))
+    for said in ('#include "sm90_ask.cuh"', "row_of(next_lo, next_page));"):
+        assert (said in text) == asks

@@ -143,6 +143,11 @@ class Sm90DecodeLayout(CudaLayout):
         return self.shares_columns and self.rest > 0 and not self.gathers
 
     @property
+    def values_reach(self) -> bool:
+        """Whether values have some of the columns of another input, behind those of k."""
+        return self.v_in_k and self.dv > self.d - self.joined
+
+    @property
     def copying(self) -> int:
         """Warpgroups that copy: two where they convert by way of registers."""
         return 2 if self.gathers else 1

@@ -65,6 +65,13 @@ class NarrowTiles:
         self.joined = [_load(fetch, text) for fetch in next(behind, ())]
         self.wide = "" if text.layout.v_in_k else "".join({"k", "v"}.difference(planned.tensors))
 
+    @property
+    def asks_ahead(self) -> bool:
+        """Whether warps that convert by way of registers ask for rows a tile before they load them. Beside
+        scales that are powers of two ptxas has no registers left for that, and spills.
+        """
+        return not any(part.is_power for part in self.parts)
+
 
 def _with_scale(part: NarrowPart, text: CudaText) -> NarrowTile:
     tile = NarrowTile(**{field.name: getattr(part, field.name) for field in fields(part)})

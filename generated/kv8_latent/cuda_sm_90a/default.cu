@@ -43,6 +43,8 @@
 #include "sm90_rows.cuh"
 #include "sm90_convert.cuh"
 #include "sm90_gather.cuh"
+#include "sm90_prefetch.cuh"
+#include "sm90_ask.cuh"
 
 // Warpgroups that multiply and that convert, and warps of these that have rows of a tile.
 constexpr int CONSUMERS = 2, COPYING = WARPS / 4 - CONSUMERS,
@@ -288,6 +290,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) kv8_latent_forward
             #pragma unroll 1
             for (int kv_lo = first; kv_lo < end;) {
                 const int next_lo = next(kv_lo);
+                ask_for_row<576>(row_of(next_lo, next_page));
                 begin(odd);
                 {
                     const u32 tile = base + K_AT + stage.index * K_BYTES + own_row * 128;

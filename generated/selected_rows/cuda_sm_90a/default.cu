@@ -43,6 +43,8 @@
 #include "sm90_rows.cuh"
 #include "sm90_convert.cuh"
 #include "sm90_gather.cuh"
+#include "sm90_prefetch.cuh"
+#include "sm90_ask.cuh"
 #include "sm90_join.cuh"
 
 // Warpgroups that multiply and that convert, and warps of these that have rows of a tile.
@@ -404,6 +406,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) selected_rows_forw
                 const int next_lo = next(kv_lo);
                 load_k_scales(next_lo);
                 look_up_k_rows(next(next_lo));
+                ask_for_row<512>(row_of(next_lo, next_page));
                 begin(odd);
                 copy_joined(whole, kv_lo, page);
                 {
