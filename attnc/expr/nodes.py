@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from operator import attrgetter, is_
 from typing import Any, Literal, TypeAlias, TypeVar
 
@@ -41,11 +42,12 @@ COLUMN = "d"
 MAX_INTEGER = 1 << 62
 
 
-class _Hashed:
-    """The place of a node's hash, once it is known."""
+class _FoundOnce:
+    """The places of what is found of a node once: its hash, and the nodes below it, parents first."""
 
-    __slots__ = ("_hash",)
+    __slots__ = ("_below", "_hash")
     _hash: int
+    _below: tuple[Expr, ...]
 
 
 def _hashed_once(node: type[_T]) -> type[_T]:
@@ -65,7 +67,7 @@ def _hashed_once(node: type[_T]) -> type[_T]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Node(_Hashed):
+class Node(_FoundOnce):
     """Common to all nodes: where in the spec it was written (None for nodes that the compiler made)."""
 
     span: Span | None = field(default=None, compare=False, repr=False)
@@ -380,6 +382,17 @@ _CHILDREN: Mapping[type, Callable[[Any], tuple[Expr, ...]]] = {
 
 def walk(expr: Expr) -> Iterator[Expr]:
     """Yields every node of the tree, parents first."""
+    try:
+        below = expr._below
+        spend(1 + len(below))
+    except AttributeError:
+        _, *found = _list_nodes(expr)
+        below = tuple(found)
+        object.__setattr__(expr, "_below", below)
+    return chain((expr,), below)
+
+
+def _list_nodes(expr: Expr) -> Iterator[Expr]:
     left = [expr]
     while left:
         node = left.pop()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from operator import is_
 
 from attnc.effort import spend
 from attnc.expr.construct import (
@@ -72,7 +73,9 @@ def call(function: str, *args: Expr) -> Expr:
 
 
 def make(expr: Expr, operands: tuple[Expr, ...]) -> Expr:
-    """Returns the node `expr` over new operands, simplified; the result keeps a span."""
+    """Returns the node `expr` over new operands, simplified; the result keeps a span. Where that is no other
+    node it is this one, of which hash and nodes are known.
+    """
     spend()
     if not operands:
         return expr
@@ -93,6 +96,8 @@ def make(expr: Expr, operands: tuple[Expr, ...]) -> Expr:
             made = call(function, *operands)
         case _:
             return rebuild(expr, operands)
+    if made == expr:
+        return expr
     return replace(made, span=expr.span) if made.span is None and expr.span is not None else made
 
 
@@ -107,11 +112,17 @@ def substitute(expr: Expr, mapping: Mapping[Expr, Expr]) -> Expr:
 
     Extents of loads and lists are rewritten too. Replacements are not searched again.
     """
-    if mapping and (found := mapping.get(expr)) is not None:
+    return _substitute(expr, mapping, frozenset(map(type, mapping)))
+
+
+def _substitute(expr: Expr, mapping: Mapping[Expr, Expr], kinds: frozenset[type]) -> Expr:
+    """kinds: the classes of the keys; to look a node up, all below it are hashed."""
+    if type(expr) in kinds and (found := mapping.get(expr)) is not None:
         return found
-    made = make(expr, tuple(substitute(child, mapping) for child in children(expr)))
+    made = make(expr, tuple([_substitute(child, mapping, kinds) for child in children(expr)]))
     if mapping and isinstance(made, Load | Search | InList):
-        return replace(made, extents=tuple(substitute(extent, mapping) for extent in made.extents))
+        extents = tuple([_substitute(extent, mapping, kinds) for extent in made.extents])
+        return made if all(map(is_, extents, made.extents)) else replace(made, extents=extents)
     return made
 
 

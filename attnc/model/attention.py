@@ -105,9 +105,10 @@ class Attention:
 
     def tensor(self, name: str) -> Tensor:
         """Returns the input or output of this name; KeyError if there is none."""
-        for tensor in (*self.inputs, *self.outputs):
-            if tensor.name == name:
-                return tensor
+        for tensors in (self.inputs, self.outputs):
+            for tensor in tensors:
+                if tensor.name == name:
+                    return tensor
         raise KeyError(name)
 
     def rewrite(self, expr: Callable[[Expr], Expr], tensor: Callable[[Tensor], Tensor]) -> Attention:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import ClassVar, TypeAlias
 
+from attnc.effort import memo
 from attnc.expr.nodes import Binary, Const, Dim, Expr, Load, Param, children, rebuild, walk
 from attnc.model.dtypes import DType
 from attnc.source import Span
@@ -22,7 +23,7 @@ def is_static(size: Expr) -> bool:
 
 def same_size(left: Expr, right: Expr) -> bool:
     """Returns whether two sizes are equal whatever the dimensions are; products may be in any order."""
-    return left == right or (_factors(left) is not None and _factors(left) == _factors(right))
+    return left == right or ((factors := _factors(left)) is not None and factors == _factors(right))
 
 
 def group_size(heads_q: Expr, heads_kv: Expr) -> Expr | None:
@@ -36,6 +37,7 @@ def group_size(heads_q: Expr, heads_kv: Expr) -> Expr | None:
     return made or Const(1)
 
 
+@memo
 def _factors(size: Expr) -> tuple[int, Counter[Expr]] | None:
     """Returns the integer factor and the names of a product; None for what is not a product of positive
     factors.

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from attnc.effort import memo
 from attnc.expr.affine import affine, larger, smaller
 from attnc.expr.construct import BITS, ZERO, compare, conj
 from attnc.expr.interval import I32, NEAR, Range, range_of, range_of_sum
@@ -19,6 +20,7 @@ from attnc.expr.simplify import substitute
 from attnc.expr.solve import solve
 
 
+@memo
 def is_wide(expr: Expr) -> bool:
     """Returns whether the value is held in 64 bits: it may leave 32, or is made from one that is."""
     if expr.type != "int":

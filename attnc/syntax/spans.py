@@ -37,7 +37,7 @@ class Spans:
 
     def __call__(self, children: list[Any]) -> Any:
         made = self.build(children)
-        if type(made) is not Tree:
+        if type(made) is not Tree or (len(children) == 1 and made is children[0]):
             return made
         first, last = _find_span(children), _find_span(reversed(children))
         if first is None or last is None:

@@ -70,7 +70,7 @@ def quote(span: Span | None, otherwise: str = "") -> str:
 def without_comments(text: str, start: Literal["#", "//"]) -> str:
     """Returns generated text without its comments: what a pass reads that asks what the code mentions."""
     *lines, last = text.split("\n")
-    kept = [line for line in lines if not line.lstrip(" \t").startswith(start)]
+    kept = [line for line in lines if start not in line or not line.lstrip(" \t").startswith(start)]
     return "\n".join(
         [line.partition(start)[0].rstrip(" \t") if start in line else line for line in (*kept, last)]
     )

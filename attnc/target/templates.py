@@ -45,7 +45,6 @@ def template_environment(start: str = "{{", end: str = "}}") -> jinja2.Environme
 
 #: What a line ends with that a template prints from one value: where the value is empty, so is the line.
 _VALUE = "\ue003"
-_EMPTY_LINE = re.compile(rf"^[ \t{_VALUE}]*{_VALUE}[ \t{_VALUE}]*\n", re.MULTILINE)
 
 
 class ValueLines(Extension):
@@ -75,7 +74,10 @@ class PythonTemplate(jinja2.Template):
 
 def drop_empty_lines(text: str) -> str:
     """Returns the text of a template without the lines whose one value is empty."""
-    return _EMPTY_LINE.sub("", f"{text}\n").replace(_VALUE, "")[:-1]
+    if _VALUE not in text:
+        return text
+    kept = [line for line in text.split("\n") if _VALUE not in line or line.strip(f" \t{_VALUE}")]
+    return "\n".join(kept).replace(_VALUE, "")
 
 
 def join_lines(items: Iterable[Any], show: Callable[[Any], str] = str) -> str:
@@ -154,7 +156,7 @@ def tidy(text: str) -> str:
     wrapped.
     """
     text = trim_lines(text)
-    text = "\n".join(wrap(line) for line in text.split("\n"))
+    text = "\n".join([line if len(line) <= WIDTH else wrap(line) for line in text.split("\n")])
     text = re.sub(r"\n{3,}(?=[ \t])", "\n\n", text)
     text = re.sub(r"\n{2,}(?=(@|def |class ))", "\n\n\n", text)
     text = re.sub(r"\n{4,}", "\n\n\n", text)
@@ -164,7 +166,7 @@ def tidy(text: str) -> str:
 def trim_lines(text: str) -> str:
     """Returns the text without spaces at the ends of its lines, but for one that no line follows."""
     *lines, last = text.split("\n")
-    return "\n".join([*(line.rstrip(" \t") for line in lines), last])
+    return "\n".join([*[line.rstrip(" \t") for line in lines], last])
 
 
 def wrap(line: str, width: int = WIDTH) -> str:

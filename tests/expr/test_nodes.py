@@ -2,7 +2,8 @@
 
 import pytest
 
-from attnc.expr.nodes import Dim, Index, Search, show
+from attnc.effort import MAX_STEPS, Exhausted, limit_steps
+from attnc.expr.nodes import TRUE, And, Compare, Dim, Expr, Index, Search, show, walk
 from tests.expr.spell import spell
 
 
@@ -32,3 +33,22 @@ def test_round_trip(text: str) -> None:
 def test_search() -> None:
     search = Search("lower", "doc", (Index("b"),), (Dim("B"), Dim("N")), spell("q_lo + N"))
     assert show(search) == "first(doc[b, :] >= q_lo + N)"
+
+
+def test_parents_are_walked_before_their_children_each_time() -> None:
+    q, kv, n = Index("q_idx"), Index("kv_idx"), Dim("N")
+    causal, inside = Compare("<=", kv, q), Compare("<", kv, n)
+    both = And((causal, inside))
+    for _ in range(2):
+        assert [*map(id, walk(both))] == [*map(id, (both, causal, kv, q, inside, kv, n))]
+
+
+def test_every_walk_counts_its_nodes() -> None:
+    tree: Expr = TRUE
+    for _ in range(8):
+        tree = And((tree, tree))  # 511 nodes
+    with limit_steps():
+        for _ in range(MAX_STEPS // 511):
+            assert sum(1 for _ in walk(tree)) == 511
+        with pytest.raises(Exhausted):
+            walk(tree)

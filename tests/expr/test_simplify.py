@@ -70,6 +70,13 @@ def test_an_int_never_becomes_a_float() -> None:
     assert simplify(spell("q_idx / 1")).type == "float"
 
 
+def test_what_is_simple_already_is_the_same_node() -> None:
+    mask = simplify(spell("q_pos - 100 <= kv_idx and kv_idx <= q_pos and doc[b, q_idx] == doc[b, kv_idx]"))
+    assert simplify(mask) is mask
+    assert substitute(mask, {Param("W", "int"): Const(1)}) is mask
+    assert substitute(mask, {Index("b"): Const(1)}) is not mask
+
+
 def test_substitute_replaces_params_indices_and_dims_in_extents_too() -> None:
     tree = spell("kv_idx + doc[b, kv_idx]")
     made = substitute(tree, {Index("kv_idx"): Const(3), Index("b"): Const(0), Dim("N"): Const(9)})

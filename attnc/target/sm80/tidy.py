@@ -24,6 +24,7 @@ _BREAKS = tuple(
         r" (?=(?:[!=]=|[<>]=?) )", r" (?=[|^&] )", r" (?=[+-] )", r" (?=[*/%] )",
     )
 )  # fmt: skip
+_BRACKET = re.compile(r'["()\[\]{}]')
 #: The first header of a kernel, and what another one is for.
 _FIRST_HEADER = re.compile(r'^#include "sm\d\d\.cuh"$', re.MULTILINE)
 _DIVIDES = re.compile(r"\bfloor_(?:div|mod)_by_any\(")
@@ -110,9 +111,11 @@ def _find_break(line: str, width: int, start: int) -> int | None:
     places: list[tuple[bool, int, int, int]] = []
     near = line[: 3 * width]  # as far as places within the width look ahead: a line may be very long
     ranks = {match.start(): rank for rank, found in enumerate(_BREAKS) for match in found.finditer(near)}
-    for at, char in enumerate(near):
+    stops = [match.start() for match in _BRACKET.finditer(near)]
+    for at in sorted([*ranks, *stops]):
         if at > width and places:
             break
+        char = line[at]
         if char == '"' and line[at - 1] != "\\":
             quoted = not quoted
         if quoted:
