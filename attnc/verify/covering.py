@@ -87,11 +87,12 @@ def plain_case(space: Space) -> Case:
 
 
 def _beside_the_array(space: Space, limits: Limits) -> Iterator[Case]:
-    """Yields the cases at the edges and the thin ones, with lists for all queries and of several entries: of
-    short lists most name nothing.
+    """Yields the cases at the edges and the thin ones, with lists for all queries and of several entries (of
+    short lists most name nothing), and one with lists for some.
     """
     for case in (*edges(space), *thin_cases(space, limits)):
         yield _with_lists(space, case, 0)
+    yield from _rows_without_a_list(space, limits)
 
 
 def _with_lists(space: Space, case: Case, keys: int) -> Case:
@@ -403,6 +404,19 @@ def listed_cases(space: Space) -> Iterator[Case]:
                     yield Case(dims=dims, seed=seed, config=config, lengths=_full(space))
                 if node.keys == 1:
                     yield _make_many_tokens(space, entries)
+
+
+def _rows_without_a_list(space: Space, limits: Limits) -> Iterator[Case]:
+    """Yields a case with a list less than there are blocks of queries: those of the last see nothing."""
+    listing, names, config = listing_of(space.attention), free_dims(space.attention), space.usable[-1]
+    if listing is None or listing.row_axis is None or not {"M", "N"} <= set(names):
+        return
+    match listing.condition.extents[listing.row_axis]:
+        case Dim(name=count) if count in names and count not in _SEQUENCES:
+            sizes = {"M": listing.rows + 1, "N": listing.keys + 5, count: 1}
+            dims = {name: sizes.get(name, _FEW if name not in _SEQUENCES else 1) for name in names}
+            if limits.cost(dims, config) <= limits.most:
+                yield Case(dims=dims, seed=4, config=config, lengths=_full(space), extras="whole")
 
 
 def _kept_cases(space: Space, limits: Limits) -> Iterator[Case]:
