@@ -542,3 +542,13 @@ def test_slopes_are_infinite_and_sinks_far_from_scores() -> None:
     assert {-math.inf, -300.0, -90.0, 90.0, 300.0} <= drawn("far")[1]
     assert_within_bound(subject, replace(case, extras="far"))
     assert_within_bound(subject, replace(case, extras="steep"))
+
+
+def test_the_last_queries_have_no_list_in_a_case() -> None:
+    """Elsewhere each block has one, and a kernel that takes the first list for it is right."""
+    made = subject_of(planted_module("blocks", "triton"))
+    every = covering_cases(made.space, made.limits(), 24)
+    fewer = [
+        case.dims for case in every if 0 < case.dims["R"] * 32 < case.dims["M"] and case.extras == "whole"
+    ]
+    assert fewer == [{"B": 1, "M": 33, "Hkv": 1, "G": 1, "N": 37, "R": 1, "S": 4}]
