@@ -224,6 +224,7 @@ def _split_keys(
         trips=target.partial_trips(layout),
         few=target.few_tiles(layout),
         block_share=target.block_share(attention, layout),
+        short=target.short_walk(choices, layout),
         segment=variant.attention.segment_keys,
     )
 

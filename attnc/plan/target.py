@@ -320,6 +320,12 @@ class Target(ABC):
         """
         return 0
 
+    def short_walk(self, configs: Iterable[TileConfig], layout: Layout | None) -> int:
+        """Returns the tiles of keys that a block that decodes walks over, up to which it takes the config of
+        the fewest stages.
+        """
+        return 0
+
     def count_joined(self, configs: Iterable[TileConfig], layout: Layout | None) -> int:
         """Returns the most results of parts of a row's keys that one program joins."""
         return 0

@@ -40,6 +40,8 @@ class Split:
     multiprocessor than which are for blocks that share them.
 
     segment: keys of a split whose sums are joined in the order of a spec; 0: splits may be of any size.
+
+    short: tiles of keys that a block walks over, up to which the config of the fewest stages comes first.
     """
 
     tiles: str
@@ -56,6 +58,7 @@ class Split:
     few: int = 0
     block_share: float = 1.0
     segment: int = 0
+    short: int = 0
     rows: str = "B * H * M"
 
     def check(self, config: Any) -> None:
@@ -76,12 +79,22 @@ class Split:
 
     def in_order(self, configs: Sequence[Any], names: Names, gpu: Gpu) -> Sequence[Any]:
         """Returns the configs, those first whose blocks suit the number of tiles of a call."""
+        if self.short:
+            return self._shallow_first(configs, names, gpu)
         if not self.few:
             return self._least_first(configs, names, gpu)
         sizes = {**names, "BLOCK_M": configs[0].BLOCK_M, "BLOCK_N": configs[0].BLOCK_N}
         keys = evaluate(self.tiles, sizes) * evaluate(self.key_tiles, sizes)
         is_few = keys < self.few * gpu.multiprocessors
         return sorted(configs, key=lambda config: (self.columns > config.BLOCK_D) != is_few)
+
+    def _shallow_first(self, configs: Sequence[Any], names: Names, gpu: Gpu) -> Sequence[Any]:
+        """Returns the configs, that of the fewest stages first where walks over keys are short."""
+        first = configs[0]
+        sizes = {**names, "BLOCK_M": first.BLOCK_M, "BLOCK_N": first.BLOCK_N}
+        splits = first.splits or self._plan(names, first, gpu)[0]
+        walked = -(-evaluate(self.key_tiles, sizes) // splits)
+        return sorted(configs, key=lambda config: int(config.STAGES)) if walked <= self.short else configs
 
     def _least_first(self, configs: Sequence[Any], names: Names, gpu: Gpu) -> Sequence[Any]:
         """Returns the configs, that of tiles of fewer keys first where more programs live on a multiprocessor

@@ -274,6 +274,8 @@ def split_record(module: Module, kernel: Decode, split: Split, most: int | None)
         fields["block_share"] = str(split.block_share)
     if split.few:
         fields |= {"columns": str(dv), "few": str(split.few)}
+    if split.short:
+        fields["short"] = str(split.short)
     if split.most != MOST_SPLITS:
         fields["counted"] = str(split.most)
     if split.segment:

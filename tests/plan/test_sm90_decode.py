@@ -6,7 +6,7 @@ import pytest
 
 from attnc.model.resolve import resolve
 from attnc.model.variants import variants
-from attnc.plan.ir import Module
+from attnc.plan.ir import Decode, Module
 from attnc.plan.lower import plan
 from attnc.plan.sm90 import SM90A, decode_layout_of
 from attnc.plan.sm90.decode import sm90_decode_registers
@@ -70,6 +70,25 @@ def test_a_schedule_that_says_nothing_gets_tiles_that_fit(d: int, dv: int, page:
     assert kernel.shared[0] == sum(layout.shared_memory(config).values()) <= ROOM
     assert sum(layout.registers(config).values()) < REGISTERS[consumers][1]
     assert layout.columns(config) * consumers == (dv or d)
+
+
+@pytest.mark.parametrize(
+    ("knobs", "d", "stages", "short"),
+    [
+        ("softmax = online(maximum = lazy(20))", 128, [3, 2], 7),
+        ("softmax = online(maximum = lazy(20))", 64, [4, 2], 7),
+        ("softmax = online(maximum = lazy(20))", 256, [2], 0),
+        ("softmax = online(maximum = lazy(20)), stages = 3", 128, [3], 0),
+        ("", 128, [3], 0),
+    ],
+)
+def test_short_walks_of_a_lazy_maximum_have_two_stages(
+    knobs: str, d: int, stages: list[int], short: int
+) -> None:
+    kernel = planned(", ".join(filter(None, ["tile.q = 128, overlap = true", knobs])), d=d).kernel
+    assert isinstance(kernel, Decode)
+    assert kernel.split is not None
+    assert ([config.stages for config in kernel.configs], kernel.split.short) == (stages, short)
 
 
 def test_blocks_can_share_the_columns_of_o() -> None:

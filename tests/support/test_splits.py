@@ -83,6 +83,33 @@ def test_short_sequences_take_tiles_of_which_more_live_at_once() -> None:
     assert split.in_order((long, few_stages), {"B": 512, "H": 4, "M": 1, "N": 512}, H200)[0] == long
 
 
+def test_short_walks_take_few_stages() -> None:
+    """Of 64 sequences of 32 queries beside 512 keys each block walks over four tiles, beside 1,024 over
+    eight; one sequence of 4,096 keys has splits of few.
+    """
+
+    class Decoding(NamedTuple):
+        BLOCK_M: int
+        BLOCK_N: int
+        STAGES: int
+        shared: int
+        splits: int = 0
+
+    deep, shallow = configs = (Decoding(128, 128, 3, 229608), Decoding(128, 128, 2, 164040))
+    split = Split("B * Hkv * cdiv(M * G, BLOCK_M)", "cdiv(N, BLOCK_N)", 512, 129, short=7)
+
+    def first(batch: int, keys: int, split: Split = split) -> Decoding:
+        names = {"B": batch, "H": 32, "Hkv": 8, "G": 4, "M": 32, "N": keys}
+        found: Decoding = split.in_order(configs, names, H200)[0]
+        return found
+
+    assert first(64, 512) == first(64, 896) == first(1, 512) == first(1, 1) == first(2, 4096) == shallow
+    assert first(64, 897) == first(64, 1024) == first(1, 32768) == deep
+    assert first(64, 512, replace(split, short=3)) == first(64, 512, replace(split, short=0)) == deep
+    window = replace(split, key_tiles="cdiv(min(N, 511 + BLOCK_M), BLOCK_N)")
+    assert first(64, 8192, window) == shallow
+
+
 def test_splits_of_a_fixed_size() -> None:
     split = Split("B", "cdiv(N, BLOCK_N)", 512, 129, most=4)
     names = {"B": 2, "H": 4, "M": 1, "N": 1000, "BLOCK_N": 64}

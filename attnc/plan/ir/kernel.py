@@ -202,7 +202,8 @@ class Split:
     is how much faster a multiprocessor reads while others idle, most the splits that are considered, trips
     what a byte of a partial result costs in bytes of keys. few: where a call has fewer tiles of keys for each
     multiprocessor, blocks share the columns of o; 0: never. block_share: of what a multiprocessor can read,
-    what a block does alone, if it does more with keys than multiply them.
+    what a block does alone, if it does more with keys than multiply them. short: tiles of keys that a block
+    walks over, up to which it takes the config of the fewest stages.
 
     segment: keys of a split under `order = absolute(...)`, which begins at a multiple of them; its sums are
     not divided, and joined in order (0: splits may be of any size).
@@ -219,6 +220,7 @@ class Split:
     trips: int
     few: int
     block_share: float = 1.0
+    short: int = 0
     segment: int = 0
 
 

@@ -50,6 +50,7 @@ from attnc.plan.sm90.decode import (
     FEW_TILES,
     LATENT_IDLE_GAIN,
     LATENT_TRIPS,
+    SHORT_WALK,
     draws_decoded,
     sm90_decode_configs,
     sm90_decode_estimate,
@@ -312,6 +313,10 @@ class Sm90a(Target):
 
     def few_tiles(self, layout: Layout | None) -> int:
         return FEW_TILES if isinstance(layout, Sm90DecodeLayout) and layout.shares else 0
+
+    def short_walk(self, configs: Iterable[TileConfig], layout: Layout | None) -> int:
+        varies = len({config.stages for config in configs}) > 1
+        return SHORT_WALK if varies and isinstance(layout, Sm90DecodeLayout) and layout.walks_again else 0
 
     def count_joined(self, configs: Iterable[TileConfig], layout: Layout | None) -> int:
         if isinstance(layout, Sm90WarpsLayout):
