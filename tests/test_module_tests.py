@@ -21,6 +21,7 @@ TESTED_ELSEWHERE = {
     "plan/ir/module": "plan/test_ir_text",
     "plan/layout": "plan/test_sm80_layout",
     "plan/lower": "plan/test_ir_text",
+    "plan/sm90/backward_configs": "plan/test_sm90_backward",
     "plan/sm90/backward_work": "target/test_sm90_backward",
     "plan/sm90/decode_layout": "plan/test_sm90_decode",
     "target/call_signature": "target/test_names",

@@ -31,7 +31,7 @@ def is_by_wgmma(module: Module, kernel: KernelName = "dkdv") -> bool:
     text = render_files(module, path="a.attn", sha256="")[f"default_backward_{kernel}.cu"]
     layout = module.backward.layout
     found = isinstance(layout, Sm90Backward) and kernel in layout.by_wgmma
-    assert ("WGMMA_SS(" in text, '"sm80.cuh"' in text) == (found, not found)
+    assert ("WGMMA_RS(" in text, '"sm80.cuh"' in text) == (found, not found)
     return found
 
 
@@ -96,9 +96,46 @@ def test_wide_heads_share_p_where_ds_needs_nothing_else(
     for name, (tile_q, tile_kv) in tiles.items():
         assert is_by_wgmma(module, name)
         (config,) = kernels[name].configs
-        assert [config.tile_q, config.tile_kv, config.warps, config.stages] == [tile_q, tile_kv, 12, 2]
+        stages = 3 if layout.gives_p and d < 256 else 2  # as many as fit
+        assert [config.tile_q, config.tile_kv, config.warps, config.stages] == [tile_q, tile_kv, 12, stages]
         assert kernels[name].shared[0] == sum(layout.shared_memory(config, name).values()) <= ROOM
         assert sum(layout.registers(config, name).values()) < CONSUMER_REGISTERS[2]
+
+
+@pytest.mark.one_in(3)
+@pytest.mark.parametrize(
+    ("d", "options", "held"),
+    [
+        (64, {}, None),  # products of 128 queries
+        (72, {}, {"v": 20}),
+        (96, {"accumulate": "ordered"}, {"v": 24}),
+        (80, {"accumulate": "two_pass"}, {"v": 20}),
+        (104, {}, None),
+        (128, {}, None),
+        (136, {"accumulate": "two_pass"}, {"k or v": 36}),
+        (192, {"accumulate": "two_pass"}, {"k or v": 48}),
+        (256, {"accumulate": "two_pass"}, None),
+        # what stands between p and ds is kept beside both
+        (96, {"score": "50 * tanh(dot(q, k) / 50)"}, None),
+        (96, {"softmax": "softmax(dropout = p, seed = s)", "inputs": ("p: f32[]", "s: i64[]")}, None),
+    ],
+)
+def test_rows_of_v_are_held_where_registers_have_room(
+    d: int, options: dict[str, Any], held: dict[str, int] | None
+) -> None:
+    """And rows of K, where a warpgroup of its own multiplies these."""
+    module = planned(d=d, **options)
+    assert module.backward is not None
+    layout = module.backward.layout
+    assert isinstance(layout, Sm90Backward)
+    (config,) = module.backward_kernels["dkdv"].configs
+    registers = layout.registers(config, "dkdv")
+    assert layout.holds_rows("dkdv") == (held is not None)
+    assert {name: count for name, count in registers.items() if name in ("v", "k or v")} == (held or {})
+    assert held is None or sum(registers.values()) <= 216
+    text = render_files(module, path="a.attn", sha256="")["default_backward_dkdv.cu"]
+    assert text.count("hold_rows<") == (0 if held is None else 2 if "k or v" in held else 1)
+    assert ("WGMMA_RS_COLUMNS(64)" in text) == (held is not None)
 
 
 @pytest.mark.one_in(4)

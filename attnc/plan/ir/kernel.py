@@ -204,7 +204,6 @@ class Split:
     multiprocessor, blocks share the columns of o; 0: never. block_share: of what a multiprocessor can read,
     what a block does alone, if it does more with keys than multiply them. short: tiles of keys that a block
     walks over, up to which it takes the config of the fewest stages.
-
     segment: keys of a split under `order = absolute(...)`, which begins at a multiple of them; its sums are
     not divided, and joined in order (0: splits may be of any size).
     """

@@ -207,8 +207,7 @@ def _splits(kernel: Decode) -> Iterator[str]:
         alone = padded if kernel.pack.padded else ", each query alone" if kernel.pack.alone else ""
         yield f"pack query heads, group = {show(kernel.pack.group)}{alone}"
     if kernel.split is not None:
-        split = kernel.split
-        visible = "all" if split.max_visible_keys is None else split.max_visible_keys
+        visible = "all" if (split := kernel.split).max_visible_keys is None else split.max_visible_keys
         told = [f"max_visible_keys = {visible}", f"at most {split.most}", f"idle_gain = {split.idle_gain}"]
         told += [f"trips = {split.trips}"] if split.trips != PARTIAL_TRIPS else []
         told += [f"block_share = {split.block_share}"] if split.block_share != 1.0 else []

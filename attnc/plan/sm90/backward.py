@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 
 from attnc.diagnostics import Diagnostic, warning
 from attnc.expr.nodes import (
@@ -38,13 +38,13 @@ from attnc.expr.nodes import (
 )
 from attnc.model.attention import Attention, Variant
 from attnc.model.configs import configs
-from attnc.model.schedule import BackwardConfig, Knob, Schedule, Summation, TileConfig
+from attnc.model.schedule import Knob, Schedule, Summation, TileConfig
 from attnc.plan.access import LastSection, Section
 from attnc.plan.conversion import list_convertible
 from attnc.plan.device import DEVICES
-from attnc.plan.fitting import Tiles, backward_phase_of, nothing_fits, unsupported
+from attnc.plan.fitting import unsupported
 from attnc.plan.gradients import has_constant_slope, wanted_loads
-from attnc.plan.layout import Buffer, Estimate, KernelName
+from attnc.plan.layout import KernelName
 from attnc.plan.lists import listing_of, shares_ds, without_list
 from attnc.plan.signature import feature, kv_heads, normalise
 from attnc.plan.sm80.backward import plan_cuda_backward
@@ -54,7 +54,6 @@ from attnc.plan.sm90.layout import (
     PIECE,
     SYSTEM_BYTES,
     WGMMA_ROWS,
-    beyond_shared_memory,
     entry_registers,
 )
 from attnc.plan.sm90.turns import Turns, turns_under
@@ -75,7 +74,10 @@ assert all(
 #: Up to so many columns of q, dq is added from registers, faster than by bulk copies that add, which win
 #: beyond (measured on an H200); queries of a tile, at most, whose p lies in registers both rounded and as a
 #: factor of ds.
-_ADDS_FROM_REGISTERS, _QUERIES_BESIDE_P = 64, 64
+_ADDS_FROM_REGISTERS, _QUERIES_BESIDE_P = 96, 64
+#: Registers of a thread for sums and left operands, at most, where rows of K or V are among these: with 224
+#: of 240 ptxas serialises products.
+_HOLDING = 216
 #: Warps that round dq, each what one warp of a consumer has added; rows that a warp stores at once, and bytes
 #: of those rows and 64 columns.
 FINISH_WARPS, STORED_ROWS, _STAGED_PANEL = 8, 16, 2048
@@ -89,7 +91,7 @@ TURNS = 32
 _KEYS_OF_DQ: Mapping[int, int] = {1: 128, 2: 96, 3: 80, 4: 64}
 #: The same where these do not divide the blocks that a mask lists.
 _LISTED_KEYS_OF_DQ = 64
-_STAGES = 2
+STAGES = 2
 #: What a section of heads has of the L2 cache: much less than all, for blocks are at several sections. (A
 #: kernel that reads from memory twice is as many cycles long, but at a lower clock: power is limited.)
 SECTIONS = Section(cache=(1, 8))
@@ -126,7 +128,8 @@ class Sm90Backward(CudaBackwardLayout):
     how blocks take turns at adding to dq; None: they add in any order. alike: all queries see all keys, so
     that no walk is longer than another. packed: sequences of queries follow each other. listed: queries
     and keys of a block that a mask lists, which tiles divide; 0: it lists none. Where a block has no whole
-    tile of two warpgroups, one multiplies, and two blocks live on a multiprocessor.
+    tile of two warpgroups, one multiplies, and two blocks live on a multiprocessor. needs_p_alone: ds is p
+    times dp - delta.
     """
 
     by_wgmma: frozenset[KernelName]
@@ -134,6 +137,7 @@ class Sm90Backward(CudaBackwardLayout):
     alike: bool = False
     packed: bool = False
     listed: tuple[int, int] = (0, 0)
+    needs_p_alone: bool = False
 
     @property
     def keeps_ds(self) -> bool:
@@ -251,6 +255,21 @@ class Sm90Backward(CudaBackwardLayout):
         """Returns whether dq is added by bulk copies, where blocks take no turns, and not from registers."""
         return bool(self.staged(kernel)) and self.layout.d > _ADDS_FROM_REGISTERS
 
+    def holds_rows(self, kernel: KernelName) -> bool:
+        """Returns whether a consumer has its rows of V in registers, or of K where others multiply V, as left
+        operands. Products of 64 queries read 4 KB of shared memory for 32 cycles, as many as it delivers; so
+        they read half of that.
+        """
+        if kernel != "dkdv" or not self.needs_p_alone or max(self.qk_panels, self.v_panels) < 2:
+            return False
+        return sum(self._list_registers(kernel).values()) + self._held <= _HOLDING
+
+    @property
+    def _held(self) -> int:
+        """Registers of a thread for the rows of a left operand."""
+        columns = self.layout.dv_multiplied
+        return (max(columns, self.layout.d_multiplied) if self.gives_p else columns) // 4
+
     def stages_both(self, kernel: KernelName) -> bool:
         """Returns whether dk and dv fit beside each other where a warp stages results."""
         return (self.qk_panels + self.v_panels) * _STAGED_PANEL <= self.staged(kernel)
@@ -311,8 +330,8 @@ class Sm90Backward(CudaBackwardLayout):
 
     @property
     def dq_tiles(self) -> tuple[int, int]:
-        choices, room = [(2, _STAGES), (1, _STAGES), (1, 1)], self.room("dq")
-        return next((pair for pair in choices if sum(self._over_q(_STAGES, *pair).values()) <= room), (1, 1))
+        choices, room = [(2, STAGES), (1, STAGES), (1, 1)], self.room("dq")
+        return next((pair for pair in choices if sum(self._over_q(STAGES, *pair).values()) <= room), (1, 1))
 
     def shared_memory(self, config: TileConfig, kernel: KernelName) -> dict[str, int]:
         if kernel not in self.by_wgmma:
@@ -366,6 +385,10 @@ class Sm90Backward(CudaBackwardLayout):
     def registers(self, config: TileConfig, kernel: KernelName) -> dict[str, int]:
         if kernel not in self.by_wgmma:
             return CudaBackwardLayout.registers(self, config, kernel)
+        held = {"k or v" if self.gives_p else "v": self._held} if self.holds_rows(kernel) else {}
+        return {**self._list_registers(kernel), **held}
+
+    def _list_registers(self, kernel: KernelName) -> dict[str, int]:
         rows, keys = self.tile(kernel)
         if kernel == "dq_kept":
             return {"dq": self.layout.d_multiplied // 2, "ds": keys // 4}
@@ -403,6 +426,7 @@ def plan_sm90_backward(variant: Variant, schedule: Schedule, layout: CudaLayout)
         else None,
         alike=variant.attention.mask == TRUE,
         packed=variant.attention.q.storage.is_packed,
+        needs_p_alone=is_p_enough(normalise(variant.attention)),
         listed=(0, 0) if (listing := listing_of(variant.attention)) is None else (listing.rows, listing.keys),
     )
 
@@ -501,84 +525,3 @@ def is_p_enough(attention: Attention) -> bool:
     """
     softmax = attention.softmax
     return softmax.form == "softmax" and has_constant_slope(attention) and softmax.dropout is None
-
-
-def sm90_backward_configs(
-    plan: Sm90Backward, variant: Variant, schedule: Schedule, kernel: KernelName
-) -> tuple[BackwardConfig, ...]:
-    """Returns the configs that can run, in their order. Raises DiagnosticError (E0601) when there is none."""
-    phase = backward_phase_of(kernel)
-    knobs = schedule.phases[phase]
-    tile_q, tile_kv = plan.tile(kernel)
-    tiles = Tiles(tile_q, tile_kv, 4 * (plan.consumers(kernel) + 1), _STAGES)
-    found = [
-        tiles.without(knobs).of(config) for config in configs(schedule, backward_phase_of(kernel), variant)
-    ]
-    if over_rows(kernel) and "order" not in knobs:
-        found = [replace(config, order="longest_first") for config in found]  # costs nothing
-    candidates = tuple(dict.fromkeys(found))
-    reasons = [_misfit(config, plan, kernel) for config in candidates]
-    kept = tuple(config for config, reason in zip(candidates, reasons, strict=True) if reason is None)
-    if not kept:
-        hint = (
-            f"write '{', '.join(f'{key} = {size}' for key, size in tiles.by_key().items())}', or remove them"
-        )
-        raise nothing_fits(schedule, kernel, reasons[0] or "", where=schedule.target, hints=(hint,))
-    return kept
-
-
-def _misfit(config: BackwardConfig, plan: Sm90Backward, kernel: KernelName) -> str | None:
-    tile_q, tile_kv = plan.tile(kernel)
-    room = f"what the registers of a head dimension of {max(plan.layout.d, plan.layout.dv)} leave room for"
-    consumers = plan.consumers(kernel)
-    stays = f"{WGMMA_ROWS} for each of {consumers} warpgroups"
-    copying = f"4 for each of {consumers} warpgroups that multiply, and 4 that copy"
-    for key, size, needed, why in (
-        ("tile.q", config.tile_q, tile_q, stays if over_rows(kernel) else room),
-        ("tile.kv", config.tile_kv, tile_kv, room if over_rows(kernel) else stays),
-        ("warps", config.warps, 4 * (consumers + 1), copying),
-    ):
-        if size != needed:
-            return f"{key} = {size} is not {needed}: {why}"
-    if config.stages < 2:
-        return "stages = 1 leaves nothing to copy ahead: two at least"
-    if config.maxnreg is not None:
-        return "maxnreg is not for warpgroups, which share registers as they need them"
-    return beyond_shared_memory(plan.shared_memory(config, kernel), plan.room(kernel))
-
-
-def sm90_backward_estimate(plan: Sm90Backward, config: TileConfig, kernel: KernelName) -> Estimate:
-    """Returns what a block takes: shared memory exactly, registers as far as the plan knows."""
-    d, dv, stages = plan.qk_panels * PIECE, plan.v_panels * PIECE, config.stages
-    rows, keys = plan.tile(kernel)
-    q_tiles, v_tiles = plan.dq_tiles
-    piece = f"{plan.pieces} x {keys if over_rows(kernel) else rows}x{PIECE}" if plan.pieces else ""
-    shapes: Mapping[str, str] = {
-        "ds": f"{DS_TILES} x {rows}x{ROWS}",
-        "p": f"{P_TILES} x {keys}x{rows} as f32",
-        "staged": f"{4 * plan.consumers(kernel)} warps",
-        "rows": f"{stages} x 2x{rows}",
-        "barriers": "and what is known of tiles",
-        **(
-            {
-                "q": f"{q_tiles} x {rows}x{d}",
-                "do": f"{q_tiles} x {rows}x{dv}",
-                "k": f"{stages} x {keys}x{d}",
-                "v": piece or f"{stages if v_tiles > 1 else 1} x {keys}x{dv}",
-            }
-            if over_rows(kernel)
-            else {
-                "k": f"{plan.k_tiles(kernel)} x {keys}x{d}",
-                "v": f"{keys}x{dv}",
-                "q": f"{stages} x {rows}x{d}",
-                "do": (kernel == "dk" and piece) or f"{1 if kernel == 'dk' else stages} x {rows}x{dv}",
-            }
-        ),
-    }
-    return Estimate(
-        buffers=tuple(
-            Buffer(name=name, shape=shapes[name], bytes=size)
-            for name, size in plan.shared_memory(config, kernel).items()
-        ),
-        registers=plan.registers(config, kernel),
-    )

@@ -35,7 +35,8 @@ from attnc.plan.steps import fetches_for, select_per_head
 class KeyRoles:
     """Of a kernel over keys, for dk and dv. ds_tiles, p_tiles, k_tiles, do_tiles: tiles in shared memory, 0:
     one for each stage; staged: rows of dk and dv that leave together; from_registers: they leave without;
-    stores_beside: dk and dv leave beside each other; adds_by_bulk: dq is added by bulk copies; is_cut: dq
+    stores_beside: dk and dv leave beside each other; holds_rows: rows of V, and of K where another warpgroup
+    multiplies V, are left operands in registers; adds_by_bulk: dq is added by bulk copies; is_cut: dq
     sums over keys that end with a sequence; late_fetches, tile_fetches: loads of rows that change with the
     query head, and the others.
     """
@@ -49,6 +50,7 @@ class KeyRoles:
     staged: int
     from_registers: bool
     stores_beside: bool
+    holds_rows: bool
     adds_by_bulk: bool
     is_cut: bool
     late_fetches: tuple[Fetch, ...]
@@ -242,6 +244,7 @@ class _BackwardRolePlanner:
             do_tiles=do_tiles,
             staged=plan.staged(kind),
             from_registers=plan.stores_registers(kind),
+            holds_rows=plan.holds_rows(kind),
             stores_beside=makes_dk and makes_dv and plan.stages_both(kind),
             adds_by_bulk=has_turns or plan.adds_by_bulk(kind),
             is_cut=is_cut,

@@ -33,10 +33,9 @@ from attnc.plan.sm90.backward import (
     check_sums,
     check_turns,
     plan_sm90_backward,
-    sm90_backward_configs,
-    sm90_backward_estimate,
     sum_of_dq,
 )
+from attnc.plan.sm90.backward_configs import sm90_backward_configs, sm90_backward_estimate
 from attnc.plan.sm90.backward_roles import Sm90BackwardRoles, plan_backward_roles
 from attnc.plan.sm90.configs import (
     TARGET,

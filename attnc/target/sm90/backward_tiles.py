@@ -75,7 +75,11 @@ class Sm90BackwardText(CudaBackwardText):
         columns = list_sum_columns(planned, roles, self.layout)
         more = sorted(set(self.plan.dq_columns)) if self.chain.adds_dq else []
         tiles = [] if planned.takes_ds else [roles.key_tile]
-        self.wgmma = WgmmaTiles(self.layout, key_tiles=tiles, sum_columns=columns, SS_ROWS=more)
+        held = tiles if self.dkdv is not None and self.dkdv.holds_rows else []
+        tiles = [] if roles.gives_p and held else tiles  # it multiplies no others
+        self.wgmma = WgmmaTiles(
+            self.layout, key_tiles=tiles, sum_columns=columns, SS_ROWS=more, RS_COLUMNS=held
+        )
         self.boxes = Boxes(self.rows.zero)
         self.sums_kept = {"dk", "dv"}.difference(arguments.as_elements)
 

@@ -125,6 +125,7 @@ WGMMA_RS(80)
 WGMMA_RS(96)
 WGMMA_SS_ROWS(16)
 WGMMA_SS_ROWS(64)
+WGMMA_RS_COLUMNS(64)
 
 // Barrier `index` of a kind.
 __device__ __forceinline__ u32 barrier_of(u32 base, int kind, int index)
@@ -141,6 +142,26 @@ __device__ __forceinline__ void load_tile(u32 to, const TensorMap& map, u32 barr
         #pragma unroll
         for (int first = 0; first < TILE; first += BOX)
             tma_load(to + (panel * TILE + first) * 128, map, barrier, 64 * panel, row + first, head, batch);
+}
+
+// The rows of a warp as left operands, DEPTH columns; rows: where the first lies in a tile that stays.
+template <int DEPTH>
+__device__ __forceinline__ void hold_rows(u32 (&left)[DEPTH / 16][4], u32 rows, int lane)
+{
+    #pragma unroll
+    for (int d = 0; d < DEPTH / 16; ++d)
+        ldmatrix_x4(left[d], rows + (d / 4 * TILE_ROWS + lane % 16) * 128 + ((d % 4 * 2 + lane / 16) ^ lane % 8) * 16);
+}
+
+// products = left right^T, or += that: rows that are held, and a streamed tile, DEPTH columns of both.
+template <int DEPTH>
+__device__ __forceinline__ void mma_held(float (&products)[COLUMNS / 8][4], const u32 (&left)[DEPTH / 16][4], u64 right,
+    bool accumulate = false)
+{
+    #pragma unroll
+    for (int d = 0; d < DEPTH / 16; ++d)
+        wgmma<false>(products, left[d], right + (d / 4 * COLUMNS * 128 + d % 4 * 32) / 16, accumulate || d > 0);
+    wgmma_commit();
 }
 
 // products = left right^T, or += that: 64 rows of the resident tile and a streamed tile, DEPTH columns of both.
@@ -460,7 +481,7 @@ __device__ __forceinline__ void run_consumer(
         warpgroup_fence_operand(dv);
 
         const u64 k_rows = wgmma_descriptor(base + K_AT + k.index * K_BYTES + consumer * 64 * 128, 16, 1024);
-        const u64 v_rows = wgmma_descriptor(base + V_AT + consumer * 64 * 128, 16, 1024);
+        u32 left_v[DV / 16][4];  // the rows of V of this warp
         // dq: each consumer has half of the columns, or half of the queries where one panel has all columns.
         const u64 k_columns = wgmma_descriptor(base + K_AT + k.index * K_BYTES
             + (QK_PANELS == 2 ? consumer * BLOCK_N * 128 : 0), 16, 1024);
@@ -488,8 +509,8 @@ __device__ __forceinline__ void run_consumer(
             staging.advance();
         };
 
-        // One tile of queries. first: no previous tile, so no dq of one. last: v is not needed again.
-        auto step = [&](auto first, bool last) {
+        // One tile of queries. first: no previous tile, so no dq of one.
+        auto step = [&](auto first) {
             const u32 q_tile = base + Q_AT + q.index * Q_BYTES, do_tile = base + DO_AT + q.index * DO_BYTES;
             const float* const lse2_tile = (const float*)(tiles + LSE2_AT) + q.index * BLOCK_M;
             const float* const delta_tile = (const float*)(tiles + DELTA_AT) + q.index * BLOCK_M;
@@ -507,7 +528,7 @@ __device__ __forceinline__ void run_consumer(
             mma_rows<D>(scores, k_rows, wgmma_descriptor(q_tile, 16, 1024));
             mbarrier_wait(barrier_of(base, DO_FULL, q.index), q.phase);
             wgmma_fence();
-            mma_rows<DV>(gradients, v_rows, wgmma_descriptor(do_tile, 16, 1024), true);
+            mma_held<DV>(gradients, left_v, wgmma_descriptor(do_tile, 16, 1024), true);
             wgmma_wait<1>();
             warpgroup_fence_operand(scores);
             #pragma unroll
@@ -544,7 +565,6 @@ __device__ __forceinline__ void run_consumer(
             }
             wgmma_wait<0>();
             warpgroup_fence_operand(gradients);
-            mbarrier_arrive_if(barrier_of(base, V_EMPTY, 0), last && lane == 0);
             #pragma unroll
             for (int j = 0; j < COLUMNS / 8; ++j)
                 #pragma unroll
@@ -597,8 +617,12 @@ __device__ __forceinline__ void run_consumer(
         if (q_lo < hi) {
             mbarrier_wait(barrier_of(base, K_FULL, k.index), k.phase);
             mbarrier_wait(barrier_of(base, V_FULL, 0), v.phase);
+            hold_rows<DV>(left_v, base + V_AT + first_key * 128, lane);
+            proxy_fence();
+            __syncwarp();
+            mbarrier_arrive_if(barrier_of(base, V_EMPTY, 0), lane == 0);
             int q_next = next(q_lo);
-            step(TrueType{}, h == h_last && !(q_next < hi));
+            step(TrueType{});
             q_lo = q_next;
             if (!(q_lo < hi) && h < h_last) {
                 ++h;
@@ -607,7 +631,7 @@ __device__ __forceinline__ void run_consumer(
             #pragma unroll 1
             while (q_lo < hi) {
                 q_next = next(q_lo);
-                step(FalseType{}, h == h_last && !(q_next < hi));
+                step(FalseType{});
                 q_lo = q_next;
                 if (!(q_lo < hi) && h < h_last) {
                     ++h;
