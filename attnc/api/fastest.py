@@ -93,8 +93,8 @@ def chosen_target() -> str:
 
 def rank_for_lists(targets: Sequence[str]) -> list[str]:
     """Returns targets, the fastest first, as they are ranked for an attention over lists: `cuda.sm_80` is the
-    last of them, which takes 1.4 to 1.9 times as long as Triton over blocks of queries, and about as long
-    over those of each query (measured on an H200), unless `run_on` chose a target.
+    last of them, which takes 1.3 to 1.9 times as long as Triton over blocks of queries, and as long over
+    those of each query (0.9 to 1.8 times, measured on an H200), unless `run_on` chose a target.
     """
     return [*targets] if chosen_target() else sorted(targets, key=SM80.__eq__)
 

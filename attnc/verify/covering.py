@@ -424,10 +424,23 @@ def _kept_cases(space: Space, limits: Limits) -> Iterator[Case]:
     names, config = free_dims(space.attention), space.usable[-1]
     if not wants_list(space.attention) or not {"M", "N"} <= set(names):
         return
-    dims = {name: {"M": 400, "N": 400}.get(name, 1) for name in names}
+    keys = _keys_at_end(space)
+    rows = _KEPT_KEYS if keys == _KEPT_KEYS else keys // 2
+    dims = {name: {"M": rows, "N": keys}.get(name, 1) for name in names}
     if limits.cost(dims, config) <= limits.most:
         for seed in (1, 2, 3):
             yield Case(dims=dims, seed=seed, config=config, lengths=_full(space), extras="runs")
+
+
+#: Keys of cases beside masks of data; the most where a number of the mask cuts a block further on; and
+#: keys of such a block, at most.
+_KEPT_KEYS, _MOST_KEPT, _KEPT_BLOCK = 400, 1200, 512
+
+
+def _keys_at_end(space: Space) -> int:
+    """Returns so many keys that the block is whole which a number of the mask cuts, the largest in reach."""
+    numbers = (x.value for x in space.boundaries if x.of_mask and _KEPT_KEYS <= x.value < _MOST_KEPT)
+    return max((-(-number // _KEPT_BLOCK) * _KEPT_BLOCK for number in numbers), default=_KEPT_KEYS)
 
 
 def _draw_inverted(space: Space, limits: Limits, config: int) -> Iterator[Case]:

@@ -349,14 +349,17 @@ def draw_counts(rng: Rng, shape: tuple[int, ...], most: int) -> Array:
     return np.where(rng.random(shape) < 0.5, rng.choice(beyond, shape), counts)
 
 
+#: Entries that a kernel compares with each other at once (`templates/triton/_lists.py.jinja`), and those of a
+#: longer list that come again.
+_LONG_LIST, _AGAIN = 128, 8
 #: Entries that name no block.
 _NO_BLOCKS = (-1, -(2**31), 2**30, 2**31 - 1)
 
 
 def draw_lists(rng: Rng, shape: tuple[int, ...], blocks: int, *, distinct: bool) -> Array:
     """Returns lists of blocks, along the last axis: all blocks, a few neighbours, the same blocks for all
-    queries, or any, with repetitions unless they are distinct. Some entries name no block; in one tensor of
-    eight, no entry does.
+    queries, or any, with repetitions unless they are distinct: of long lists, the last entries are the first
+    ones again. Some entries name no block; in one tensor of eight, no entry does.
     """
     places, rows = shape[-1], shape[:-1]
     most = max(blocks, 1)
@@ -371,6 +374,8 @@ def draw_lists(rng: Rng, shape: tuple[int, ...], blocks: int, *, distinct: bool)
         found = rng.integers(0, most, (*rows, 1)) + np.arange(places)
     elif style <= 5 and not distinct:
         found = rng.integers(-1, most + 1, shape)
+    if places > _LONG_LIST and not distinct:
+        found[..., -_AGAIN:] = found[..., :_AGAIN]
     few = rng.random((*rows, 1)) < 0.3
     gone = (rng.random(shape) < 0.15) | (few & (rng.random(shape) < 0.7))
     return np.asarray(np.where(gone, rng.choice(_NO_BLOCKS, shape), found))
@@ -459,13 +464,18 @@ def _many(attention: Attention, tensor: Tensor, drawn: Array, rng: Rng) -> Array
 
 
 def _runs(attention: Attention, tensor: Tensor, drawn: Array, rng: Rng) -> Array:
-    """Many neighbours are equal, so that a mask that compares them keeps all pairs of a block, or none."""
+    """Many neighbours are equal, so that a mask that compares them keeps all pairs of a block, or none. In
+    every other tensor some begin at a number of the mask, where that is far from the first key.
+    """
     if not drawn.ndim or not drawn.size or np.issubdtype(drawn.dtype, np.floating):
         return drawn
     found, run = drawn, rng.choice(_RUNS)
+    numbers = [x.value for x in walk(attention.mask) if isinstance(x, Const) and type(x.value) is int]
+    far = [number for number in numbers if max(_RUNS) < number < drawn.shape[-1]]
+    before = -max(far) % run if far and rng.random() < 0.5 else 0
     for axis in range(max(drawn.ndim - 2, 0), drawn.ndim):
         if axis == drawn.ndim - 1 or drawn.shape[axis] > min(_RUNS):  # else sequences, or heads
-            found = np.take(found, np.arange(drawn.shape[axis]) // run, axis=axis)
+            found = np.take(found, (np.arange(drawn.shape[axis]) + before) // run, axis=axis)
     return found
 
 

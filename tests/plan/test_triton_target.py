@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from attnc.diagnostics import DiagnosticError, render
+from attnc.model.attention import Form
 from attnc.model.dtypes import DType
 from attnc.model.schedule import Knob, Schedule
 from attnc.plan.device import DEVICES
@@ -67,6 +68,35 @@ def test_stick_breaking_sums_over_no_more_than_64_keys(d: int) -> None:
     shape = TileShape("bf16", d, gradients=True, masked=True, form="stick_breaking")
     schedule = "\n".join(TRITON.default_schedule(shape))
     assert re.findall(r"tile\.kv in {(\d+)", schedule) == ["64", "64", "64"]
+
+
+@pytest.mark.parametrize(
+    ("width", "dtype", "group", "tiles"),
+    [
+        (576, "bf16", 128, "tile.q in {64, 32, 16}, tile.kv in {32, 16} warps = 8"),
+        (576, "bf16", 32, "tile.q in {32, 16}, tile.kv in {32, 16} warps = 4"),
+        (576, "bf16", 16, "tile.q = 16, tile.kv in {64, 32, 16} warps = 4"),
+        (576, "bf16", 0, "tile.q = 16, tile.kv in {64, 32, 16} warps = 4"),
+        (576, "f32", 128, "tile.q = 16, tile.kv in {32, 16} warps = 4"),
+        (128, "bf16", 40, "tile.q in {64, 32, 16}, tile.kv in {64, 32, 16} warps = 4"),
+        (128, "bf16", 17, "tile.q in {32, 16}, tile.kv in {64, 32, 16} warps = 4"),
+        (128, "bf16", 1, "tile.q = 16, tile.kv in {64, 32, 16} warps = 4"),
+        (128, "f32", 128, "tile.q = 16, tile.kv in {32, 16} warps = 4"),
+    ],
+)
+def test_heads_of_a_query_that_lists_keys_read_them_once(
+    width: int, dtype: str, group: int, tiles: str
+) -> None:
+    shape = TileShape(dtype, width, gradients=False, masked=True, listed=(1, 1), group=group)
+    loops, *lines = TRITON.default_schedule(shape)
+    assert loops == "loops = [kv], pack = gqa, split.kv = auto"
+    assert " ".join(lines).startswith(tiles)
+
+
+@pytest.mark.parametrize(("gradients", "form"), [(True, "softmax"), (False, "stick_breaking")])
+def test_lists_are_not_split_beside_gradients_and_sticks(gradients: bool, form: Form) -> None:
+    shape = TileShape("bf16", 64, gradients=gradients, masked=True, form=form, listed=(1, 64))
+    assert next(iter(TRITON.default_schedule(shape))) == "loops = [kv], pack = gqa"
 
 
 def test_portable_keeps_what_runs_on_some_device() -> None:

@@ -69,6 +69,13 @@ _TRITON: tuple[Bug, ...] = (
         patch="is_whole",
     ),
     TritonBug(
+        name="full behind a constant end",
+        attention="kept_ends",
+        story="an end that no query moves was left to the loop over the blocks",
+        anchor="is_whole & (-699 <= -last_key)",
+        patch="is_whole",
+    ),
+    TritonBug(
         name="sure where ends touch",
         attention="kept_runs",
         story="the least of the queries was compared with the least of the keys",
@@ -153,6 +160,20 @@ _HOPPER: tuple[Bug, ...] = (
         story="keys past the end were taken for kept ones",
         anchor="&& last_key - first_key == 128 - 1;",
         patch=";",
+    ),
+    HopperBug(
+        name="full behind a constant end",
+        attention="kept_ends",
+        story="an end that no query moves was left to the walk over the blocks",
+        anchor="all_kept = is_whole && -699 <= -last_key;",
+        patch="all_kept = is_whole;",
+    ),
+    HopperBug(
+        name="all pairs before a constant end",
+        attention="kept_ends",
+        story="keys behind the end were not looked at, and thought to be kept",
+        anchor="is_whole && start == first_key && stop > last_key",
+        patch="is_whole && start == first_key",
     ),
     HopperBug(
         name="full blocks of the row before",

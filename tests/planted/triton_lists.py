@@ -23,6 +23,13 @@ BUGS: tuple[TritonBug, ...] = (
         patch="for start in range(first, first + 128, 64):",
     ),
     TritonBug(
+        name="repeated blocks looked for in the last 128 entries",
+        attention="tokens",
+        story="entries of as many threads were kept in registers",
+        anchor="& (other[None, :] < place[:, None])",
+        patch="& (other[None, :] < place[:, None]) & (other[None, :] + 128 > place[:, None])",
+    ),
+    TritonBug(
         name="entries behind the count",
         attention="blocks",
         story="the count was of the first list",

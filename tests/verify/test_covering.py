@@ -21,7 +21,7 @@ from attnc.verify.case import Case
 from attnc.verify.check import check
 from attnc.verify.cover import Coverage, Space, by_tiles
 from attnc.verify.covering import covering_cases, thin_cases
-from attnc.verify.data import EXTRAS, styles_for
+from attnc.verify.data import EXTRAS, draw_lists, styles_for
 from attnc.verify.inputs_read import lists
 from attnc.verify.problem import build
 from attnc.verify.projection_check import ProjectionTrial, projection_subject
@@ -502,6 +502,21 @@ def test_more_lists_are_inverted_than_fit_in_a_chunk() -> None:
     for case in cases:
         assert case.dims["M"] == chunk * 16 + 1
         assert limits.includes_gradients(case.dims, case.config)
+
+
+@pytest.mark.parametrize("distinct", [True, False])
+def test_entries_of_a_long_list_come_again_far_behind_unless_it_is_distinct(distinct: bool) -> None:
+    for seed in range(8):
+        drawn = draw_lists(np.random.default_rng(seed), (2, 198), 400, distinct=distinct)
+        named = (drawn >= 0) & (drawn < 400)
+        again = (named[:, 190:] & (drawn[:, 190:] == drawn[:, :8])).any()
+        assert again == (not distinct and bool(named[:, :8].any()))
+
+
+def test_a_block_that_a_number_of_the_mask_cuts_is_whole_in_a_case_of_runs() -> None:
+    made = subject_of(planted_module("kept_ends", "triton"))
+    keys = [case.dims["N"] for case in thin_cases(made.space, made.limits()) if case.extras == "runs"]
+    assert keys == [1024] * 3
 
 
 def test_nothing_is_known_of_a_module_without_a_plan() -> None:
