@@ -4,13 +4,13 @@ filled in.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import replace
 from itertools import islice, product
 from math import inf, prod
 
 from attnc.diagnostics import LIFT, DiagnosticError, Label, Reporter, error
-from attnc.effort import at_most
+from attnc.effort import at_most, memo_by_object
 from attnc.expr.construct import MAX_FLOAT, number
 from attnc.expr.derive import derive
 from attnc.expr.nodes import MAX_INTEGER, Binary, Const, Expr, children, walk
@@ -40,10 +40,13 @@ def variants(program: Program, attention: Attention, most: int | None = None) ->
     _check_count("attention", attention, program)
     report = Reporter()
     made = []
+    known = _known_fixed(attention)
     for point in islice(product(*(param.choices for param in attention.params)), most):
         params = {param.name: value for param, value in zip(attention.params, point, strict=True)}
         with report_limit(f"variant '{variant_name(params)}'", attention.span or program.source.span(0, 0)):
-            fixed = _fix(attention, params)
+            if point not in known:
+                known[point] = _fix(attention, params)
+            fixed = known[point]
             element_param = _find_element_param(attention, params)
             shared = {param: value for param, value in params.items() if param != element_param}
             variant = Variant(
@@ -59,6 +62,14 @@ def variants(program: Program, attention: Attention, most: int | None = None) ->
                 _check(variant, report)
     report.raise_errors()
     return tuple(made)
+
+
+@memo_by_object
+def _known_fixed(attention: Attention) -> dict[Hashable, Attention]:
+    """Returns where an attention is kept by the values of its params: every schedule has the same variants,
+    and what is found of one for a target holds for all.
+    """
+    return {}
 
 
 def projection_variants(program: Program, projection: Projection) -> tuple[ProjectionVariant, ...]:

@@ -15,6 +15,7 @@ from functools import reduce
 from math import lcm
 from typing import Literal, TypeAlias
 
+from attnc.effort import memo_by_object
 from attnc.expr.affine import Affine, N
 from attnc.expr.construct import ONE, ZERO, add, compare, conj, disj, floordiv, maximum, minimum, where
 from attnc.expr.interval import SIZE
@@ -106,6 +107,7 @@ def add_list(variant: Variant, schedule: Schedule | None = None) -> Variant | No
     return replace(variant, attention=replace(attention, mask=mask))
 
 
+@memo_by_object
 def wants_list(attention: Attention) -> bool:
     """Returns whether a mask looks data up in a way that no range of keys follows from, and blocks of
     ordinary queries could be listed for it.

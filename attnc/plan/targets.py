@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
+from attnc.effort import remember
 from attnc.model.attention import Variant
 from attnc.model.configs import schedule_of
 from attnc.model.knobs import ACCUMULATE_DQ
@@ -61,6 +62,7 @@ def shape_in(program: Program, name: str) -> TileShape:
     return replace(found, listed=(listing.rows, listing.keys), unites=unites)
 
 
+@remember()
 def schedule_for(
     program: Program, name: str, target: str, *, wanted: Tiles | None = None, deterministic: bool = True
 ) -> str:

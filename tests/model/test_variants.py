@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from attnc.effort import remember
 from attnc.expr.nodes import Const, Param, show, walk
 from attnc.model.attention import Variant
 from attnc.model.dtypes import DType
@@ -79,3 +80,17 @@ def test_variants_are_counted_before_they_are_made() -> None:
     diagnostic = refused(variants_of, plain(f"param {params}", mask=f"kv_idx < {total}"))
     assert diagnostic.code == "E0508"
     assert "more than 10^9" in diagnostic.message
+
+
+def test_schedules_of_a_file_share_the_attentions_of_variants() -> None:
+    program = resolve_text(plain("param W in {1, 2}", mask="kv_idx < W"))
+    attention = program.attentions[0]
+    with remember():
+        first, again = variants(program, attention), variants(program, attention)
+        some = variants(program, attention, 1)
+    assert len({id(variant.attention) for variant in first}) == len(first) > 1
+    assert [id(variant.attention) for variant in again] == [id(variant.attention) for variant in first]
+    assert some[0].attention is first[0].attention
+    alone = variants(program, attention)[0].attention
+    assert alone == first[0].attention
+    assert alone is not first[0].attention
