@@ -15,9 +15,9 @@ attention tiny {
   input q: bf16[T, 16, 64] via ragged(cu)
   input k, v: bf16[B, N, 1, 64]
   input cu: i32[B + 1]
-  input chosen: i32[T, S]
+  input chosen: i32[B, S]
   score = dot(q, k) / 8
-  mask = listed(chosen, rows = 1, keys = 1)
+  mask = listed(chosen, keys = 1)
   normalize = softmax
   output o: bf16[T, 16, 64]
 }
