@@ -15,7 +15,7 @@ from torch.nn.attention.flex_attention import BlockMask
 from attnc.flex import blocks, flex_attention, tape
 from attnc.flex.tape import NOTHING
 from tests.flex.mods import CASES, Case, Setting
-from tests.flex.oracle import cotangent, gradients, torch_flex
+from tests.flex.oracle import compare_strides, cotangent, gradients, torch_flex
 from tests.flex.random_mods import drawn
 from tests.flex.roundings import Dense, allowed
 from tests.flex.test_random_mods import check
@@ -154,7 +154,7 @@ def test_results_are_laid_out_as_queries(
     q, k, v = (torch.randn(shape, device="cuda").permute(order).requires_grad_() for _ in range(3))
     attend = torch.compile(flex_attention, fullgraph=True) if is_compiled else flex_attention
     o = attend(q, k, v)
-    assert get_stride_order(o.stride()) == get_stride_order(q.stride())
+    compare_strides(o, q)  # by the rule of this torch, which from 2.11 on keeps rows whole
     o.backward(torch.randn_like(o))
     for leaf in (q, k, v):
         assert leaf.grad is not None
