@@ -20,7 +20,7 @@ from tests.planted.search import CASES, FOUND, read
 NEEDS_GXX = pytest.mark.skipif(not available(), reason="g++ compiles the kernels for the CPU")
 KEPT, FOUND_BY = read(CASES), read(FOUND)
 #: By target, one in how many bugs of a part runs by day.
-SHARES = {"triton": 2, "projection": 2, "cuda.sm_80": 3, "cuda.sm_90a": 6}
+SHARES = {"triton": 2, "projection": 1, "cuda.sm_80": 3, "cuda.sm_90a": 8}
 #: Whose cases run lines that no others of the day run.
 ALSO_BY_DAY = {
     "triton layouts: gradients prepared without dlse",
