@@ -53,13 +53,14 @@ OF_MODULES = {
 #: registers are left to keep them apart (C7519); and once before the loop where sums of latents of 8 bits are
 #: two products each, and begin as zeros.
 INJECTED = {
-    *("wide_backward_dq", "wide_backward_dk", "kv8_latent_forward", "latent_types_forward"),
-    "selected_rows_forward",
+    *("wide_backward_dq", "wide_backward_dk", "kv8_latent_forward", "latent_blocks_forward"),
+    *("latent_types_forward", "selected_rows_forward"),
 }
 
 
-def is_known(name: str, said: str) -> bool:
-    return name in INJECTED and "(C7519)" in said
+def is_known(said: str) -> bool:
+    """Whether ptxas says so of a kernel of which it is known: it names the function, of all in a file."""
+    return "(C7519)" in said and any(f"'{name}'" in said for name in INJECTED)
 
 
 def name_of(path: Path) -> str:
@@ -95,7 +96,7 @@ def check_forward(path: Path) -> None:
     name = f"{module.variant.attention.name}_forward"
     config, cubin = next(compile_configs(path, module.target.removeprefix("cuda."), name))
     assert cubin.image.startswith(b"\x7fELF")
-    assert [said for said in cubin.warnings if not is_known(kernel.name, said)] == []
+    assert [said for said in cubin.warnings if not is_known(said)] == []
     assert cubin.spills <= OF_MODULES.get(name_of(path), NEGLIGIBLE), cubin.log
     needed = sum(kernel.layout.registers(kernel.configs[0]).values())
     # On Hopper warpgroups share out what the launch gives to each thread.
@@ -120,7 +121,7 @@ def check_backward(path: Path) -> None:
     assert set(names) <= set(kernels)
     for name in list(kernels)[1:]:
         config, cubin = next(compile_configs(path, "sm_80", name))
-        assert [said for said in cubin.warnings if not is_known(name, said)] == []
+        assert [said for said in cubin.warnings if not is_known(said)] == []
         assert cubin.spills <= OF_MODULES.get(name_of(path), NEGLIGIBLE), cubin.log
         if name in names:
             assert module.backward is not None

@@ -448,8 +448,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) latent_blocks_forw
             l[r] += sum[r];
     };
 
-    // Panels: columns of v of one consumer; those of other blocks; those of K that are not in v.
-    constexpr int HALF = V_PANELS / 2, OTHERS = DV / 64 - V_PANELS, REST = QK_PANELS - DV / 64;
+    // Panels: columns of v of one consumer; those of other blocks.
+    constexpr int HALF = V_PANELS / 2, OTHERS = DV / 64 - V_PANELS;
     const u64 q_tile = wgmma_descriptor(base + Q_AT, 16, 1024), k_tiles = wgmma_descriptor(base + K_AT, 16, 1024);
     const u64 v_tiles = wgmma_descriptor(base + K_AT + consumer * HALF * BLOCK_N * 128, BLOCK_N * 128, 1024);
     const u64 p_tile = wgmma_descriptor(base + P_AT, 16, 1024);

@@ -191,7 +191,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) latent_packed_forw
     const int B = args.B, H = args.H, T = args.T;
     int N = args.N;
     const int tile = blockIdx.x;
-    const int row_tiles = T * H / BLOCK_M + B + 1;  // at least as many as there are
     const int number = tile;
     const int sequence = find_sequence_of_rows(args.cu_q_ptr, args.stride_cu_q_0, number, B, H);
     const int q_first = args.cu_q_ptr[sequence * args.stride_cu_q_0];

@@ -186,7 +186,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) mla_packed_forward
     // Order of the panels of K and q: first this block's columns of V, then the others.
     auto own_panel = [&](int panel) { return panel < DV / 64 ? (panel + sharer * V_PANELS) % (DV / 64) : panel; };
     const int tile = blockIdx.x / SHARERS;
-    const int row_tiles = T * H / BLOCK_M + B + 1;  // at least as many as there are
     const int number = tile;
     const int sequence = find_sequence_of_rows(args.cu_q_ptr, args.stride_cu_q_0, number, B, H);
     const int q_first = args.cu_q_ptr[sequence * args.stride_cu_q_0];
