@@ -12,6 +12,7 @@ import pytest
 
 from tests.by_day import LISTED, _one_of_each_target, is_listed, part_by_day, read_listed
 from tests.conftest import _is_named, is_read
+from tools.by_night import STAYING
 
 NIGHTLY = pytest.mark.nightly.mark
 FILES = count()
@@ -116,7 +117,8 @@ def test_what_is_listed_is_there_and_a_file_keeps_tests_by_day() -> None:
         functions = set(re.findall(r"^def (test_\w+)", (ROOT / path).read_text(), re.MULTILINE))
         of = {name.partition("::")[2]: listed[name] for name in names}
         assert of.keys() <= functions, f"{path} has none of this name any more"
-        assert sum(number != 0 for number in of.values()) + len(functions - of.keys()) >= 0.4 * len(functions)
+        staying = sum(number != 0 for number in of.values()) + len(functions - of.keys())
+        assert staying >= STAYING * len(functions)
 
 
 def test_a_file_that_is_named_runs_all_its_cases() -> None:

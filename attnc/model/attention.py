@@ -194,6 +194,11 @@ class Attention:
         return {name: scale for name, scale in found.items() if scale is not None}
 
     @property
+    def column_reads(self) -> tuple[Expr, ...]:
+        """What products read beside columns of k and v: their scales, and the columns behind those of k."""
+        return (*self.column_scales.values(), *(() if self.k_rest is None else (self.k_rest,)))
+
+    @property
     def joins_values(self) -> bool:
         """Whether values are the first columns of keys as products have them: scaled, joined, of q's type."""
         return isinstance(self.v.storage, Prefix) and self.v.storage.joins

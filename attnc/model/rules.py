@@ -277,9 +277,8 @@ def check_column_scales(tree: ast.Attention, attention: Attention, report: Repor
             "they are scaled as keys, and rounded",
             hints=("remove 'v_scale'",),
         )
-        return
-    is_other = attention.v.storage.is_part and scales and scales.get("k") != scales.get("v")
-    if is_other and not attention.joins_values:
+    is_stored = attention.v.storage.is_part and not attention.joins_values
+    if is_stored and scales and scales.get("k") != scales.get("v"):
         place = next(iter(scales.values())).span or tree.span
         report.error(
             "E0317",

@@ -19,7 +19,6 @@ from attnc.expr.nodes import TRUE, Const, Index, walk
 from attnc.model.attention import Attention, Form
 from attnc.model.dtypes import DType
 from attnc.model.schedule import Knob, Phase, Schedule, TileConfig, Value, field_of, key_of
-from attnc.model.tensors import Role, group_size
 from attnc.plan.layout import KernelName, Which
 from attnc.source import Span
 
@@ -222,7 +221,7 @@ def shape_of(attention: Attention) -> TileShape:
 
 
 def _count_group(attention: Attention) -> int:
-    match group_size(attention.q.size(Role.HEAD), attention.k.size(Role.HEAD)):
+    match attention.group:
         case Const(value=int() as heads):
             return heads
         case _:

@@ -244,10 +244,10 @@ def _find_misplaced(attention: Attention, listing: Listing) -> tuple[str, str, S
     if differing := [expr for expr in _read_by_lists(listing) if _differs_by_head(expr, attention)]:
         what = "lists, or masks beside them, that differ between query heads are not lowered"
         return what, "heads that share keys have one list", differing[0].span
-    softmax, of_columns = attention.softmax, (*attention.column_scales.values(), attention.k_rest)
+    softmax = attention.softmax
     v_scale = None if softmax.scales_columns else softmax.v_scale
     read = {node for x in (attention.score, softmax.sink, v_scale) if x is not None for node in walk(x)}
-    by_columns = {node for x in of_columns if x is not None for node in walk(x)}
+    by_columns = {node for x in attention.column_reads for node in walk(x)}
     placed = {Index("kv_pos"), Index("q_pos"), Dim("N")}
     if (placed | {Index("kv_idx")}) & read or placed & by_columns:
         label = "tiles have rows of memory, wherever these are in a sequence"

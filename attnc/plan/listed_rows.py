@@ -22,7 +22,7 @@ from attnc.expr.simplify import substitute
 from attnc.model.attention import Attention, Variant
 from attnc.model.dtypes import DType
 from attnc.model.schedule import Schedule
-from attnc.model.tensors import Dense, Paged, Ragged, Role, Tensor, group_size
+from attnc.model.tensors import Dense, Paged, Ragged, Role, Tensor
 from attnc.plan.ir import Fetch, Let, Loop, Regions, Statement, fetch_expressions
 from attnc.plan.ir.lists import ListWalk
 from attnc.plan.ir.module import ListedRows
@@ -56,7 +56,7 @@ def queries_together(attention: Attention) -> int:
     """Returns how many queries fill a tile with the heads of a group: 2 to 8, or 1 where heads are not known,
     or too many.
     """
-    match group_size(attention.q.size(Role.HEAD), attention.k.size(Role.HEAD)):
+    match attention.group:
         case Const(value=int() as heads) if heads <= TILE_ROWS // 2:
             return min(TILE_ROWS >> (heads - 1).bit_length(), _MOST_QUERIES)
         case _:

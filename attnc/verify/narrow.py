@@ -111,7 +111,7 @@ def twin_of(subject: Subject, module: ir.Module) -> Subject | None:
 
 def _plan_twin(module: ir.Module) -> ir.Module | None:
     attention = module.variant.attention
-    if attention.k.storage.is_paged and not all(map(partial(_is_of_page, attention), _list_made(attention))):
+    if attention.k.storage.is_paged and not all(map(partial(_is_of_page, attention), attention.column_reads)):
         return None  # sequences may scale a page differently
     variant = replace(module.variant, attention=widen_attention(attention))
     found = resolve(parse(module.variant.source), prelude()).schedules
@@ -123,12 +123,6 @@ def _plan_twin(module: ir.Module) -> ir.Module | None:
             except DiagnosticError:
                 continue
     return None
-
-
-def _list_made(attention: Attention) -> Iterator[Expr]:
-    """Yields what keys are multiplied by and joined with."""
-    yield from attention.column_scales.values()
-    yield from () if attention.k_rest is None else (attention.k_rest,)
 
 
 def _is_of_page(attention: Attention, made: Expr) -> bool:

@@ -143,8 +143,7 @@ def memory_dims(attention: Attention, dims: Mapping[str, int], lengths: Lengths)
 
 def _find_beside(attention: Attention, table: str) -> set[str]:
     """Returns names of the sizes along which a block table finds what belongs to columns of keys."""
-    read = [*attention.column_scales.values(), *([attention.k_rest] if attention.k_rest else [])]
-    loads = (node for expr in read for node in walk(expr) if isinstance(node, Load))
+    loads = (node for expr in attention.column_reads for node in walk(expr) if isinstance(node, Load))
     pairs = (pair for load in loads for pair in zip(load.indices, load.extents, strict=True))
     return {
         extent.name

@@ -27,7 +27,7 @@ def sm90_backward_configs(
     knobs = schedule.phases[phase]
     tile_q, tile_kv = plan.tile(kernel)
     tiles = Tiles(tile_q, tile_kv, 4 * (plan.consumers(kernel) + 1), STAGES)
-    given = configs(schedule, backward_phase_of(kernel), variant)
+    given = configs(schedule, phase, variant)
     found = [tiles.without(knobs).of(config) for config in given]
     if kernel == "dkdv" and plan.gives_p:
         deep = [replace(tiles, stages=_STAGES_OF_SHARED).without(knobs).of(config) for config in given]
