@@ -53,14 +53,14 @@ def covering_cases(space: Space, limits: Limits, count: int) -> Iterator[Case]:
         if number == _FIRST - 1:
             yield plain_case(space)
         if number == _FIRST:
-            yield from _beside_the_array(space, limits)
+            yield from cases_beside_the_array(space, limits)
         rng = random.Random(number)
         drawn = [_candidate(coverage, limits, rng, number) for _ in range(_CANDIDATES)]
         best = max(drawn, key=lambda case: _worth(coverage, limits, case))
         coverage.note(best)
         yield best
     if count == _FIRST:
-        yield from _beside_the_array(space, limits)
+        yield from cases_beside_the_array(space, limits)
 
 
 def plain_case(space: Space) -> Case:
@@ -86,7 +86,7 @@ def plain_case(space: Space) -> Case:
     return _with_lists(space, replace(case, dims=dims), keys)
 
 
-def _beside_the_array(space: Space, limits: Limits) -> Iterator[Case]:
+def cases_beside_the_array(space: Space, limits: Limits) -> Iterator[Case]:
     """Yields the cases at the edges and the thin ones, with lists for all queries and of several entries (of
     short lists most name nothing), and one with lists for some.
     """

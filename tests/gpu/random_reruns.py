@@ -74,12 +74,14 @@ def again(record: Record, workers: int, out: Path | None, mode: Mode) -> None:
         list(crew.map(rerun, range(workers)))
 
 
-def _wrong_or_unjudged(made: Mapping[str, Subject], case: Case, mode: Mode) -> dict[str, str] | None:
+def _wrong_or_unjudged(
+    made: Mapping[str, Subject], case: Case, mode: Mode, number: int
+) -> dict[str, str] | None:
     """What is wrong, None where there is no room in memory."""
     from attnc.runtime.memory import ran_out_of_memory
 
     try:
-        return wrong_on(made, case, mode)
+        return wrong_on(made, case, mode, number)
     except Exception as error:
         if ran_out_of_memory(error):
             return None
@@ -95,8 +97,9 @@ def rerun_here(mode: Mode) -> None:
     for failure in json.load(sys.stdin):
         modules = modules_of(failure["text"])
         if mode.compiling is None:
-            made = {module.target: subject_of(module) for module in modules}
-            wrong = _wrong_or_unjudged(made, Case.from_json(failure["case"]), mode)
+            ran = mode.choose(modules, failure["chunk"] + failure["number"])
+            made = {module.target: subject_of(module) for module in ran}
+            wrong = _wrong_or_unjudged(made, Case.from_json(failure["case"]), mode, failure["number"])
         else:
             wrong = wrong_to_compilers(modules, whole=mode.compiling == "whole")
         print("wrong: " + json.dumps(wrong), flush=True)

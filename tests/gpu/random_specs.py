@@ -18,13 +18,16 @@ which no GPU is needed, and a spec is wrong if one of them refuses; `--compile w
 
 With `--foreign` the specs are those of `tests.verify.foreign_specs`, what papers and model code add to
 scores, and each case is held to the rules of `attnc verify` too, on every target. `--targets triton` leaves
-the others out. With `--everywhere` all specs have gradients, and kernels for every target.
+the others out. With `--everywhere` all specs have gradients, and kernels for every target, and every second
+one is held to the rules on one target. Of both the case of every second spec is one that `attnc verify` has
+at boundaries. With `--one` each spec runs on one target alone, in turn, which takes a third of the time.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import re
 import subprocess
@@ -32,7 +35,7 @@ import sys
 import time
 import traceback
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -55,6 +58,10 @@ _EMPTY = 12
 LONGEST, AREA = 300, 1 << 16
 #: The same where a case is held to rules, which run it some twenty times.
 LONGEST_HELD, AREA_HELD = 130, 1 << 14
+#: Scores of a case at a boundary.
+AREA_AT_BOUNDARIES = 1 << 17
+#: Of four specs for every target so many are held to the rules, which cost more than all else, on one target.
+_HELD = 2
 #: Seconds of its worker's processor after which a spec is taken for one whose kernel does not end, which is
 #: waited for in a loop. Of the clock ten times as many pass where others keep the processors busy.
 PATIENCE = 60
@@ -159,13 +166,23 @@ def _describe(result: Result, modules: Iterable[Module]) -> None:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mode:
     """What is done with specs. compiling: `front` or `whole`, in place of a run; is_foreign, everywhere:
-    which specs; targets: for which kernels are made.
+    which specs; targets: for which kernels are made; one: of these the one in turn for each spec.
     """
 
     compiling: str | None = None
     is_foreign: bool = False
     everywhere: bool = False
+    one: bool = False
     targets: tuple[str, ...] = ("triton", "cuda.sm_80", "cuda.sm_90a")
+
+    @property
+    def has_rules(self) -> bool:
+        """Whether some specs are held to rules, and have cases at boundaries."""
+        return self.is_foreign or self.everywhere
+
+    def choose(self, modules: Sequence[Module], number: int) -> Sequence[Module]:
+        """Those of a spec that run."""
+        return modules if not (self.one and modules) else [modules[number % len(modules)]]
 
     @property
     def options(self) -> list[str]:
@@ -173,6 +190,7 @@ class Mode:
         found = ["--compile", self.compiling] if self.compiling else []
         found += ["--foreign"] if self.is_foreign else []
         found += ["--everywhere"] if self.everywhere else []
+        found += ["--one"] if self.one else []
         return [*found, "--targets", *self.targets]
 
 
@@ -182,7 +200,6 @@ def judged(chunk: int, number: int, text: str, data: Any, mode: Mode) -> Result:
 
     from attnc.diagnostics import DiagnosticError
     from attnc.runtime.memory import ran_out_of_memory
-    from attnc.verify.strategies import cases
     from attnc.verify.subject import subject_of
     from tests.verify.judging import modules_of
 
@@ -192,7 +209,7 @@ def judged(chunk: int, number: int, text: str, data: Any, mode: Mode) -> Result:
     except DiagnosticError as error:
         result.refused = str(error)
         return result
-    made = {module.target: subject_of(module) for module in modules}
+    made = {module.target: subject_of(module) for module in mode.choose(modules, chunk + number)}
     if not made:
         result.refused = "no schedule was drawn that some target compiles"
         return result
@@ -202,17 +219,12 @@ def judged(chunk: int, number: int, text: str, data: Any, mode: Mode) -> Result:
         result.refused = f"no config for {', '.join(without)} is sure to fit this GPU"
         return result
     shaping = made[data.draw(st.sampled_from(sorted(made)))]
-    limits, largest = shaping.limits(), max(m * n for m, n in shaping.limits().tiles.values())
-    longest, area = (LONGEST_HELD, AREA_HELD) if mode.is_foreign else (LONGEST, AREA)
-    case = data.draw(cases(shaping.variant, replace(limits, longest=longest, work=max(area // largest, 1))))
-    if case.is_far:
-        case = replace(case, layouts={})  # rows gigabytes apart have tests of their own
-    if number % _EMPTY:
-        case = replace(case, dims={name: max(size, 1) for name, size in case.dims.items()})
+    case = drawn_case(shaping, data, number, mode)
     _describe(result, [module for module in modules if module.target in made])
-    result.case, result.features = case.to_json(), features_of(text, case)
+    result.case = case.to_json()
+    result.features = (*features_of(text, case), *(f"on {target}" for target in made))
     try:
-        result.wrong = wrong_on(made, case, mode)
+        result.wrong = wrong_on(made, case, mode, number)
     except Exception as error:
         if not ran_out_of_memory(error):
             raise
@@ -220,29 +232,72 @@ def judged(chunk: int, number: int, text: str, data: Any, mode: Mode) -> Result:
     return result
 
 
-def wrong_on(made: Mapping[str, Subject], case: Case, mode: Mode | None = None) -> dict[str, str]:
-    """What is wrong with the modules of a spec, by target, on this case, each alone and compared; with those
-    of a foreign one, what rules they break.
+def drawn_case(subject: Subject, data: Any, number: int, mode: Mode) -> Case:
+    """A case of any kind, or for every second spec one of those that `attnc verify` has at boundaries."""
+    from hypothesis import strategies as st
+
+    from attnc.verify.covering import cases_beside_the_array, plain_case
+    from attnc.verify.strategies import cases
+
+    limits, space = subject.limits(), subject.space
+    if mode.has_rules and number % 2:
+        found = [plain_case(space), *cases_beside_the_array(space, limits)]
+        near = [case for case in found if not case.is_far and area(case) <= AREA_AT_BOUNDARIES]
+        place: int = data.draw(st.integers(0, len(near) - 1))
+        return near[place]
+    largest = max(m * n for m, n in limits.tiles.values())
+    longest, most = (LONGEST_HELD, AREA_HELD) if mode.is_foreign else (LONGEST, AREA)
+    limits = replace(limits, longest=longest, work=max(most // largest, 1))
+    case: Case = data.draw(cases(subject.variant, limits))
+    if case.is_far:
+        case = replace(case, layouts={})  # rows gigabytes apart have tests of their own
+    if number % _EMPTY:
+        case = replace(case, dims={name: max(size, 1) for name, size in case.dims.items()})
+    return case
+
+
+def area(case: Case) -> int:
+    """About how many scores the reference computes for a case."""
+    sizes = (case.dims.get(name, 1) for name in ("B", "H", "Hkv", "G", "M", "N"))
+    return math.prod(max(size, 1) for size in sizes)
+
+
+def wrong_on(
+    made: Mapping[str, Subject], case: Case, mode: Mode | None = None, number: int = 0
+) -> dict[str, str]:
+    """What is wrong with the modules of a spec, by target, on this case, each alone and compared; what rules
+    they break, each of a foreign spec's, and of specs for every target so many, of the target in turn.
     """
     from attnc.verify.check import check, keeps
     from attnc.verify.properties import result_violations, violations
     from attnc.verify.trials import across
 
     wrong = {}
+    held = _targets_held(made, case, mode, number)
     for target, subject in made.items():
         own = replace(case, config=case.config % len(subject.configs))
         verdict = check(subject, own)
         others = {name: peer for name, peer in made.items() if name != target}
-        if verdict.ok and mode is not None and mode.is_foreign:
+        if verdict.ok and target in held:
             # Host code differs little by target. Of Hopper's configs, a second of compilers each, two compute
             # what foreign specs say: the case's and the last.
-            rules = violations if target == min(made) else result_violations
+            rules = violations if target == min(held) else result_violations
             verdict = keeps(replace(subject, compared=1), own, rules, verdict)
         elif verdict.ok and target == "triton" and case.call == "out":
             verdict = keeps(subject, own, across(others), verdict)
         if not verdict.ok:
             wrong[target] = verdict.message
     return wrong
+
+
+def _targets_held(made: Mapping[str, Subject], case: Case, mode: Mode | None, number: int) -> list[str]:
+    """The targets whose modules are held to the rules."""
+    if mode is None or not mode.has_rules or area(case) > AREA_HELD:
+        return []
+    names = sorted(made)
+    if mode.is_foreign:
+        return names
+    return [names[number // 4 % len(names)]] if number % 4 < _HELD else []
 
 
 def draw(chunk: int, skip: int, mode: Mode) -> Iterator[Result]:
@@ -502,6 +557,7 @@ def main() -> int:
     parser.add_argument("--compile", nargs="?", const="front", choices=("front", "whole"), help="and not run")
     parser.add_argument("--foreign", action="store_true", help="draw what other people's code adds to scores")
     parser.add_argument("--everywhere", action="store_true", help="draw what every target has kernels for")
+    parser.add_argument("--one", action="store_true", help="run each spec on one target, in turn")
     parser.add_argument("--targets", nargs="+", default=Mode().targets, choices=Mode().targets)
     parser.add_argument("--seeds", type=int, nargs=3, help=argparse.SUPPRESS)
     parser.add_argument("--these", action="store_true", help=argparse.SUPPRESS)
@@ -513,6 +569,7 @@ def main() -> int:
         compiling=given.compile,
         is_foreign=given.foreign,
         everywhere=given.everywhere,
+        one=given.one,
         targets=tuple(given.targets),
     )
     if given.seeds is not None:

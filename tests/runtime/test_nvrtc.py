@@ -48,6 +48,7 @@ OF_MODULES = {
     "hstu-d64_group4": 136,
     "hstu-d128_group4": 136,
     "packed_training-default": 240,
+    "mla_packed-d576_dv512": 240,
 }
 #: ptxas puts a wait of its own in front of products of kernels in which pieces of dS follow each other: no
 #: registers are left to keep them apart (C7519); and once before the loop where sums of latents of 8 bits are

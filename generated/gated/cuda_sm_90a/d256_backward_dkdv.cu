@@ -361,7 +361,7 @@ __device__ __forceinline__ void run_consumer_dv(const Args& args, u32 base, cons
         const int q_start = ((hi + BLOCK_M - 1) / BLOCK_M - 1) * BLOCK_M;
         int q_lo = q_start;
         int h = h_first;
-        int q_next;
+        int q_next = -1;  // set before every step, which reads it
         #pragma unroll
         for (int j = 0; j < DV / 8; ++j)
             dv[j][0] = dv[j][1] = dv[j][2] = dv[j][3] = 0.0f;
@@ -519,7 +519,7 @@ __device__ __forceinline__ void run_consumer_dk(const Args& args, u32 base, cons
         const int q_start = ((hi + BLOCK_M - 1) / BLOCK_M - 1) * BLOCK_M;
         int q_lo = q_start;
         int h = h_first;
-        int q_next;
+        int q_next = -1;  // set before every step, which reads it
         #pragma unroll
         for (int j = 0; j < D / 8; ++j)
             dk[j][0] = dk[j][1] = dk[j][2] = dk[j][3] = 0.0f;
