@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from textwrap import wrap
 
 from attnc.expr.nodes import TRUE, show
 from attnc.model.attention import Attention
@@ -41,6 +42,9 @@ def scalar(tensor: Tensor) -> Parameter:
 def names(parameters: Iterable[Parameter]) -> str:
     return ", ".join(parameter.name for parameter in parameters)
 
+
+#: Of a line of help, behind its indentation.
+WIDTH = 100
 
 RAISES = "Raises ValueError or TypeError naming the argument, what was expected and what came."
 
@@ -102,7 +106,7 @@ class Signature:
         extras = [arg.tensor.name for arg in self.module.kept]
         extras += ["fallbacks"] if self.counts_fallbacks else []
         backward = ["backward_config" if self.gradient_keywords else "None"]
-        more = [f"({', '.join(extras)},)"] if extras else []
+        more = [f"({', '.join(extras)}{',' * (len(extras) == 1)})"] if extras else []
         given = [
             f"({inputs})",
             "out",
@@ -144,7 +148,8 @@ class Signature:
 
     @property
     def help(self) -> Iterator[str]:
-        yield from (self.summary, "", f"Shapes and dtypes{self.variants}:")
+        yield from wrap(self.summary, WIDTH, break_long_words=False, break_on_hyphens=False)
+        yield from ("", f"Shapes and dtypes{self.variants}:")
         yield from (f"    {line}" for line in self.shapes)
         copied = "" if self.module.key_rows is not None else ", and nothing is copied"
         yield f"The last axis of q, k and v is contiguous; every other stride is free{copied}."

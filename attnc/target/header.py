@@ -102,6 +102,12 @@ def generalize_element(module: Module) -> Module:
     return replace(module, variant=replace(variant, attention=attention, params=params))
 
 
+def delta_of(module: Module, product: str) -> str:
+    """Returns what delta is in a backward. product: of do and o, as the target writes it."""
+    returns_lse = any(arg.tensor.name == "lse" for arg in module.outputs)
+    return f"rowsum({product}){' - dlse' if returns_lse else ''}"
+
+
 def title_of(name: str, params: Mapping[str, object]) -> str:
     """Returns `capped (D = 64)`: what is computed, at which point of its params."""
     point = ", ".join(f"{name} = {value}" for name, value in params.items())

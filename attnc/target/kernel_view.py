@@ -4,15 +4,17 @@ backward kernels know of q, k, v, o, lse and their gradients.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from attnc.expr.finite import is_finite
 from attnc.expr.nodes import Const, Dim, Dot, Index, show
 from attnc.expr.simplify import substitute
+from attnc.model.attention import Form
 from attnc.model.tensors import Role, Tensor
 from attnc.plan.access import Rows
 from attnc.plan.ir import Arg, Decode, Forward, Kernel, Module, Statement
-from attnc.plan.ir.backward import BackwardKernel
+from attnc.plan.ir.backward import BackwardKernel, Chain
 from attnc.plan.ir.kernel import DotPart
 from attnc.plan.signature import RowZero, feature, stride_name
 from attnc.plan.steps import select_per_head, starts_with
@@ -96,6 +98,15 @@ class BackwardView(KernelView):
         return not (kernel.softmax.normalises or is_alone or all(map(is_finite, exprs)))
 
     @property
+    def paper(self) -> str:
+        """Where the algorithm of a kernel over keys stands, behind what it makes."""
+        if not self._backward.softmax.normalises:
+            return ""
+        return (
+            f": FlashAttention-{'1, algorithm 4' if self._backward.grid.over == 'head' else '2, algorithm 2'}"
+        )
+
+    @property
     def program(self) -> tuple[Statement, ...]:
         if not self._backward.sums_heads:
             return self._backward.program if self._starts_with_program else ()
@@ -107,6 +118,18 @@ class BackwardView(KernelView):
         if not self._backward.sums_heads:
             return () if self._starts_with_program else self._backward.program
         return select_per_head(self._backward.program)
+
+
+def name_gradients(makes: Iterable[str], chain: Chain) -> str:
+    """Returns `dk, dv and dbias`: what a kernel makes, and the gradients of what its scores load."""
+    *others, last = (*makes, *dict.fromkeys(f"d{adjoint.load.tensor}" for adjoint in chain.adjoints)) or ("",)
+    return f"{', '.join(others)} and {last}" if others else last
+
+
+#: What stands between the products of a step, by the form of normalisation.
+_BETWEEN: Mapping[Form, str] = {
+    "softmax": "softmax", "softpick": "softpick", "stick_breaking": "stick-breaking", "none": "weighing"
+}  # fmt: skip
 
 
 class OutputView(KernelView):
@@ -134,6 +157,24 @@ class OutputView(KernelView):
     def has_lse(self) -> bool:
         written = (*self._module.outputs, *self._module.kept)
         return any(arg.tensor.name == "lse" for arg in written)
+
+    @property
+    def between_products(self) -> str:
+        return _BETWEEN[self._output.softmax.form]
+
+    @property
+    def results(self) -> str:
+        return "o and lse" if self.has_lse else "o"
+
+    @property
+    def decoded(self) -> str:
+        """What a kernel that decodes makes, and of which rows."""
+        assert isinstance(self._output, Decode)
+        pack, split = self._output.pack, self._output.split
+        hands_lse = split is not None and self._output.softmax.has_statistics
+        results = "o and lse" if hands_lse else self.results
+        rows = "q rows of one head" if pack is None else "(query, head) rows of one KV head"
+        return f"{results} of one tile of {rows}{'' if split is None else ', from a split of its keys'}."
 
 
 def parts_of(module: Module, kernel: Kernel) -> tuple[DotPart, ...]:

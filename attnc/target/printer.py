@@ -101,6 +101,10 @@ class Printer:
     def __call__(self, expr: Expr) -> str:
         return self._print(expr)[0]
 
+    def operand(self, expr: Expr) -> str:
+        """Prints what stands before any operator, or a method."""
+        return self._within(expr, ATOM)
+
     def division(self, op: str, left: Expr, right: Expr) -> str:
         """Returns the name of the function for // or %; "" if the language has an operator for it."""
         if op not in ("//", "%"):

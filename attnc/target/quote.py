@@ -25,10 +25,13 @@ _NOT_PLAIN = re.compile(r"[^A-Za-z0-9_./: -]|(?<= ) ")
 
 def comment(text: str, width: int | None = None) -> str:
     """Returns any text as one line that is inert in comments and docstrings of every target, cut to the
-    width.
+    width, behind a word if there is one in its second half.
     """
     line = _ACTIVE.sub(lambda match: f"<U+{ord(match.group()):04X}>", visible(text.replace("\n", " ")))
-    return line if width is None or len(line) <= width else f"{line[: width - 3].rstrip()}..."
+    if width is None or len(line) <= width:
+        return line
+    words, blank, _ = line[: width - 3].rpartition(" ")
+    return f"{words} ..." if blank and len(words) > width // 2 else f"{line[: width - 3]}..."
 
 
 def literal(text: str) -> str:

@@ -143,6 +143,7 @@ def _quote(names: Iterable[str]) -> str:
 WIDTH = 110
 #: A statement around one expression, and what stands before and after the expression.
 _STATEMENT = re.compile(r"(\w[\w, ]* = |return |if |elif |while )(.+?)(:?)")
+_DOCSTRING = re.compile(r'\s*"""([^"]+)"""')
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
 _STRING_ARGUMENT = re.compile(r'(\s*)((?:\w+=)?)"((?:[^"\\]|\\.)*)",\s*')
 #: An argument that is given by its name.
@@ -170,14 +171,21 @@ def trim_lines(text: str) -> str:
 
 
 def wrap(line: str, width: int = WIDTH) -> str:
-    """Returns a statement that is too wide, broken inside its brackets; any other line as it is.
+    """Returns a statement that is too wide, broken inside its brackets, or a docstring of one line, as lines
+    that are not; any other line as it is.
 
     A chain of operators gets a line per operand, a call or definition as many arguments per line as fit. A
     remark at the end goes in front.
     """
+    indent = " " * (len(line) - len(line.lstrip()))
+    if len(line) > width and (docstring := _DOCSTRING.fullmatch(line)) is not None:
+        room = width - len(f'{indent}"""')
+        words = textwrap.wrap(docstring[1], room, break_long_words=False, break_on_hyphens=False)
+        return "\n".join(
+            (f'{indent}"""{words[0]}', *(f"{indent}{text}" for text in words[1:]), f'{indent}"""')
+        )
     if len(line) <= width or line.lstrip().startswith(('"""', 'f"', "raise")):
         return line
-    indent = " " * (len(line) - len(line.lstrip()))
     if line.lstrip().startswith("# "):
         start = f"{indent}# "
         words = textwrap.wrap(

@@ -4,8 +4,8 @@ the new text.
 A rename changes the text of a kernel, so its record lapses, though no GPU can tell the difference. Where the
 compiler that the record names makes the same machine code of both texts, for each kernel and config, and the
 declaration says the same of launches, what was verified of the one holds of the other. So it does where
-comments, docstrings, line breaks, and annotations of functions around kernels alone have changed, which no
-compiler sees, of Triton's kernels too.
+comments, docstrings, line breaks, annotations of functions around kernels, and factors of 1 before the size
+of a tile alone have changed, which no compiler sees, of Triton's kernels too.
 """
 
 from __future__ import annotations
@@ -140,8 +140,8 @@ def adopt_carried(known: Records, before: Records, carried: Records) -> Records:
 
 def is_same_program(before: Path, after: Path) -> bool:
     """Returns whether two texts of a module are one to every compiler: they differ in comments, docstrings,
-    line breaks, annotations of functions that are no kernels, and the name of torch's operator, which has a
-    hash of the text.
+    line breaks, annotations of functions that are no kernels, factors of 1 before the size of a tile, and the
+    name of torch's operator, which has a hash of the text.
     """
     old, new = (
         ast.dump(_Program().visit(ast.parse(path.read_text(encoding="utf-8")))) for path in (before, after)
@@ -240,8 +240,8 @@ def compare_declarations(before: str, after: str) -> str:
 
 
 class _Program(ast.NodeTransformer):
-    """Takes docstrings, annotations of functions that are no kernels, and the name of torch's operator out of
-    a module.
+    """Takes docstrings, annotations of functions that are no kernels, the name of torch's operator, and
+    factors of 1 before the size of a tile, a number when a kernel is compiled, out of a module.
     """
 
     def visit_Module(self, node: ast.Module) -> ast.AST:
@@ -256,6 +256,12 @@ class _Program(ast.NodeTransformer):
             for argument in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs):
                 argument.annotation = None
         return self._without_docstring(node)
+
+    def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
+        match node:
+            case ast.BinOp(ast.Constant(1), ast.Mult(), ast.Name(size)) if size.startswith("BLOCK_"):
+                return node.right
+        return self.generic_visit(node)
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         node.keywords = [keyword for keyword in node.keywords if keyword.arg != "operator"]

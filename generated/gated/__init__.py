@@ -36,7 +36,8 @@ def gated(
     attention: torch.Tensor | None = None,
     **options: object,
 ) -> torch.Tensor:
-    """Attention of the spec's score, masked: o = sigmoid(gate[b, q_idx, h, d]) * attention, with attention = softmax(score) v.
+    """Attention of the spec's score, masked: o = sigmoid(gate[b, q_idx, h, d]) * attention, with attention
+    = softmax(score) v.
 
     Shapes and dtypes, for D in {128, 256}:
         q: bf16[B, M, Hkv * G, D]

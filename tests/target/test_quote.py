@@ -60,7 +60,8 @@ def test_what_people_write_stays_as_it_is() -> None:
     assert comment(plain) == plain
     assert literal("NVIDIA A100-SXM4-80GB") == '"NVIDIA A100-SXM4-80GB"'
     assert comment("a\tb\x1b") == "a<U+0009>b<U+001B>"
-    assert comment("word " * 30, 20) == "word word word wo..."
+    assert comment("word " * 30, 20) == "word word word ..."
+    assert comment("a_word_of_many_letters", 12) == "a_word_of..."
 
 
 def test_a_statement_is_joined_without_its_comments() -> None:

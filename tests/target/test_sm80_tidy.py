@@ -51,6 +51,23 @@ def test_wide_lines_break_where_a_person_would(line: str, lines: list[str]) -> N
     assert wrap_code(line) == lines
 
 
+def test_the_body_of_a_wide_function_has_lines_of_its_own() -> None:
+    body = f"return {'a' * 50} + {'b' * 50}"
+    assert wrap_code(f"    auto f = [&](int x, int y) {{ g(x, y); {body}; }};") == [
+        "    auto f = [&](int x, int y) {",
+        "        g(x, y);",
+        f"        {body};",
+        "    };",
+    ]
+    assert wrap_code(f"__device__ int f(int x) {{ {body}; }}") == [
+        "__device__ int f(int x)",
+        "{",
+        f"    {body};",
+        "}",
+    ]
+    assert wrap_code("auto f = [] { return 1; };") == ["auto f = [] { return 1; };"]
+
+
 def test_places_to_break_depend_on_what_is_near(monkeypatch: pytest.MonkeyPatch) -> None:
     term = "acc + (q * k) "
     once, longer = (wrap_code(f"    s = {term * count};") for count in (100, 200))

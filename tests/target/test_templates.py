@@ -90,6 +90,15 @@ def test_a_comment_that_is_too_long_goes_on_in_the_next_line() -> None:
     assert wrap("    x = 1  # one two three", width=16) == "    # one two\n    # three\n    x = 1"
 
 
+def test_a_docstring_that_is_too_long_goes_on_in_the_next_line() -> None:
+    words = " ".join(["word"] * 40)
+    first, *others, last = wrap(f'    """{words}"""').split("\n")
+    assert first.startswith('    """word')
+    assert all(line.startswith("    word") and len(line) <= templates.WIDTH for line in others)
+    assert last == '    """'
+    assert " ".join("".join(f"{line.strip()} " for line in (first, *others)).split()) == f'"""{words}'
+
+
 def test_a_remark_goes_in_front_of_a_line_that_is_too_long() -> None:
     line = "    shift = tl.where(m_new == -float(0), 0.0, m_new) if MASKED else m_new  # rows yet unseen"
     assert wrap(line, width=80) == "    # rows yet unseen\n" + line.partition("  #")[0]

@@ -110,6 +110,7 @@ TRITON = '''"""A module."""
 def step(x, N):
     """One tile."""
     # a comment
+    x += 1 * BLOCK_N
     return tl.where(x < N, x, 0.0)
 
 
@@ -128,6 +129,9 @@ def tiny(q: torch.Tensor, seed: float) -> torch.Tensor:
         (("# a comment", "# another"), True),
         (("tl.where(x < N, x, 0.0)", "tl.where(\n        x < N, x, 0.0,\n    )"), True),
         (("tiny_1234", "tiny_5678"), True),
+        (("1 * BLOCK_N", "BLOCK_N"), True),
+        (("1 * BLOCK_N", "2 * BLOCK_N"), False),
+        (("1 * BLOCK_N", "BLOCK_M"), False),
         (("seed: float) -> torch.Tensor", "seed: int) -> object"), True),
         (("def step(x, N)", "def step(x, N: tl.constexpr)"), False),
         (("seed: float", "seed: float = 0"), False),

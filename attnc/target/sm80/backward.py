@@ -17,7 +17,7 @@ from attnc.plan.ir.backward import BackwardKernel, Preprocess
 from attnc.plan.sm80 import backward_layout_of
 from attnc.plan.steps import sequences
 from attnc.target.header import ROW_NUMBERS, Number, score_numbers
-from attnc.target.kernel_view import BackwardView
+from attnc.target.kernel_view import BackwardView, name_gradients
 from attnc.target.sm80.arguments import ArgumentText
 from attnc.target.sm80.backward_forms import BACKWARD_FORMS, CudaBackwardFormText
 from attnc.target.sm80.backward_rows import BackwardPlaces, BackwardRows
@@ -216,9 +216,8 @@ class CudaBackwardText(CudaFileText):
 
     @property
     def what(self) -> str:
-        names = dict.fromkeys(f"d{adjoint.load.tensor}" for adjoint in self.chain.adjoints)
-        own = (*(("dq",) if self.chain.adds_dq else ()), *self.kernel.makes, *names)
-        return " and ".join(filter(None, (", ".join(own[:-1]), *own[-1:])))
+        added = ("dq",) if self.chain.adds_dq else ()
+        return name_gradients((*added, *self.kernel.makes), self.chain)
 
 
 #: Eight threads share a row, so that 4 warps take 16 rows at a time: every tile is a multiple.

@@ -16,7 +16,7 @@ from attnc.plan.ir import Decode, Module, split_of
 from attnc.plan.sm80 import layout_of
 from attnc.target.call_signature import Signature
 from attnc.target.declaration import CallText, operator_name, print_value, tuning
-from attnc.target.header import GLOSSARIES, forward_numbers, generalize_element, header
+from attnc.target.header import GLOSSARIES, delta_of, forward_numbers, generalize_element, header
 from attnc.target.quote import without_comments
 from attnc.target.sm80.arguments import ArgumentText
 from attnc.target.sm80.backward import AddText, CudaBackwardText, CudaFileText, FinishText, RowsText
@@ -257,7 +257,8 @@ def kernel_page(module: Module, fields: Callable[[Module], dict[str, object]]) -
     is_shared = module.variant.element_param != ""
     passes = "the modules beside this file pass" if is_shared else f"{module.variant.name}.py passes"
     glossary = GLOSSARIES[module.variant.attention.softmax.form].splitlines()
-    return {**fields(generalize_element(module)), "glossary": glossary, "passes": passes}
+    own = {"glossary": glossary, "passes": passes, "delta": delta_of(module, "do o")}
+    return {**fields(generalize_element(module)), **own}
 
 
 def _header(module: Module, path: str, sha256: str) -> dict[str, object]:

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Iterator
 
 from attnc.target.sm80.printer import settle
-from attnc.target.templates import drop_empty_lines, trim_lines
+from attnc.target.templates import drop_empty_lines, split_outside_brackets, trim_lines
 
 WIDTH = 120
 #: Where a line may break, best first: behind commas, then before operators, those that bind least first.
@@ -28,6 +28,8 @@ _BRACKET = re.compile(r'["()\[\]{}]')
 #: The first header of a kernel, and what another one is for.
 _FIRST_HEADER = re.compile(r'^#include "sm\d\d\.cuh"$', re.MULTILINE)
 _DIVIDES = re.compile(r"\bfloor_(?:div|mod)_by_any\(")
+#: A function on one line: what stands before its body, the body, and what ends it.
+_FUNCTION = re.compile(r"(\s*\S.*\)) \{ (.+;) \}(;?)")
 _COMMENT = re.compile(r"^([ \t]*)//( *)((?:- )?)(.*)$")
 _REMARK = re.compile(r'^((?:[^"/]|"(?:\\.|[^"\\])*"|/(?!/))*?)\s*// (.*)$')
 
@@ -87,12 +89,21 @@ def _fill(first: str, further: str, words: str) -> list[str]:
 
 
 def wrap_code(line: str, width: int = WIDTH) -> list[str]:
-    """Returns a statement as lines, the later ones indented. A directive, or a line without a place to break,
-    stays whole.
+    """Returns a statement as lines, the later ones indented; of a function with its body on one line, that
+    body on its own lines. A directive, or a line without a place to break, stays whole.
     """
     if line.lstrip().startswith("#"):
         return [line]
-    further = " " * (len(line) - len(line.lstrip()) + 4)
+    indent = " " * (len(line) - len(line.lstrip()))
+    further = f"{indent}    "
+    if len(line) > width and (function := _FUNCTION.fullmatch(line)) is not None:
+        head, body, end = function.groups()
+        if _is_whole(head) and _is_whole(body):
+            statements = (f"{further}{text};" for text in split_outside_brackets(body[:-1], "; "))
+            inside = [part for text in statements for part in wrap_code(text, width)]
+            first = [head, f"{indent}{{"] if head.lstrip().startswith("__device__") else [f"{head} {{"]
+            opened = [part for text in first for part in wrap_code(text, width)]
+            return [*opened, *inside, f"{indent}}}{end}"]
     lines = []
     while len(line) > width:
         at = _find_break(line, width, len(line) - len(line.lstrip()))
@@ -101,6 +112,11 @@ def wrap_code(line: str, width: int = WIDTH) -> list[str]:
         lines.append(line[:at].rstrip())
         line = further + line[at:].lstrip()
     return [*lines, line]
+
+
+def _is_whole(text: str) -> bool:
+    """Returns whether every bracket of the text is closed in it."""
+    return all(text.count(opening) == text.count(closing) for opening, closing in ("()", "[]", "{}"))
 
 
 def _find_break(line: str, width: int, start: int) -> int | None:

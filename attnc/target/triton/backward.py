@@ -16,7 +16,7 @@ from attnc.plan.ir.kernel import DotPart
 from attnc.plan.loads import axes_of
 from attnc.plan.signature import block, stride_name
 from attnc.plan.steps import kept_fetches
-from attnc.target.kernel_view import BY_QUERY, BackwardView
+from attnc.target.kernel_view import BY_QUERY, BackwardView, name_gradients
 from attnc.target.printer import IN_KEYS, IN_ROWS, AdjointText
 from attnc.target.triton.backward_forms import BACKWARD_FORMS, BackwardFormText, cite_lines
 from attnc.target.triton.parameters import Parameters, PrologueText, TritonTensors
@@ -473,11 +473,12 @@ class BackwardText(ProgramText):
 
     @property
     def what(self) -> str:
-        names = dict.fromkeys(f"d{adjoint.load.tensor}" for adjoint in self.chain.adjoints)
-        return " and ".join((*self.makes, *names)) or "rows"
+        return name_gradients(self.makes, self.chain) or "rows"
 
     @property
     def paper(self) -> str:
+        if not self.kernel.softmax.normalises:
+            return f"the scores once more, and {self.what}"
         if self.is_sequential:
             return "FlashAttention-1, algorithm 4, lines 10 to 22"
         return cite_lines(self.adds_pdo, self.needs_dp, self.chain.adds_dq is not None)

@@ -36,8 +36,8 @@ class PagesText:
     split: bool
 
     def after(self, tiles: int) -> str:
-        """Returns the pages of the tile so many tiles after the first: looked up while q is on its way."""
-        start = scalar(self.first.start) + (f" + {tiles} * BLOCK_N" if tiles else "")
+        """Returns the pages of the first tile, the second or the third: looked up while q is on its way."""
+        start = scalar(self.first.start) + ("", " + BLOCK_N", " + 2 * BLOCK_N")[tiles]
         if self.whole:
             return self._find_pages(start, scalar(self.first.stop), whole=True)
         return self._within(start, self.first)
@@ -76,13 +76,6 @@ class DecodeText(KernelText):
         self.group = None if kernel.walk.group is None else scalar(kernel.walk.group)
         if self.group is not None:
             self.view = OutputView(module, kernel, "h_kv")
-
-    @property
-    def summary(self) -> str:
-        rows = "q rows of one head" if self.group is None else "(q row, head) rows of one KV head"
-        split = "" if self.kernel.split is None else ", from a split of its keys"
-        results = "o" if self.kernel.softmax.form == "none" else "o and lse"
-        return f"{results} of one tile of {rows}{split}."
 
     @property
     def tile_functions(self) -> tuple[str, ...]:

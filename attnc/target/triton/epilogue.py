@@ -136,7 +136,7 @@ class EpilogueText:
         match adjoint.along:
             case ("q", "d"):
                 where = f"{at} + ({row})[:, None] * {dv} + d[None, :]"
-                return f"tl.store({where}, ({term}).to({at}.dtype.element_ty), mask=inside)"
+                return f"tl.store({where}, {term}.to({at}.dtype.element_ty), mask=inside)"
             case ("tile", "d"):
                 return f"tl.store({at} + ({tile}) * {dv} + d, tl.sum({term}, 0), mask=d < {dv})"
             case ("q",):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -103,18 +102,15 @@ def address(base: str, tensor: str, indices: tuple[Expr, ...], show: Printer, *,
     The first `done` indices are in the base already.
     """
     terms = (
-        f"{_wide(show(index), index)} * stride_{tensor}_{axis}"
-        for axis, index in enumerate(indices)
-        if axis >= done
+        f"{_wide(index, show)} * stride_{tensor}_{axis}" for axis, index in enumerate(indices) if axis >= done
     )
     return " + ".join((base, *terms))
 
 
-def _wide(text: str, index: Expr) -> str:
+def _wide(index: Expr, show: Printer) -> str:
     if isinstance(index, Const):
-        return text if index.value in (0, 1) else f"tl.cast({text}, tl.int64)"
-    is_name = re.fullmatch(r"\w+(\[[\w:, ]+\])?", text) is not None  # of all rows, or one of their axes
-    return f"{text if is_name else f'({text})'}.to(tl.int64)"
+        return show(index) if index.value in (0, 1) else f"tl.cast({show(index)}, tl.int64)"
+    return f"{show.operand(index)}.to(tl.int64)"
 
 
 def load(fetch: Fetch, tile: Printer = tiled) -> str:
@@ -140,7 +136,7 @@ def load(fetch: Fetch, tile: Printer = tiled) -> str:
 def statement(item: Statement) -> str:
     match item:
         case Let(value=value) if value.type == "int" and is_wide(value):
-            return f"{item.name} = ({scalar(value)}).to(tl.int32)"  # tiles are addressed by 32 bits
+            return f"{item.name} = {scalar.operand(value)}.to(tl.int32)"  # tiles are addressed by 32 bits
         case Let(value=value):
             return f"{item.name} = {scalar(value)}"
         case Row(tensor=tensor, indices=indices):
@@ -155,7 +151,7 @@ def list_types(names: Iterable[str]) -> list[str]:
 
 def counter(number: Expr) -> str:
     """Prints a number of 32 bits."""
-    return scalar(number) if isinstance(number, Index) else f"({scalar(number)}).to(tl.int32)"
+    return scalar(number) if isinstance(number, Index) else f"{scalar.operand(number)}.to(tl.int32)"
 
 
 def under(condition: str, lines: Iterable[str]) -> list[str]:

@@ -32,7 +32,7 @@ from attnc.target.declaration import (
     tuning,
     width_of_split,
 )
-from attnc.target.header import GLOSSARIES, header, module_numbers
+from attnc.target.header import GLOSSARIES, delta_of, header, module_numbers
 from attnc.target.quote import without_comments
 from attnc.target.sticks import count_edges
 from attnc.target.support import imports
@@ -55,7 +55,7 @@ from attnc.tuned.choices import NOT_TUNED, Tuned
 
 _OF_THE_BACKWARD = """\
 In the backward (algorithm 2) dx is the gradient of x: dp = do v^T, ds = p * (dp - delta) with
-delta = rowsum(do * o) - dlse; lse2 = lse * log2(e) serves exp2."""
+delta = {delta}; lse2 = lse * log2(e) serves exp2."""
 
 
 _OF_STICKS = """\
@@ -196,7 +196,8 @@ def _header(module: Module, path: str, sha256: str) -> dict[str, object]:
     form = module.variant.attention.softmax.form
     glossary = GLOSSARIES[form]
     if module.backward is not None:
-        glossary += f"\n{_BACKWARDS.get(form, _OF_THE_BACKWARD)}"
+        of_softmax = _OF_THE_BACKWARD.format(delta=delta_of(module, "do * o"))
+        glossary += f"\n{_BACKWARDS.get(form, of_softmax)}"
     return {**header(module, "Triton", _and_back(module), path, sha256), "glossary": glossary}
 
 

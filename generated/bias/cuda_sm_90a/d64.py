@@ -32,7 +32,9 @@ from ..._support.hopper_call import HopperAttention, TmaKernels
 
 
 class Config(NamedTuple):
-    """Tile sizes and launch parameters; shared: bytes of shared memory of a block. The rest is as the kernel says; 0 for those of the backward."""
+    """Tile sizes and launch parameters; shared: bytes of shared memory of a block. The rest is as the kernel
+    says; 0 for those of the backward.
+    """
 
     BLOCK_M: int
     BLOCK_N: int

@@ -19,7 +19,7 @@ acc unscaled output, alpha rescale factor, p probabilities. m is in base 2: exp(
 log2(e) folded into the scale. Q, K, V are the matrices in global memory, q, k, v their tiles;
 q_pos = q_idx + N - M aligns the last query with the last key.
 In the backward (algorithm 2) dx is the gradient of x: dp = do v^T, ds = p * (dp - delta) with
-delta = rowsum(do * o) - dlse; lse2 = lse * log2(e) serves exp2.
+delta = rowsum(do * o); lse2 = lse * log2(e) serves exp2.
 """
 
 from typing import NamedTuple
@@ -337,7 +337,9 @@ def _backward_dkdv_step(
     stride_dom, kv_idx, N, key_bias_kv, pair_row, stride_pair_1, stride_pair_2, BLOCK_M: tl.constexpr,
     TMA: tl.constexpr,
 ):
-    """One q tile: FlashAttention-2, algorithm 2, lines 10 to 14, 16, with keys as rows and queries as columns."""
+    """One q tile: FlashAttention-2, algorithm 2, lines 10 to 14, 16, with keys as rows and queries as
+    columns.
+    """
     q_idx = q_lo + tl.arange(0, BLOCK_M)
     q = _load_rows(q_head, b, h, q_lo, M, stride_qm, BLOCK_M, 64, TMA)
     lse2 = _load_vector(lse2_head, row, q_lo, BLOCK_M, TMA)
@@ -375,7 +377,7 @@ def bias_backward_dkdv(
     B, H, M, N, M_padded, SECTION,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, TMA: tl.constexpr,
 ):
-    """dk and dv and dkey_bias of one kv tile of one KV head."""
+    """dk, dv and dkey_bias of one kv tile of one KV head."""
     tile = tl.program_id(0)
     # Tiles are walked in sections of heads whose q and do share the L2 cache.
     kv_tiles = tl.cdiv(N, BLOCK_N)
@@ -426,7 +428,7 @@ def bias_backward_dkdv(
 
 CALL = TritonAttention(
     name="bias",
-    operator="bias_d64_dfff030b",
+    operator="bias_d64_012ac71c",
     inputs=(
         Tensor("q", "bf16[B, M, H, 64]", "bmh"),
         Tensor("k", "bf16[B, N, H, 64]", "bnh"),

@@ -16,10 +16,10 @@
 //     attnc compile specs/block_sparse.attn
 // Spec sha256: b3477e876091ba37991be706d2de0f2bbcf25d79fffa2f2e4a17e5b1d6fc3d2f
 //
-// Names follow FlashAttention-2 (arXiv 2307.08691, algorithm 2): p = exp(s - lse), dp = do v^T, delta = rowsum(do o),
-// ds = p (dp - delta), dv = p^T do, dk = ds^T q, dq = ds k. lse2 is lse in base 2: exp(x) = exp2(x * log2(e)), with
-// log2(e) folded into the scale. It is +inf for rows that saw nothing and for rows past the end, so that their p is 0.
-// q_pos = q_idx + N - M aligns the last query with the last key.
+// Names follow FlashAttention-2 (arXiv 2307.08691, algorithm 2): p = exp(s - lse), dp = do v^T, delta = rowsum(do o) -
+// dlse, ds = p (dp - delta), dv = p^T do, dk = ds^T q, dq = ds k. lse2 is lse in base 2: exp(x) = exp2(x * log2(e)),
+// with log2(e) folded into the scale. It is +inf for rows that saw nothing and for rows past the end, so that their p
+// is 0. q_pos = q_idx + N - M aligns the last query with the last key.
 //
 // Persistent blocks, specialised by warp, take tiles of queries from a counter. One warp finds tiles; one thread, the
 // producer, copies by TMA; each of two consumer warpgroups has 64 queries: s = q k^T and dp = do v^T by wgmma, so that
@@ -286,7 +286,7 @@ __device__ __forceinline__ void run_producer(const Args& args, u32 base, const W
     }
 }
 
-// Consumer, one warpgroup: dq of 64 queries of each tile. FlashAttention-2, algorithm 2, with the scores computed a
+// Consumer, one warpgroup: dq of 64 queries of each tile: FlashAttention-2, algorithm 2, with the scores computed a
 // second time, so that sums have one order in every run.
 __device__ __forceinline__ void run_consumer(
     const Args& args, u32 base, const WorkTile* work_tiles, const unsigned char* tiles, int consumer, int warp)

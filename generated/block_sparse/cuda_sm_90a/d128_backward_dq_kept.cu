@@ -16,10 +16,10 @@
 //     attnc compile specs/block_sparse.attn
 // Spec sha256: b3477e876091ba37991be706d2de0f2bbcf25d79fffa2f2e4a17e5b1d6fc3d2f
 //
-// Names follow FlashAttention-2 (arXiv 2307.08691, algorithm 2): p = exp(s - lse), dp = do v^T, delta = rowsum(do o),
-// ds = p (dp - delta), dv = p^T do, dk = ds^T q, dq = ds k. lse2 is lse in base 2: exp(x) = exp2(x * log2(e)), with
-// log2(e) folded into the scale. It is +inf for rows that saw nothing and for rows past the end, so that their p is 0.
-// q_pos = q_idx + N - M aligns the last query with the last key.
+// Names follow FlashAttention-2 (arXiv 2307.08691, algorithm 2): p = exp(s - lse), dp = do v^T, delta = rowsum(do o) -
+// dlse, ds = p (dp - delta), dv = p^T do, dk = ds^T q, dq = ds k. lse2 is lse in base 2: exp(x) = exp2(x * log2(e)),
+// with log2(e) folded into the scale. It is +inf for rows that saw nothing and for rows past the end, so that their p
+// is 0. q_pos = q_idx + N - M aligns the last query with the last key.
 //
 // Persistent blocks, specialised by warp, take tiles of queries from a counter. One warp finds tiles; one thread, the
 // producer, copies K by TMA, and ds that the kernel for dk and dv has kept; each of two consumer warpgroups has 64

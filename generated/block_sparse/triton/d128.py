@@ -284,9 +284,7 @@ def block_sparse_forward(
     # are full
     first_pos = q_lo + N - M
     full_hi = tl.maximum(first_pos + 1, 0) // BLOCK_N * BLOCK_N
-    list_line = (tl.where(
-        q_lo // 128 >= R, -1, (b.to(tl.int64) * Hkv + h // G) * R + q_lo // 128,
-    )).to(tl.int32)
+    list_line = tl.where(q_lo // 128 >= R, -1, (b.to(tl.int64) * Hkv + h // G) * R + q_lo // 128).to(tl.int32)
     list_row = _lists_ptr + tl.cast(list_line, tl.int64) * (S + 1)
     listed = _list_length(list_row, list_line >= 0)
     for list_item in range(0, listed * (128 // BLOCK_N)):
@@ -385,9 +383,7 @@ def block_sparse_backward_dq(
     # are full
     first_pos = q_lo + N - M
     full_hi = tl.maximum(first_pos + 1, 0) // BLOCK_N * BLOCK_N
-    list_line = (tl.where(
-        q_lo // 128 >= R, -1, (b.to(tl.int64) * Hkv + h // G) * R + q_lo // 128,
-    )).to(tl.int32)
+    list_line = tl.where(q_lo // 128 >= R, -1, (b.to(tl.int64) * Hkv + h // G) * R + q_lo // 128).to(tl.int32)
     list_row = _lists_ptr + tl.cast(list_line, tl.int64) * (S + 1)
     listed = _list_length(list_row, list_line >= 0)
     for list_item in range(0, listed * (128 // BLOCK_N)):
@@ -409,7 +405,9 @@ def _backward_dkdv_step(
     dk, dv, k, v, q_head, do_head, lse2_head, delta_head, b, h, row, q_lo, M, N, stride_qm, stride_dom,
     kv_idx, partial, BLOCK_M: tl.constexpr, TMA: tl.constexpr,
 ):
-    """One q tile: FlashAttention-2, algorithm 2, lines 10 to 14, 16, with keys as rows and queries as columns."""
+    """One q tile: FlashAttention-2, algorithm 2, lines 10 to 14, 16, with keys as rows and queries as
+    columns.
+    """
     q_idx = q_lo + tl.arange(0, BLOCK_M)
     q_pos = q_idx + N - M
     q = _load_rows(q_head, b, h, q_lo, M, stride_qm, BLOCK_M, 128, TMA)
@@ -503,7 +501,7 @@ def block_sparse_backward_dkdv(
 
 CALL = TritonAttention(
     name="block_sparse",
-    operator="block_sparse_d128_4563bf6c",
+    operator="block_sparse_d128_2386c797",
     inputs=(
         Tensor("q", "bf16[B, M, H, 128]", "bmh"),
         Tensor("k", "bf16[B, N, Hkv, 128]", "bnh"),

@@ -14,10 +14,10 @@
 //     attnc compile specs/causal_gqa.attn
 // Spec sha256: cbc04386bf29ed5fbde46b355fa106e2e00f56672df30b6a441a15118a7e705f
 //
-// Names follow FlashAttention-2 (arXiv 2307.08691, algorithm 2): p = exp(s - lse), dp = do v^T, delta = rowsum(do o),
-// ds = p (dp - delta), dv = p^T do, dk = ds^T q, dq = ds k. lse2 is lse in base 2: exp(x) = exp2(x * log2(e)), with
-// log2(e) folded into the scale. It is +inf for rows that saw nothing and for rows past the end, so that their p is 0.
-// q_pos = q_idx + N - M aligns the last query with the last key.
+// Names follow FlashAttention-2 (arXiv 2307.08691, algorithm 2): p = exp(s - lse), dp = do v^T, delta = rowsum(do o) -
+// dlse, ds = p (dp - delta), dv = p^T do, dk = ds^T q, dq = ds k. lse2 is lse in base 2: exp(x) = exp2(x * log2(e)),
+// with log2(e) folded into the scale. It is +inf for rows that saw nothing and for rows past the end, so that their p
+// is 0. q_pos = q_idx + N - M aligns the last query with the last key.
 
 // One compilation for each type and configuration: the modules beside this file pass these with -D.
 #ifndef BLOCK_M

@@ -289,7 +289,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) decode_forward(const __gri
     store_rows<DV, DV, BLOCK_M>(outputs, q_tile, row_lo, M * G);
 }
 
-// o and lse of one row of one head from those of every split of its keys: o = sum 2^(lse_i - lse) o_i.
+// o and lse of one row of one head from o and lse of every split of its keys: o = sum 2^(lse_i - lse) o_i.
 extern "C" __global__ void __launch_bounds__(THREADS) decode_combine(const __grid_constant__ Args args)
 {
     extern __shared__ __align__(128) element shared[];

@@ -158,7 +158,8 @@ def differential(
     config: Config | None = None,
     backward_config: dict[str, Config] | None = None,
 ) -> torch.Tensor:
-    """Attention of the spec's score, masked: o = where(h % 2 == 0, 1, -sigmoid(amount[b, q_idx, h // 2])) * attention, with attention = softmax(score) v.
+    """Attention of the spec's score, masked: o = where(h % 2 == 0, 1, -sigmoid(amount[b, q_idx, h // 2]))
+    * attention, with attention = softmax(score) v.
 
     Shapes and dtypes:
         q: bf16[B, M, H, 128]
@@ -176,4 +177,4 @@ def differential(
     Returns o.
     Raises ValueError or TypeError naming the argument, what was expected and what came.
     """
-    return CALL.run((q, k, v, amount), out, config, backward_config, (lse, attention,))
+    return CALL.run((q, k, v, amount), out, config, backward_config, (lse, attention))

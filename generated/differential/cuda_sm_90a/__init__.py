@@ -27,7 +27,8 @@ def differential(
     config: Config | None = None,
     backward_config: dict[str, Config] | None = None,
 ) -> torch.Tensor:
-    """Attention of the spec's score, masked: o = where(h % 2 == 0, 1, -sigmoid(amount[b, q_idx, h // 2])) * attention, with attention = softmax(score) v.
+    """Attention of the spec's score, masked: o = where(h % 2 == 0, 1, -sigmoid(amount[b, q_idx, h // 2]))
+    * attention, with attention = softmax(score) v.
 
     Shapes and dtypes, for D in {128}:
         q: bf16[B, M, Hkv * G, D]

@@ -20,7 +20,7 @@ acc unscaled output, alpha rescale factor, p probabilities. m is in base 2: exp(
 log2(e) folded into the scale. Q, K, V are the matrices in global memory, q, k, v their tiles;
 q_pos = q_idx + N - M aligns the last query with the last key.
 In the backward (algorithm 2) dx is the gradient of x: dp = do v^T, ds = p * (dp - delta) with
-delta = rowsum(do * o) - dlse; lse2 = lse * log2(e) serves exp2.
+delta = rowsum(do * o); lse2 = lse * log2(e) serves exp2.
 """
 
 from typing import NamedTuple
@@ -369,7 +369,9 @@ def _backward_dkdv_step(
     dk, dv, k, v, q_head, do_head, lse2_head, delta_head, b, h, row, q_lo, M, N, stride_qm, stride_dom,
     kv_idx, MASKED: tl.constexpr, BLOCK_M: tl.constexpr, TMA: tl.constexpr,
 ):
-    """One q tile: FlashAttention-2, algorithm 2, lines 10 to 14, 16, with keys as rows and queries as columns."""
+    """One q tile: FlashAttention-2, algorithm 2, lines 10 to 14, 16, with keys as rows and queries as
+    columns.
+    """
     q_idx = q_lo + tl.arange(0, BLOCK_M)
     q_pos = q_idx + N - M
     q = _load_rows(q_head, b, h, q_lo, M, stride_qm, BLOCK_M, 128, TMA)
@@ -538,7 +540,8 @@ def differential(
     config: Config | None = None,
     backward_config: dict[str, Config] | None = None,
 ) -> torch.Tensor:
-    """Attention of the spec's score, masked: o = where(h % 2 == 0, 1, -sigmoid(amount[b, q_idx, h // 2])) * attention, with attention = softmax(score) v.
+    """Attention of the spec's score, masked: o = where(h % 2 == 0, 1, -sigmoid(amount[b, q_idx, h // 2]))
+    * attention, with attention = softmax(score) v.
 
     Shapes and dtypes:
         q: bf16[B, M, H, 128]
@@ -556,4 +559,4 @@ def differential(
     Returns o.
     Raises ValueError or TypeError naming the argument, what was expected and what came.
     """
-    return CALL.run((q, k, v, amount), out, config, backward_config, (lse, attention,))
+    return CALL.run((q, k, v, amount), out, config, backward_config, (lse, attention))

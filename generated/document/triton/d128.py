@@ -245,7 +245,7 @@ def document_forward(
         doc_row + first_pos.to(tl.int64) * stride_doc_1, mask=(0 <= first_pos) & (first_pos < N), other=0,
     )
     doc_first_2 = tl.load(
-        doc_row + (tl.maximum(first_pos, 0)).to(tl.int64) * stride_doc_1, mask=tl.maximum(first_pos, 0) < N,
+        doc_row + tl.maximum(first_pos, 0).to(tl.int64) * stride_doc_1, mask=tl.maximum(first_pos, 0) < N,
         other=0,
     )
     doc_last = tl.load(
@@ -363,7 +363,7 @@ def document_backward_dq(
         doc_row + first_pos.to(tl.int64) * stride_doc_1, mask=(0 <= first_pos) & (first_pos < N), other=0,
     )
     doc_first_2 = tl.load(
-        doc_row + (tl.maximum(first_pos, 0)).to(tl.int64) * stride_doc_1, mask=tl.maximum(first_pos, 0) < N,
+        doc_row + tl.maximum(first_pos, 0).to(tl.int64) * stride_doc_1, mask=tl.maximum(first_pos, 0) < N,
         other=0,
     )
     doc_last = tl.load(
@@ -397,7 +397,9 @@ def _backward_dkdv_step(
     kv_idx, doc_kv, doc_row, stride_doc_1, partial, BLOCK_M: tl.constexpr, EARLY_DP: tl.constexpr,
     TMA: tl.constexpr,
 ):
-    """One q tile: FlashAttention-2, algorithm 2, lines 10 to 14, 16, with keys as rows and queries as columns."""
+    """One q tile: FlashAttention-2, algorithm 2, lines 10 to 14, 16, with keys as rows and queries as
+    columns.
+    """
     q_idx = q_lo + tl.arange(0, BLOCK_M)
     q_pos = q_idx + N - M
     q = _load_rows(q_head, b, h, q_lo, M, stride_qm, BLOCK_M, 128, TMA)
@@ -504,7 +506,7 @@ def document_backward_dkdv(
 
 CALL = TritonAttention(
     name="document",
-    operator="document_d128_b41f14fa",
+    operator="document_d128_85659983",
     inputs=(
         Tensor("q", "bf16[B, M, H, 128]", "bmh"),
         Tensor("k", "bf16[B, N, Hkv, 128]", "bnh"),

@@ -218,7 +218,7 @@ def dsa_paged_training_forward(
     B, H, M, N, S,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PDL: tl.constexpr,
 ):
-    """o and lse of one tile of (q row, head) rows of one KV head."""
+    """o and lse of one tile of (query, head) rows of one KV head."""
     tile = tl.program_id(0)
     head_tiles = tl.cdiv(H, BLOCK_M)
     row_tiles = M * head_tiles
@@ -234,7 +234,7 @@ def dsa_paged_training_forward(
     Q += b.to(tl.int64) * stride_qb
 
     # listed(selected, rows = 1, keys = 1) and causal: which kv tiles are partial, and which are full
-    list_line = (tl.where(q_lo >= M, -1, b.to(tl.int64) * M + q_lo)).to(tl.int32)
+    list_line = tl.where(q_lo >= M, -1, b.to(tl.int64) * M + q_lo).to(tl.int32)
     list_row = _lists_ptr + tl.cast(list_line, tl.int64) * (S + 1)
     listed = _list_length(list_row, list_line >= 0)
 
@@ -340,7 +340,7 @@ def dsa_paged_training_backward_dq(
     K += b.to(tl.int64) * stride_kb + h_kv.to(tl.int64) * stride_kh
     kv_len = tl.load(kv_len_ptr + b.to(tl.int64) * stride_kv_len_0)
     N = tl.maximum(tl.minimum(kv_len, N), 0)
-    list_line = (tl.where(q_lo >= M, -1, b.to(tl.int64) * M + q_lo)).to(tl.int32)
+    list_line = tl.where(q_lo >= M, -1, b.to(tl.int64) * M + q_lo).to(tl.int32)
 
     # Rows of do and of q are one operand, which k multiplies: two for each head.
     both = tl.arange(0, 2 * BLOCK_M)
@@ -484,7 +484,7 @@ def dsa_paged_training_backward_dk(
     N_all = N
     kv_len = tl.load(kv_len_ptr + b.to(tl.int64) * stride_kv_len_0)
     N = tl.maximum(tl.minimum(kv_len, N), 0)
-    list_line = (tl.where(q_lo >= M, -1, b.to(tl.int64) * M + q_lo)).to(tl.int32)
+    list_line = tl.where(q_lo >= M, -1, b.to(tl.int64) * M + q_lo).to(tl.int32)
     list_row = _lists_ptr + tl.cast(list_line, tl.int64) * (S + 1)
     listed = _list_length(list_row, (list_line >= 0) & (q_lo < M))
     places = listed * 1
@@ -552,11 +552,11 @@ def dsa_paged_training_backward_order(
     N_all = N
     kv_len = tl.load(kv_len_ptr + b.to(tl.int64) * stride_kv_len_0)
     N = tl.maximum(tl.minimum(kv_len, N), 0)
-    list_line = (tl.where(q_lo >= M, -1, b.to(tl.int64) * M + q_lo)).to(tl.int32)
+    list_line = tl.where(q_lo >= M, -1, b.to(tl.int64) * M + q_lo).to(tl.int32)
     list_row = _lists_ptr + tl.cast(list_line, tl.int64) * (S + 1)
     listed = _list_length(list_row, (list_line >= 0) & (q_lo < M))
     q_lo = q_lo - copies
-    list_line = (tl.where(q_lo >= M, -1, b.to(tl.int64) * M + q_lo)).to(tl.int32)
+    list_line = tl.where(q_lo >= M, -1, b.to(tl.int64) * M + q_lo).to(tl.int32)
     row_before = _lists_ptr + tl.cast(list_line, tl.int64) * (S + 1)
     listed_before = _list_length(row_before, (list_line >= 0) & (q_lo < M))
     tiles = tl.maximum(tl.cdiv(listed * 1, BLOCK_N), 1)
@@ -601,7 +601,7 @@ def dsa_paged_training_backward_sum(
 
 CALL = TritonAttention(
     name="dsa_paged_training",
-    operator="dsa_paged_training_default_7372c100",
+    operator="dsa_paged_training_default_ea49651b",
     inputs=(
         Tensor("q", "bf16[B, M, H, 576]", "bmh"),
         Tensor("k", "bf16[pages, 64, 1, 576]", "pnh"),

@@ -198,7 +198,7 @@ def dsa_training_forward(
     B, H, M, N, S,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PDL: tl.constexpr,
 ):
-    """o and lse of one tile of (q row, head) rows of one KV head."""
+    """o and lse of one tile of (query, head) rows of one KV head."""
     tile = tl.program_id(0)
     head_tiles = tl.cdiv(H, BLOCK_M)
     row_tiles = M * head_tiles
@@ -212,7 +212,7 @@ def dsa_training_forward(
     K += b.to(tl.int64) * stride_kb
 
     # listed(selected, rows = 1, keys = 1) and causal: which kv tiles are partial, and which are full
-    list_line = (tl.where(q_lo >= M, -1, b.to(tl.int64) * M + q_lo)).to(tl.int32)
+    list_line = tl.where(q_lo >= M, -1, b.to(tl.int64) * M + q_lo).to(tl.int32)
     list_row = _lists_ptr + tl.cast(list_line, tl.int64) * (S + 1)
     listed = _list_length(list_row, list_line >= 0)
 
@@ -314,7 +314,7 @@ def dsa_training_backward_dq(
     h_kv = chain % 1
     b = chain // 1
     K += b.to(tl.int64) * stride_kb + h_kv.to(tl.int64) * stride_kh
-    list_line = (tl.where(q_lo >= M, -1, b.to(tl.int64) * M + q_lo)).to(tl.int32)
+    list_line = tl.where(q_lo >= M, -1, b.to(tl.int64) * M + q_lo).to(tl.int32)
 
     # Rows of do and of q are one operand, which k multiplies: two for each head.
     both = tl.arange(0, 2 * BLOCK_M)
@@ -455,7 +455,7 @@ def dsa_training_backward_dk(
     copy = chain // 1 // B
     q_lo = turn * copies + copy
     N_all = N
-    list_line = (tl.where(q_lo >= M, -1, b.to(tl.int64) * M + q_lo)).to(tl.int32)
+    list_line = tl.where(q_lo >= M, -1, b.to(tl.int64) * M + q_lo).to(tl.int32)
     list_row = _lists_ptr + tl.cast(list_line, tl.int64) * (S + 1)
     listed = _list_length(list_row, (list_line >= 0) & (q_lo < M))
     places = listed * 1
@@ -520,11 +520,11 @@ def dsa_training_backward_order(
     b = chain // 1 % B
     q_lo = turn * copies + chain // 1 // B
     N_all = N
-    list_line = (tl.where(q_lo >= M, -1, b.to(tl.int64) * M + q_lo)).to(tl.int32)
+    list_line = tl.where(q_lo >= M, -1, b.to(tl.int64) * M + q_lo).to(tl.int32)
     list_row = _lists_ptr + tl.cast(list_line, tl.int64) * (S + 1)
     listed = _list_length(list_row, (list_line >= 0) & (q_lo < M))
     q_lo = q_lo - copies
-    list_line = (tl.where(q_lo >= M, -1, b.to(tl.int64) * M + q_lo)).to(tl.int32)
+    list_line = tl.where(q_lo >= M, -1, b.to(tl.int64) * M + q_lo).to(tl.int32)
     row_before = _lists_ptr + tl.cast(list_line, tl.int64) * (S + 1)
     listed_before = _list_length(row_before, (list_line >= 0) & (q_lo < M))
     tiles = tl.maximum(tl.cdiv(listed * 1, BLOCK_N), 1)
@@ -569,7 +569,7 @@ def dsa_training_backward_sum(
 
 CALL = TritonAttention(
     name="dsa_training",
-    operator="dsa_training_default_244ec70a",
+    operator="dsa_training_default_cbd4de3a",
     inputs=(
         Tensor("q", "bf16[B, M, H, 576]", "bmh"),
         Tensor("k", "bf16[B, N, 1, 576]", "bnh"),

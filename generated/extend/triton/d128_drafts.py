@@ -112,7 +112,7 @@ def extend_forward(
     B, H, G, M, N, Hkv, SPLITS, SPLIT_ROWS,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SPLIT: tl.constexpr, PDL: tl.constexpr,
 ):
-    """o and lse of one tile of (q row, head) rows of one KV head, from a split of its keys."""
+    """o and lse of one tile of (query, head) rows of one KV head, from a split of its keys."""
     tile = tl.program_id(0)
     split = tl.program_id(1)
     row_tiles = tl.cdiv(M * G, BLOCK_M)
@@ -190,7 +190,9 @@ def extend_combine(
     H, M, SPLITS, SPLIT_ROWS,
     BLOCK_S: tl.constexpr, PDL: tl.constexpr,
 ):
-    """o and lse of one row of one head from those of every split of its keys: o = sum 2**(lse_i - lse) o_i."""
+    """o and lse of one row of one head from o and lse of every split of its keys: o = sum 2**(lse_i - lse)
+    o_i.
+    """
     if PDL:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
@@ -225,7 +227,7 @@ def extend_combine(
 
 CALL = TritonAttention(
     name="extend",
-    operator="extend_d128_drafts_e966fe35",
+    operator="extend_d128_drafts_82ee6d73",
     inputs=(
         Tensor("q", "bf16[B, M, H, 128]", "bmh"),
         Tensor("k", "bf16[B, N, Hkv, 128]", "bnh"),

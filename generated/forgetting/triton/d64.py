@@ -384,7 +384,9 @@ def _backward_dkdv_step(
     dk, dv, dc_2, k, v, q_head, do_head, lse2_head, delta_head, b, h, row, q_lo, M, N, stride_qm, stride_dom,
     kv_idx, c_kv, c_row, stride_c_2, partial, BLOCK_M: tl.constexpr, TMA: tl.constexpr,
 ):
-    """One q tile: FlashAttention-2, algorithm 2, lines 10 to 14, 16, with keys as rows and queries as columns."""
+    """One q tile: FlashAttention-2, algorithm 2, lines 10 to 14, 16, with keys as rows and queries as
+    columns.
+    """
     q_idx = q_lo + tl.arange(0, BLOCK_M)
     q_pos = q_idx + N - M
     q = _load_rows(q_head, b, h, q_lo, M, stride_qm, BLOCK_M, 64, TMA)
@@ -425,7 +427,7 @@ def forgetting_backward_dkdv(
     B, H, M, N, M_padded, SECTION,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, TMA: tl.constexpr,
 ):
-    """dk and dv and dc of one kv tile of one KV head."""
+    """dk, dv and dc of one kv tile of one KV head."""
     tile = tl.program_id(0)
     # Tiles are walked in sections of heads whose q and do share the L2 cache.
     kv_tiles = tl.cdiv(N, BLOCK_N)
@@ -485,7 +487,7 @@ def forgetting_backward_dkdv(
 
 CALL = TritonAttention(
     name="forgetting",
-    operator="forgetting_d64_57247708",
+    operator="forgetting_d64_785bf358",
     inputs=(
         Tensor("q", "bf16[B, M, H, 64]", "bmh"),
         Tensor("k", "bf16[B, N, H, 64]", "bnh"),

@@ -298,7 +298,9 @@ def _backward_dkdv_step(
     dk, dv, k, v, q_head, do_head, lse2_head, delta_head, b, h, row, q_lo, M, stride_qm, stride_dom,
     BLOCK_M: tl.constexpr, EARLY_DP: tl.constexpr, TMA: tl.constexpr,
 ):
-    """One q tile: FlashAttention-2, algorithm 2, lines 10 to 14, 16, with keys as rows and queries as columns."""
+    """One q tile: FlashAttention-2, algorithm 2, lines 10 to 14, 16, with keys as rows and queries as
+    columns.
+    """
     q = _load_rows(q_head, b, h, q_lo, M, stride_qm, BLOCK_M, 64, TMA)
     lse2 = _load_vector(lse2_head, row, q_lo, BLOCK_M, TMA)
     delta = _load_vector(delta_head, row, q_lo, BLOCK_M, TMA)

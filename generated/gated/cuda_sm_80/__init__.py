@@ -29,7 +29,8 @@ def gated(
     config: Config | None = None,
     backward_config: dict[str, Config] | None = None,
 ) -> torch.Tensor:
-    """Attention of the spec's score, masked: o = sigmoid(gate[b, q_idx, h, d]) * attention, with attention = softmax(score) v.
+    """Attention of the spec's score, masked: o = sigmoid(gate[b, q_idx, h, d]) * attention, with attention
+    = softmax(score) v.
 
     Shapes and dtypes, for D in {128, 256}:
         q: bf16[B, M, Hkv * G, D]

@@ -154,7 +154,8 @@ def gated(
     config: Config | None = None,
     backward_config: dict[str, Config] | None = None,
 ) -> torch.Tensor:
-    """Attention of the spec's score, masked: o = sigmoid(gate[b, q_idx, h, d]) * attention, with attention = softmax(score) v.
+    """Attention of the spec's score, masked: o = sigmoid(gate[b, q_idx, h, d]) * attention, with attention
+    = softmax(score) v.
 
     Shapes and dtypes:
         q: bf16[B, M, H, 256]
@@ -172,4 +173,4 @@ def gated(
     Returns o.
     Raises ValueError or TypeError naming the argument, what was expected and what came.
     """
-    return CALL.run((q, k, v, gate), out, config, backward_config, (lse, attention,))
+    return CALL.run((q, k, v, gate), out, config, backward_config, (lse, attention))

@@ -195,8 +195,9 @@ __device__ __forceinline__ void run_consumer(const Args& args, u32 base, WorkTil
                 exists[r] = q_idx < M;
                 by_chunks &= (unsigned long long)rows[r] % 16 == 0;
             }
-            auto place = [&](int r, int chunk) { return base + O_AT + (chunk / 8 * BLOCK_M + first_row + 8 * r) * 128
-                + (chunk % 8 ^ first_row % 8) * 16; };
+            auto place = [&](int r, int chunk) {
+                return base + O_AT + (chunk / 8 * BLOCK_M + first_row + 8 * r) * 128 + (chunk % 8 ^ first_row % 8) * 16;
+            };
             if (!any_lane(!by_chunks)) {
                 #pragma unroll
                 for (int r = 0; r < ROWS; ++r)

@@ -250,7 +250,7 @@ __device__ __forceinline__ void run_producer(const Args& args, u32 base, const W
     }
 }
 
-// Consumer, one warpgroup: dq of 64 queries of each tile. FlashAttention-2, algorithm 2, with the scores computed a
+// Consumer, one warpgroup: dq of 64 queries of each tile: FlashAttention-2, algorithm 2, with the scores computed a
 // second time, so that sums have one order in every run.
 __device__ __forceinline__ void run_consumer(
     const Args& args, u32 base, const WorkTile* work_tiles, const unsigned char* tiles, int consumer, int warp)

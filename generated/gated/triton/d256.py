@@ -20,7 +20,7 @@ acc unscaled output, alpha rescale factor, p probabilities. m is in base 2: exp(
 log2(e) folded into the scale. Q, K, V are the matrices in global memory, q, k, v their tiles;
 q_pos = q_idx + N - M aligns the last query with the last key.
 In the backward (algorithm 2) dx is the gradient of x: dp = do v^T, ds = p * (dp - delta) with
-delta = rowsum(do * o) - dlse; lse2 = lse * log2(e) serves exp2.
+delta = rowsum(do * o); lse2 = lse * log2(e) serves exp2.
 """
 
 from typing import NamedTuple
@@ -271,9 +271,9 @@ def gated_backward_epilogue(
     _store_rows(DO, b, h, q_lo, M, stride_dom, do.to(tl.bfloat16), BLOCK_M, 256, TMA=False)
     tl.store(
         dgate_ptr + ((b * H + h).to(tl.int64) * M_padded + q_idx)[:, None] * 256 + d[None, :],
-        (tl.where(
+        tl.where(
             inside, dresult * (o * (tl.sigmoid(gate_tile) * (1.0 - tl.sigmoid(gate_tile)))), 0.0,
-        )).to(dgate_ptr.dtype.element_ty),
+        ).to(dgate_ptr.dtype.element_ty),
         mask=inside,
     )
 
@@ -448,7 +448,9 @@ def _backward_dk_step(
     dk, k, v, q_head, do_head, lse2_head, delta_head, b, h, row, q_lo, M, N, stride_qm, stride_dom, kv_idx,
     MASKED: tl.constexpr, BLOCK_M: tl.constexpr, TMA: tl.constexpr,
 ):
-    """One q tile: FlashAttention-2, algorithm 2, lines 10, 11, 13, 14, 16, with keys as rows and queries as columns."""
+    """One q tile: FlashAttention-2, algorithm 2, lines 10, 11, 13, 14, 16, with keys as rows and queries as
+    columns.
+    """
     q_idx = q_lo + tl.arange(0, BLOCK_M)
     q_pos = q_idx + N - M
     q = _load_rows(q_head, b, h, q_lo, M, stride_qm, BLOCK_M, 256, TMA)
@@ -529,7 +531,7 @@ def gated_backward_dk(
 
 CALL = TritonAttention(
     name="gated",
-    operator="gated_d256_2acc4bb8",
+    operator="gated_d256_3e2e8096",
     inputs=(
         Tensor("q", "bf16[B, M, H, 256]", "bmh"),
         Tensor("k", "bf16[B, N, Hkv, 256]", "bnh"),
@@ -617,7 +619,8 @@ def gated(
     config: Config | None = None,
     backward_config: dict[str, Config] | None = None,
 ) -> torch.Tensor:
-    """Attention of the spec's score, masked: o = sigmoid(gate[b, q_idx, h, d]) * attention, with attention = softmax(score) v.
+    """Attention of the spec's score, masked: o = sigmoid(gate[b, q_idx, h, d]) * attention, with attention
+    = softmax(score) v.
 
     Shapes and dtypes:
         q: bf16[B, M, H, 256]
@@ -635,4 +638,4 @@ def gated(
     Returns o.
     Raises ValueError or TypeError naming the argument, what was expected and what came.
     """
-    return CALL.run((q, k, v, gate), out, config, backward_config, (lse, attention,))
+    return CALL.run((q, k, v, gate), out, config, backward_config, (lse, attention))

@@ -68,7 +68,7 @@ struct Args {
     int B, H, T, M_padded, ROW_TILE, SECTION, KV_SECTION;
 };
 
-// dk and dv of one kv tile of one KV head: FlashAttention-2, algorithm 2, with keys as rows and queries as columns.
+// dk and dv of one kv tile of one KV head, with keys as rows and queries as columns.
 extern "C" __global__ void __launch_bounds__(THREADS) hstu_backward_dkdv(const __grid_constant__ Args args)
 {
     extern __shared__ __align__(128) element shared[];
@@ -190,7 +190,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) hstu_backward_dkdv(const _
         if (q_lo < full_lo || q_lo + BLOCK_M > full_hi) {
             branch();  // not selects in every tile
             // hstu.attn:15  mask = ((kv_idx <= q_pos and (kv_idx < history or own_group)) or (q_pos < context[b] and
-            // kv_idx <...
+            // kv_idx ...
             #pragma unroll
             for (int j = 0; j < COLUMNS / 8; ++j)
                 #pragma unroll

@@ -59,7 +59,7 @@ struct Args {
     int B, H, T, SECTION;
 };
 
-// o of one q tile of one head: FlashAttention-2, algorithm 1.
+// o of one q tile of one head.
 extern "C" __global__ void __launch_bounds__(THREADS) hstu_forward(const __grid_constant__ Args args)
 {
     extern __shared__ __align__(128) element shared[];
@@ -176,7 +176,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) hstu_forward(const __grid_
         if (kv_lo < full_lo || kv_lo + BLOCK_N > full_hi) {
             branch();  // not selects in every tile
             // hstu.attn:15  mask = ((kv_idx <= q_pos and (kv_idx < history or own_group)) or (q_pos < context[b] and
-            // kv_idx <...
+            // kv_idx ...
             #pragma unroll
             for (int j = 0; j < WARP_N / 8; ++j)
                 #pragma unroll

@@ -191,7 +191,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) hstu_backward_dq(const __g
         if (kv_lo < full_lo || kv_lo + BLOCK_N > full_hi) {
             branch();  // not selects in every tile
             // hstu.attn:15  mask = ((kv_idx <= q_pos and (kv_idx < history or own_group)) or (q_pos < context[b] and
-            // kv_idx <...
+            // kv_idx ...
             #pragma unroll
             for (int j = 0; j < COLUMNS / 8; ++j)
                 #pragma unroll

@@ -312,7 +312,7 @@ __device__ __forceinline__ void run_producer(const Args& args, u32 base, const W
     }
 }
 
-// Consumer, one warpgroup: dk and dv of 64 keys of each tile. FlashAttention-2, algorithm 2.
+// Consumer, one warpgroup: dk and dv of 64 keys of each tile.
 __device__ __forceinline__ void run_consumer(
     const Args& args, u32 base, const WorkTile* work_tiles, unsigned char* tiles, int consumer, int warp)
 {
@@ -419,7 +419,7 @@ __device__ __forceinline__ void run_consumer(
             if (partial) {
                 branch();  // a branch, not selects in every tile
                 // hstu.attn:15  mask = ((kv_idx <= q_pos and (kv_idx < history or own_group)) or (q_pos < context[b]
-                // and kv_idx <...
+                // and kv_idx ...
                 #pragma unroll
                 for (int j = 0; j < COLUMNS / 8; ++j)
                     #pragma unroll

@@ -25,8 +25,8 @@
 // Persistent blocks, specialised by warp as in FlashAttention-3 (arXiv 2407.08608). The scheduler, one warp, takes
 // tiles of queries from a counter and publishes each as a work tile, with the keys that it sees. The producer is a
 // thread that copies by TMA. Each consumer, one of CONSUMERS warpgroups, has 64 rows: mma q k^T of the next tile of
-// keys runs during the softmax of this one. Roles wait for each other at mbarriers in shared memory; a PipelineState is
-// a role's place among buffers.
+// keys runs during the weighing of this one. Roles wait for each other at mbarriers in shared memory; a PipelineState
+// is a role's place among buffers.
 
 // One compilation for each configuration: d64_group4.py passes these with -D.
 #ifndef BLOCK_M
@@ -113,7 +113,7 @@ __device__ __forceinline__ void mma_pv(float (&acc)[DV / 8][4], const u32 (&p)[B
     wgmma_commit();
 }
 
-// Consumer, one warpgroup: mma, softmax and epilogue of 64 rows of each work tile. FlashAttention-2, algorithm 1.
+// Consumer, one warpgroup: mma, weighing and epilogue of 64 rows of each work tile.
 __device__ __forceinline__ void run_consumer(const Args& args, u32 base, WorkTile* work_tiles, int consumer, int warp)
 {
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
@@ -220,7 +220,7 @@ __device__ __forceinline__ void run_consumer(const Args& args, u32 base, WorkTil
                 if (is_partial(kv_lo)) {
                     branch();  // a branch, not selects in every tile
                     // hstu.attn:15  mask = ((kv_idx <= q_pos and (kv_idx < history or own_group)) or (q_pos <
-                    // context[b] and kv_idx <...
+                    // context[b] and kv_idx ...
                     #pragma unroll
                     for (int j = 0; j < WARP_N / 8; ++j)
                         #pragma unroll

@@ -85,7 +85,8 @@ def _load_rows(x, start, stop, stride, ROWS: tl.constexpr, BLOCK_D: tl.constexpr
 
 @triton.jit
 def _store_rows(x, start, stop, stride, tile, ROWS: tl.constexpr, BLOCK_D: tl.constexpr):
-    """Writes a [ROWS, BLOCK_D] tile to rows start .. start + ROWS - 1; what lies past row `stop` is dropped."""
+    """Writes a [ROWS, BLOCK_D] tile to rows start .. start + ROWS - 1; what lies past row `stop` is dropped.
+    """
     row = start + tl.arange(0, ROWS)
     col = tl.arange(0, BLOCK_D)
     tl.store(x + row.to(tl.int64)[:, None] * stride + col[None, :], tile, mask=row[:, None] < stop)
@@ -123,7 +124,7 @@ def _forward_step(
     s = s * 0.08838834764831843 * tl.sigmoid(s * 0.08838834764831843)
     if partial:
         # hstu.attn:15  mask = ((kv_idx <= q_pos and (kv_idx < history or own_group)) or (q_pos < context[b]
-        # and kv_idx <...
+        # and kv_idx ...
         kv_idx = kv_lo + tl.arange(0, BLOCK_N)
         keep = (
             (kv_idx[None, :] < N)
@@ -255,7 +256,7 @@ def _backward_dq_step(
     keep = tl.full([BLOCK_M, BLOCK_N], True, tl.int1)
     if partial:
         # hstu.attn:15  mask = ((kv_idx <= q_pos and (kv_idx < history or own_group)) or (q_pos < context[b]
-        # and kv_idx <...
+        # and kv_idx ...
         kv_idx = kv_lo + tl.arange(0, BLOCK_N)
         keep = (
             (kv_idx[None, :] < N)
@@ -380,7 +381,7 @@ def _backward_dkdv_step(
     dk, dv, k, v, q_head, do_head, q_lo, M, N, stride_qm, stride_dom, kv_idx, targets, targets_2, context,
     partial, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
-    """One q tile: FlashAttention-2, algorithm 2, lines 10 to 14, 16, with keys as rows and queries as columns."""
+    """One q tile: the scores once more, and dk and dv, with keys as rows and queries as columns."""
     q_idx = q_lo + tl.arange(0, BLOCK_M)
     q_pos = q_idx + N - M
     q = _load_rows(q_head, q_lo, M, stride_qm, BLOCK_M, 128)
@@ -394,7 +395,7 @@ def _backward_dkdv_step(
     keep = tl.full([BLOCK_N, BLOCK_M], True, tl.int1)
     if partial:
         # hstu.attn:15  mask = ((kv_idx <= q_pos and (kv_idx < history or own_group)) or (q_pos < context[b]
-        # and kv_idx <...
+        # and kv_idx ...
         keep = (
             (kv_idx[:, None] <= q_pos[None, :])
             & (
@@ -533,7 +534,7 @@ def hstu_backward_dkdv(
 
 CALL = TritonAttention(
     name="hstu",
-    operator="hstu_d128_group1_4dd1f33a",
+    operator="hstu_d128_group1_32e9ac30",
     inputs=(
         Tensor("q", "bf16[T, H, 128]", "mh"),
         Tensor("k", "bf16[T, H, 128]", "nh"),

@@ -85,7 +85,8 @@ def _load_rows(x, start, stop, stride, ROWS: tl.constexpr, BLOCK_D: tl.constexpr
 
 @triton.jit
 def _store_rows(x, start, stop, stride, tile, ROWS: tl.constexpr, BLOCK_D: tl.constexpr):
-    """Writes a [ROWS, BLOCK_D] tile to rows start .. start + ROWS - 1; what lies past row `stop` is dropped."""
+    """Writes a [ROWS, BLOCK_D] tile to rows start .. start + ROWS - 1; what lies past row `stop` is dropped.
+    """
     row = start + tl.arange(0, ROWS)
     col = tl.arange(0, BLOCK_D)
     tl.store(x + row.to(tl.int64)[:, None] * stride + col[None, :], tile, mask=row[:, None] < stop)
@@ -129,7 +130,7 @@ def _forward_step(
     s = s * 0.125 * tl.sigmoid(s * 0.125)
     if partial:
         # hstu.attn:15  mask = ((kv_idx <= q_pos and (kv_idx < history or own_group)) or (q_pos < context[b]
-        # and kv_idx <...
+        # and kv_idx ...
         kv_idx = kv_lo + tl.arange(0, BLOCK_N)
         keep = (
             (kv_idx[None, :] < N)
@@ -201,7 +202,7 @@ def hstu_forward(
     # which kv tiles are partial, and which are full
     first_pos = q_lo + N - M
     last_pos = q_hi + N - M
-    hi = (tl.minimum(
+    hi = tl.minimum(
         tl.maximum(
             tl.minimum(
                 last_pos + 1,
@@ -212,8 +213,8 @@ def hstu_forward(
             tl.where(first_pos < context, N - targets, 0),
         ),
         N,
-    )).to(tl.int32)
-    full_lo = (tl.minimum(
+    ).to(tl.int32)
+    full_lo = tl.minimum(
         tl.maximum(
             tl.where(
                 targets + _floor_div(tl.cast(q_lo, tl.int64) + targets_2 - M, 4) * 4
@@ -223,8 +224,8 @@ def hstu_forward(
             0,
         ),
         N,
-    )).to(tl.int32)
-    full_hi = (tl.minimum(
+    ).to(tl.int32)
+    full_hi = tl.minimum(
         tl.maximum(
             tl.minimum(
                 first_pos + 1,
@@ -238,7 +239,7 @@ def hstu_forward(
             0,
         ),
         N,
-    )).to(tl.int32)
+    ).to(tl.int32)
     for kv_lo in range(0, hi, BLOCK_N):
         kv_hi = tl.minimum(kv_lo + BLOCK_N, N) - 1
         if (
@@ -284,7 +285,7 @@ def _backward_dq_step(
     keep = tl.full([BLOCK_M, BLOCK_N], True, tl.int1)
     if partial:
         # hstu.attn:15  mask = ((kv_idx <= q_pos and (kv_idx < history or own_group)) or (q_pos < context[b]
-        # and kv_idx <...
+        # and kv_idx ...
         kv_idx = kv_lo + tl.arange(0, BLOCK_N)
         keep = (
             (kv_idx[None, :] < N)
@@ -364,7 +365,7 @@ def hstu_backward_dq(
     # which kv tiles are partial, and which are full
     first_pos = q_lo + N - M
     last_pos = q_hi + N - M
-    hi = (tl.minimum(
+    hi = tl.minimum(
         tl.maximum(
             tl.minimum(
                 last_pos + 1,
@@ -375,8 +376,8 @@ def hstu_backward_dq(
             tl.where(first_pos < context, N - targets, 0),
         ),
         N,
-    )).to(tl.int32)
-    full_lo = (tl.minimum(
+    ).to(tl.int32)
+    full_lo = tl.minimum(
         tl.maximum(
             tl.where(
                 targets + _floor_div(tl.cast(q_lo, tl.int64) + targets_2 - M, 4) * 4
@@ -386,8 +387,8 @@ def hstu_backward_dq(
             0,
         ),
         N,
-    )).to(tl.int32)
-    full_hi = (tl.minimum(
+    ).to(tl.int32)
+    full_hi = tl.minimum(
         tl.maximum(
             tl.minimum(
                 first_pos + 1,
@@ -401,7 +402,7 @@ def hstu_backward_dq(
             0,
         ),
         N,
-    )).to(tl.int32)
+    ).to(tl.int32)
     for kv_lo in range(0, hi, BLOCK_N):
         kv_hi = tl.minimum(kv_lo + BLOCK_N, N) - 1
         if (
@@ -432,7 +433,7 @@ def _backward_dkdv_step(
     dk, dv, k, v, q_head, do_head, q_lo, M, N, stride_qm, stride_dom, kv_idx, targets, targets_2, context,
     partial, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
-    """One q tile: FlashAttention-2, algorithm 2, lines 10 to 14, 16, with keys as rows and queries as columns."""
+    """One q tile: the scores once more, and dk and dv, with keys as rows and queries as columns."""
     q_idx = q_lo + tl.arange(0, BLOCK_M)
     q_pos = q_idx + N - M
     q = _load_rows(q_head, q_lo, M, stride_qm, BLOCK_M, 64)
@@ -446,7 +447,7 @@ def _backward_dkdv_step(
     keep = tl.full([BLOCK_N, BLOCK_M], True, tl.int1)
     if partial:
         # hstu.attn:15  mask = ((kv_idx <= q_pos and (kv_idx < history or own_group)) or (q_pos < context[b]
-        # and kv_idx <...
+        # and kv_idx ...
         keep = (
             (kv_idx[:, None] <= q_pos[None, :])
             & (
@@ -522,7 +523,7 @@ def hstu_backward_dkdv(
     kv_hi = tl.minimum(kv_lo + BLOCK_N, N) - 1
     # (kv_idx <= q_pos and (kv_idx < history or own_group)) or (q_pos < context[b] and kv_idx < history):
     # which q tiles are partial, and which are full
-    lo = (tl.minimum(
+    lo = tl.minimum(
         tl.maximum(
             tl.where(
                 kv_lo < N - targets, 0,
@@ -537,8 +538,8 @@ def hstu_backward_dkdv(
             0,
         ) // BLOCK_M * BLOCK_M,
         M,
-    )).to(tl.int32)
-    hi = (tl.minimum(
+    ).to(tl.int32)
+    hi = tl.minimum(
         tl.maximum(
             tl.minimum(
                 tl.maximum(
@@ -553,8 +554,8 @@ def hstu_backward_dkdv(
             0,
         ),
         M,
-    )).to(tl.int32)
-    full_lo = (tl.minimum(
+    ).to(tl.int32)
+    full_lo = tl.minimum(
         tl.maximum(
             tl.maximum(
                 kv_hi + M - N,
@@ -570,8 +571,8 @@ def hstu_backward_dkdv(
             0,
         ),
         M,
-    )).to(tl.int32)
-    full_hi = (tl.minimum(
+    ).to(tl.int32)
+    full_hi = tl.minimum(
         tl.maximum(
             tl.minimum(
                 tl.where(
@@ -587,7 +588,7 @@ def hstu_backward_dkdv(
             0,
         ),
         M,
-    )).to(tl.int32)
+    ).to(tl.int32)
     for q_lo in range(lo, hi, BLOCK_M):
         q_hi = tl.minimum(q_lo + BLOCK_M, M) - 1
         if (
@@ -617,7 +618,7 @@ def hstu_backward_dkdv(
 
 CALL = TritonAttention(
     name="hstu",
-    operator="hstu_d64_group4_8ff4fec8",
+    operator="hstu_d64_group4_8ea1278c",
     inputs=(
         Tensor("q", "bf16[T, H, 64]", "mh"),
         Tensor("k", "bf16[T, H, 64]", "nh"),

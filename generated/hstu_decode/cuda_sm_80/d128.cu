@@ -67,7 +67,7 @@ constexpr int OWN = (BLOCK_M * EXCHANGE / 4 + THREADS - 1) / THREADS;
 __device__ int own_row(int i) { return (i * THREADS + threadIdx.x) / (EXCHANGE / 4); }
 __device__ int own_column(int i) { return (i * THREADS + threadIdx.x) % (EXCHANGE / 4) * 4; }
 
-// o and lse of one tile of q rows of one head, from a split of its keys.
+// o of one tile of q rows of one head, from a split of its keys.
 extern "C" __global__ void __launch_bounds__(THREADS) hstu_decode_forward(const __grid_constant__ Args args)
 {
     extern __shared__ __align__(128) element shared[];

@@ -97,9 +97,7 @@ def _pages_of(
         page = tl.load(table + tl.cast(start // PAGE, tl.int64) * stride, mask=start < stop, other=0)
     elif ROWS % PAGE == 0:
         if ENTRIES and ROWS // PAGE <= 8:
-            # all in every thread's registers: faster for a short split than by way of shared memory, slower
-            # for
-            # a long loop
+            # all in every thread's registers: for a short split faster than by way of shared memory
             entry = start // PAGE + tl.arange(0, ROWS // PAGE)
         else:
             entry = start // PAGE + tl.arange(0, ROWS) // PAGE
@@ -117,7 +115,8 @@ def _load_paged(
     x, page, start, stop, stride_page, stride, MASKED: tl.constexpr, ROWS: tl.constexpr, PAGE: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """Rows start .. start + ROWS - 1 of a sequence whose rows lie in these pages, as `_load_tile` gives them."""
+    """Rows start .. start + ROWS - 1 of a sequence whose rows lie in these pages, as `_load_tile` gives them.
+    """
     if PAGE % ROWS == 0:
         x += page.to(tl.int64) * stride_page
         tile = _load_tile(x, start % PAGE, stop - start // PAGE * PAGE, stride, MASKED, ROWS, BLOCK_D)
@@ -208,8 +207,8 @@ def hstu_decode_forward(
         BLOCK_N, 16,
     )
     next_page = _pages_of(
-        block_table_row, stride_block_table_1, split_lo + 1 * BLOCK_N,
-        tl.where(split_lo + 1 * BLOCK_N < split_hi, N, 0), False, SPLIT, BLOCK_N, 16,
+        block_table_row, stride_block_table_1, split_lo + BLOCK_N,
+        tl.where(split_lo + BLOCK_N < split_hi, N, 0), False, SPLIT, BLOCK_N, 16,
     )
     third_page = _pages_of(
         block_table_row, stride_block_table_1, split_lo + 2 * BLOCK_N,
@@ -287,7 +286,7 @@ def hstu_decode_combine(
 
 CALL = TritonAttention(
     name="hstu_decode",
-    operator="hstu_decode_d128_b3bb4d2c",
+    operator="hstu_decode_d128_91fbeecb",
     inputs=(
         Tensor("q", "bf16[B, M, H, 128]", "bmh"),
         Tensor("k", "bf16[pages, 16, H, 128]", "pnh"),

@@ -230,8 +230,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) kv8_blocks_forward
     PipelineState<RAW_TILES> raw = {0, 0};  // the tile of 8 bits that is converted, or copied, next
     int copy_lo = 0;                        // the key of the tile that is copied next
     // Start copying this warp's rows of the tile at copy_lo; what tells that they are there.
-    auto raw_full = [&](int part) { return barrier_of(base, RAW_FULL,
-        (raw.index * RAW_PARTS + part) * PRODUCERS + producer); };
+    auto raw_full = [&](int part) {
+        return barrier_of(base, RAW_FULL, (raw.index * RAW_PARTS + part) * PRODUCERS + producer);
+    };
     auto copy_k = [&] {
         if (lane == 0)
             mbarrier_expect(raw_full(0), 1 * OWN_ROWS * 128);

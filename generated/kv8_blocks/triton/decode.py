@@ -165,7 +165,7 @@ def kv8_blocks_forward(
     B, H, G, M, N, Hkv, SPLITS, SPLIT_ROWS,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SPLIT: tl.constexpr, PDL: tl.constexpr,
 ):
-    """o and lse of one tile of (q row, head) rows of one KV head, from a split of its keys."""
+    """o and lse of one tile of (query, head) rows of one KV head, from a split of its keys."""
     tile = tl.program_id(0)
     split = tl.program_id(1)
     row_tiles = tl.cdiv(M * G, BLOCK_M)
@@ -247,7 +247,9 @@ def kv8_blocks_combine(
     H, M, SPLITS, SPLIT_ROWS,
     BLOCK_S: tl.constexpr, PDL: tl.constexpr,
 ):
-    """o and lse of one row of one head from those of every split of its keys: o = sum 2**(lse_i - lse) o_i."""
+    """o and lse of one row of one head from o and lse of every split of its keys: o = sum 2**(lse_i - lse)
+    o_i.
+    """
     if PDL:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
@@ -282,7 +284,7 @@ def kv8_blocks_combine(
 
 CALL = TritonAttention(
     name="kv8_blocks",
-    operator="kv8_blocks_decode_d2df4267",
+    operator="kv8_blocks_decode_52e13ef0",
     inputs=(
         Tensor("q", "bf16[B, M, H, 128]", "bmh"),
         Tensor("k", "e4m3[B, N, Hkv, 128]", "bnh"),

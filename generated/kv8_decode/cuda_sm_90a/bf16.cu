@@ -92,8 +92,10 @@ __device__ __forceinline__ u32 barrier_of(u32 base, int kind, int index)
 }
 
 // Offset in bytes of a chunk (16 bytes) of a row, in a tile of BLOCK_M rows.
-__device__ __forceinline__ u32 at_panel(int row,
-    int chunk) { return (chunk / 8 * BLOCK_M + row) * 128 + (chunk % 8 ^ row % 8) * 16; }
+__device__ __forceinline__ u32 at_panel(int row, int chunk)
+{
+    return (chunk / 8 * BLOCK_M + row) * 128 + (chunk % 8 ^ row % 8) * 16;
+}
 
 // s = q k^T, or s += q k^T, over COUNT panels of the columns from `panel` on.
 template <int COUNT>
@@ -175,8 +177,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) kv8_decode_forward
     // Lanes have the pages of several tiles; `taken`: those that have been copied.
     constexpr int AT_ONCE = 32 / BOXES;
     int pages = 0, taken = 0;
-    auto pages_of = [&](int kv_lo) { return lane < AT_ONCE * BOXES
-        ? page_of(kv_lo + lane / BOXES * split_step + lane % BOXES * BOX) : 0; };
+    auto pages_of = [&](int kv_lo) {
+        return lane < AT_ONCE * BOXES ? page_of(kv_lo + lane / BOXES * split_step + lane % BOXES * BOX) : 0;
+    };
     const bool is_early = split_lo < N;  // the first tile is copied before the length is known
     const int producer = warp;
     PipelineState<STAGES> next_stage = {0, 1};
@@ -364,8 +367,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) kv8_decode_forward
     const u64 v_tiles = wgmma_descriptor(base + V_AT, BLOCK_N * 128, 1024);
     PipelineState<STAGES> stage = {0, 0};
     auto wait = [&](int part) { mbarrier_wait(barrier_of(base, FULL, PARTS * stage.index + part), stage.phase); };
-    auto release = [&](int part) { mbarrier_arrive_if(barrier_of(base, EMPTY, PARTS * stage.index + part), lane == 0);
-        };
+    auto release = [&](int part) {
+        mbarrier_arrive_if(barrier_of(base, EMPTY, PARTS * stage.index + part), lane == 0);
+    };
     #pragma unroll 1
     for (int kv_lo = first; kv_lo < end; kv_lo = uniform(next(kv_lo)), stage.advance()) {
         wait(0);

@@ -100,8 +100,10 @@ __device__ __forceinline__ u32 barrier_of(u32 base, int kind, int index)
 }
 
 // Offset in bytes of a chunk (16 bytes) of a row, in a tile of BLOCK_M rows.
-__device__ __forceinline__ u32 at_panel(int row,
-    int chunk) { return (chunk / 8 * BLOCK_M + row) * 128 + (chunk % 8 ^ row % 8) * 16; }
+__device__ __forceinline__ u32 at_panel(int row, int chunk)
+{
+    return (chunk / 8 * BLOCK_M + row) * 128 + (chunk % 8 ^ row % 8) * 16;
+}
 
 // s = q k^T, or s += q k^T, over COUNT panels of the columns from `panel` on.
 template <int COUNT>
@@ -203,8 +205,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) kv8_decode_forward
     int copy_lo = 0;                        // the key of the tile that is copied next
     auto page_of_box = [&] { return shuffle(pages, taken * OWN_BOXES + lane % OWN_BOXES); };
     // Start copying this warp's rows of the tile at copy_lo; what tells that they are there.
-    auto raw_full = [&](int part) { return barrier_of(base, RAW_FULL,
-        (raw.index * RAW_PARTS + part) * PRODUCERS + producer); };
+    auto raw_full = [&](int part) {
+        return barrier_of(base, RAW_FULL, (raw.index * RAW_PARTS + part) * PRODUCERS + producer);
+    };
     auto copy_k = [&](int page) {
         copy_boxes(args.k_map, base + RAW_K_AT + raw.index * RAW_K_BYTES, raw_full(0), 1, 128, copy_lo, page);
     };
@@ -425,8 +428,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) kv8_decode_forward
     const u64 v_tiles = wgmma_descriptor(base + V_AT, BLOCK_N * 128, 1024);
     PipelineState<STAGES> stage = {0, 0};
     auto wait = [&](int part) { mbarrier_wait(barrier_of(base, FULL, PARTS * stage.index + part), stage.phase); };
-    auto release = [&](int part) { mbarrier_arrive_if(barrier_of(base, EMPTY, PARTS * stage.index + part), lane == 0);
-        };
+    auto release = [&](int part) {
+        mbarrier_arrive_if(barrier_of(base, EMPTY, PARTS * stage.index + part), lane == 0);
+    };
     #pragma unroll 1
     for (int kv_lo = first; kv_lo < end; kv_lo = uniform(next(kv_lo)), stage.advance()) {
         wait(0);

@@ -110,8 +110,10 @@ __device__ __forceinline__ u32 barrier_of(u32 base, int kind, int index)
 }
 
 // Offset in bytes of a chunk (16 bytes) of a row, in a tile of BLOCK_M rows.
-__device__ __forceinline__ u32 at_panel(int row,
-    int chunk) { return (chunk / 8 * BLOCK_M + row) * 128 + (chunk % 8 ^ row % 8) * 16; }
+__device__ __forceinline__ u32 at_panel(int row, int chunk)
+{
+    return (chunk / 8 * BLOCK_M + row) * 128 + (chunk % 8 ^ row % 8) * 16;
+}
 
 // s = q k^T, or s += q k^T, over COUNT panels of the columns from `panel` on.
 template <int COUNT>
@@ -263,8 +265,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) kv8_latent_forward
         // Number i of the panels of a tile. The consumer that makes p of it releases its columns of V first, with the
         // columns of K that are not in V: of even tiles the first one.
         constexpr int HALF = V_PANELS / 2, FIRST = QK_PANELS - HALF;
-        auto panel_of = [&](int i, bool odd) { return i < HALF ? odd * HALF + i : i < FIRST ? V_PANELS - HALF + i
-            : !odd * HALF + i - FIRST; };
+        auto panel_of = [&](int i, bool odd) {
+            return i < HALF ? odd * HALF + i : i < FIRST ? V_PANELS - HALF + i : !odd * HALF + i - FIRST;
+        };
         auto column_panel = [&](int panel) { return own_panel(panel); };  // whose columns of a row it has
         PipelineState<STAGES> stage = {0, 1};  // the tile that is written next
         // Waits until a part of the tile may be overwritten; and says that it may be read.
@@ -423,10 +426,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) kv8_latent_forward
     const u32 maxima = base + MAXIMA_AT + (16 * warp + g) * 4;
     PipelineState<STAGES> own = {0, 0}, other = {0, 0};  // the next tile of this consumer, and that of the other one
     u32 parity = 0;
-    auto wait = [&](const PipelineState<STAGES>& stage,
-        int part) { mbarrier_wait(barrier_of(base, FULL, PARTS * stage.index + part), stage.phase); };
-    auto release = [&](const PipelineState<STAGES>& stage) { mbarrier_arrive_if(barrier_of(base, EMPTY,
-        PARTS * stage.index + consumer), lane == 0); };
+    auto wait = [&](const PipelineState<STAGES>& stage, int part) {
+        mbarrier_wait(barrier_of(base, FULL, PARTS * stage.index + part), stage.phase);
+    };
+    auto release = [&](const PipelineState<STAGES>& stage) {
+        mbarrier_arrive_if(barrier_of(base, EMPTY, PARTS * stage.index + consumer), lane == 0);
+    };
     // Adds a tile of the other consumer to the columns of this one: p from shared memory, under its maximum.
     auto start_other = [&](int kv_lo) {
         mbarrier_wait(barrier_of(base, P_FULL, 1 - consumer), parity);

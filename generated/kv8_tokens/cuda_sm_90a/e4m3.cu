@@ -163,8 +163,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) kv8_tokens_forward
     int copy_lo = 0;                        // the key of the tile that is copied next
     auto page_of_box = [&] { return shuffle(pages, taken * OWN_BOXES + lane % OWN_BOXES); };
     // Start copying this warp's rows of the tile at copy_lo; what tells that they are there.
-    auto raw_full = [&](int part) { return barrier_of(base, RAW_FULL,
-        (raw.index * RAW_PARTS + part) * PRODUCERS + producer); };
+    auto raw_full = [&](int part) {
+        return barrier_of(base, RAW_FULL, (raw.index * RAW_PARTS + part) * PRODUCERS + producer);
+    };
     auto copy_k = [&](int page) {
         copy_boxes(args.k_map, base + RAW_K_AT + raw.index * RAW_K_BYTES, raw_full(0), 1, 128, copy_lo, page);
     };

@@ -108,9 +108,7 @@ def _pages_of(
         page = tl.load(table + tl.cast(start // PAGE, tl.int64) * stride, mask=start < stop, other=0)
     elif ROWS % PAGE == 0:
         if ENTRIES and ROWS // PAGE <= 8:
-            # all in every thread's registers: faster for a short split than by way of shared memory, slower
-            # for
-            # a long loop
+            # all in every thread's registers: for a short split faster than by way of shared memory
             entry = start // PAGE + tl.arange(0, ROWS // PAGE)
         else:
             entry = start // PAGE + tl.arange(0, ROWS) // PAGE
@@ -128,7 +126,8 @@ def _load_paged(
     x, page, start, stop, stride_page, stride, MASKED: tl.constexpr, ROWS: tl.constexpr, PAGE: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """Rows start .. start + ROWS - 1 of a sequence whose rows lie in these pages, as `_load_tile` gives them."""
+    """Rows start .. start + ROWS - 1 of a sequence whose rows lie in these pages, as `_load_tile` gives them.
+    """
     if PAGE % ROWS == 0:
         x += page.to(tl.int64) * stride_page
         tile = _load_tile(x, start % PAGE, stop - start // PAGE * PAGE, stride, MASKED, ROWS, BLOCK_D)
@@ -215,7 +214,7 @@ def kv8_tokens_forward(
     B, H, G, M, N, Hkv, P, R, SPLITS, SPLIT_ROWS,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SPLIT: tl.constexpr, SPLIT_SIZE, PDL: tl.constexpr,
 ):
-    """o and lse of one tile of (q row, head) rows of one KV head, from a split of its keys."""
+    """o and lse of one tile of (query, head) rows of one KV head, from a split of its keys."""
     tile = tl.program_id(0)
     split = tl.program_id(1)
     row_tiles = tl.cdiv(M * G, BLOCK_M)
@@ -254,8 +253,8 @@ def kv8_tokens_forward(
         16,
     )
     next_page = _pages_of(
-        block_table_row, stride_block_table_1, split_lo + 1 * BLOCK_N, tl.minimum(full_hi, split_hi), True,
-        SPLIT, BLOCK_N, 16,
+        block_table_row, stride_block_table_1, split_lo + BLOCK_N, tl.minimum(full_hi, split_hi), True, SPLIT,
+        BLOCK_N, 16,
     )
     third_page = _pages_of(
         block_table_row, stride_block_table_1, split_lo + 2 * BLOCK_N, tl.minimum(full_hi, split_hi), True,
@@ -327,7 +326,9 @@ def kv8_tokens_combine(
     H, M, SPLITS, SPLIT_ROWS,
     BLOCK_S: tl.constexpr, PDL: tl.constexpr,
 ):
-    """o and lse of one row of one head from those of every split of its keys: o = sum 2**(lse_i - lse) o_i."""
+    """o and lse of one row of one head from o and lse of every split of its keys: o = sum 2**(lse_i - lse)
+    o_i.
+    """
     if PDL:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
@@ -362,7 +363,7 @@ def kv8_tokens_combine(
 
 CALL = TritonAttention(
     name="kv8_tokens",
-    operator="kv8_tokens_bf16_20e6e742",
+    operator="kv8_tokens_bf16_976b2ac2",
     inputs=(
         Tensor("q", "bf16[B, M, H, 128]", "bmh"),
         Tensor("k", "bf16[pages, 16, Hkv, 128]", "pnh"),

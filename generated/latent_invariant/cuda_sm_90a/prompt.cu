@@ -95,8 +95,10 @@ __device__ __forceinline__ u32 barrier_of(u32 base, int kind, int index)
 }
 
 // Offset in bytes of a chunk (16 bytes) of a row, in a tile of BLOCK_M rows.
-__device__ __forceinline__ u32 at_panel(int row,
-    int chunk) { return (chunk / 8 * BLOCK_M + row) * 128 + (chunk % 8 ^ row % 8) * 16; }
+__device__ __forceinline__ u32 at_panel(int row, int chunk)
+{
+    return (chunk / 8 * BLOCK_M + row) * 128 + (chunk % 8 ^ row % 8) * 16;
+}
 
 // s = q k^T, or s += q k^T, over COUNT panels of the columns from `panel` on.
 template <int COUNT>
@@ -187,8 +189,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     // Lanes have the pages of several tiles; `taken`: those that have been copied.
     constexpr int AT_ONCE = 32 / BOXES;
     int pages = 0, taken = 0;
-    auto pages_of = [&](int kv_lo) { return lane < AT_ONCE * BOXES
-        ? page_of(kv_lo + lane / BOXES * -BLOCK_N + lane % BOXES * BOX) : 0; };
+    auto pages_of = [&](int kv_lo) {
+        return lane < AT_ONCE * BOXES ? page_of(kv_lo + lane / BOXES * -BLOCK_N + lane % BOXES * BOX) : 0;
+    };
     const int producer = warp;
     PipelineState<STAGES> next_stage = {0, 1};
     bool odd = false;
@@ -385,10 +388,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
             8 * (QK_PANELS - REST) + 2 * d + lane / 16));
     PipelineState<STAGES> own = {0, 0}, other = {0, 0};  // the next tile of this consumer, and that of the other one
     u32 parity = 0;
-    auto wait = [&](const PipelineState<STAGES>& stage,
-        int part) { mbarrier_wait(barrier_of(base, FULL, PARTS * stage.index + part), stage.phase); };
-    auto release = [&](const PipelineState<STAGES>& stage) { mbarrier_arrive_if(barrier_of(base, EMPTY,
-        PARTS * stage.index + consumer), lane == 0); };
+    auto wait = [&](const PipelineState<STAGES>& stage, int part) {
+        mbarrier_wait(barrier_of(base, FULL, PARTS * stage.index + part), stage.phase);
+    };
+    auto release = [&](const PipelineState<STAGES>& stage) {
+        mbarrier_arrive_if(barrier_of(base, EMPTY, PARTS * stage.index + consumer), lane == 0);
+    };
     // of this thread, as far as either consumer has come
     const u32 sums_at = base + SUMS_AT + ((16 * warp + g) * 4 + t) * 4;
     // Sums of a segment, SEGMENT keys from a multiple of that on, start from nothing, and join those of the segments

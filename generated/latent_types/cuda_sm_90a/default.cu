@@ -114,8 +114,10 @@ __device__ __forceinline__ u32 barrier_of(u32 base, int kind, int index)
 }
 
 // Offset in bytes of a chunk (16 bytes) of a row, in a tile of BLOCK_M rows.
-__device__ __forceinline__ u32 at_panel(int row,
-    int chunk) { return (chunk / 8 * BLOCK_M + row) * 128 + (chunk % 8 ^ row % 8) * 16; }
+__device__ __forceinline__ u32 at_panel(int row, int chunk)
+{
+    return (chunk / 8 * BLOCK_M + row) * 128 + (chunk % 8 ^ row % 8) * 16;
+}
 
 // s = q k^T, or s += q k^T, over COUNT panels of the columns from `panel` on.
 template <int COUNT>
@@ -300,8 +302,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) latent_types_forwa
         // Number i of the panels of a tile. The consumer that makes p of it releases its columns of V first, with the
         // columns of K that are not in V: of even tiles the first one.
         constexpr int HALF = V_PANELS / 2, FIRST = QK_PANELS - HALF;
-        auto panel_of = [&](int i, bool odd) { return i < HALF ? odd * HALF + i : i < FIRST ? V_PANELS - HALF + i
-            : !odd * HALF + i - FIRST; };
+        auto panel_of = [&](int i, bool odd) {
+            return i < HALF ? odd * HALF + i : i < FIRST ? V_PANELS - HALF + i : !odd * HALF + i - FIRST;
+        };
         auto column_panel = [&](int panel) { return own_panel(panel); };  // whose columns of a row it has
         auto is_own = [&](int panel) { return column_panel(panel) < K_PANELS; };  // whether these are columns of K
         PipelineState<STAGES> stage = {0, 1};  // the tile that is written next
@@ -372,10 +375,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) latent_types_forwa
                             + (HALF % OF_BLOCK == 0 ? min(first_block + i, K_SCALES - 1)
                             : min((64 * column_panel(panel_of(i, odd)) + gathered_column()) / 64, K_SCALES - 1))
                             * OWN_ROWS * 4);
-                    auto scale_of = [&](int number) { return number < HALF
-                        ? scale[HALF % OF_BLOCK == 0 ? number / OF_BLOCK : number]
-                        : load_shared<float>(scales + min((64 * column_panel(panel_of(number, odd)) + gathered_column())
-                        / 64, K_SCALES - 1) * OWN_ROWS * 4); };
+                    auto scale_of = [&](int number) {
+                        return number < HALF ? scale[HALF % OF_BLOCK == 0 ? number / OF_BLOCK : number]
+                            : load_shared<float>(scales + min((64 * column_panel(panel_of(number, odd))
+                            + gathered_column()) / 64, K_SCALES - 1) * OWN_ROWS * 4);
+                    };
                     const unsigned char* const row = row_of(kv_lo, page);
                     const int first_panel = column_panel(panel_of(FIRST, odd)),
                         column = 64 * first_panel + gathered_column();
@@ -409,10 +413,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) latent_types_forwa
                             + (HALF % OF_BLOCK == 0 ? min(first_block + i, K_SCALES - 1)
                             : min((64 * column_panel(panel_of(FIRST + i, odd)) + gathered_column()) / 64, K_SCALES - 1))
                             * OWN_ROWS * 4);
-                    auto scale_of = [&](int number) { return number < HALF
-                        ? scale[HALF % OF_BLOCK == 0 ? number / OF_BLOCK : number]
-                        : load_shared<float>(scales + min((64 * column_panel(panel_of(FIRST + number, odd))
-                        + gathered_column()) / 64, K_SCALES - 1) * OWN_ROWS * 4); };
+                    auto scale_of = [&](int number) {
+                        return number < HALF ? scale[HALF % OF_BLOCK == 0 ? number / OF_BLOCK : number]
+                            : load_shared<float>(scales + min((64 * column_panel(panel_of(FIRST + number, odd))
+                            + gathered_column()) / 64, K_SCALES - 1) * OWN_ROWS * 4);
+                    };
                     const unsigned char* const row = row_of(next_lo, next_page);
                     const int first_panel = column_panel(panel_of(0, !odd)),
                         column = 64 * first_panel + gathered_column();
@@ -515,10 +520,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) latent_types_forwa
     const u32 maxima = base + MAXIMA_AT + (16 * warp + g) * 4;
     PipelineState<STAGES> own = {0, 0}, other = {0, 0};  // the next tile of this consumer, and that of the other one
     u32 parity = 0;
-    auto wait = [&](const PipelineState<STAGES>& stage,
-        int part) { mbarrier_wait(barrier_of(base, FULL, PARTS * stage.index + part), stage.phase); };
-    auto release = [&](const PipelineState<STAGES>& stage) { mbarrier_arrive_if(barrier_of(base, EMPTY,
-        PARTS * stage.index + consumer), lane == 0); };
+    auto wait = [&](const PipelineState<STAGES>& stage, int part) {
+        mbarrier_wait(barrier_of(base, FULL, PARTS * stage.index + part), stage.phase);
+    };
+    auto release = [&](const PipelineState<STAGES>& stage) {
+        mbarrier_arrive_if(barrier_of(base, EMPTY, PARTS * stage.index + consumer), lane == 0);
+    };
     // Adds a tile of the other consumer to the columns of this one: p from shared memory, under its maximum.
     auto start_other = [&](int kv_lo) {
         mbarrier_wait(barrier_of(base, P_FULL, 1 - consumer), parity);

@@ -15,10 +15,10 @@
 //     attnc compile specs/listed_blocks.attn
 // Spec sha256: 62ca7709a6484b7a1cd9dc2fc8da6c776e4d6c90586b3c1185f3d1b9613df9f6
 //
-// Names follow FlashAttention-2 (arXiv 2307.08691, algorithm 2): p = exp(s - lse), dp = do v^T, delta = rowsum(do o),
-// ds = p (dp - delta), dv = p^T do, dk = ds^T q, dq = ds k. lse2 is lse in base 2: exp(x) = exp2(x * log2(e)), with
-// log2(e) folded into the scale. It is +inf for rows that saw nothing and for rows past the end, so that their p is 0.
-// q_pos = q_idx + N - M aligns the last query with the last key.
+// Names follow FlashAttention-2 (arXiv 2307.08691, algorithm 2): p = exp(s - lse), dp = do v^T, delta = rowsum(do o) -
+// dlse, ds = p (dp - delta), dv = p^T do, dk = ds^T q, dq = ds k. lse2 is lse in base 2: exp(x) = exp2(x * log2(e)),
+// with log2(e) folded into the scale. It is +inf for rows that saw nothing and for rows past the end, so that their p
+// is 0. q_pos = q_idx + N - M aligns the last query with the last key.
 
 // One compilation for each configuration: d128.py passes these with -D.
 #ifndef BLOCK_M
@@ -92,15 +92,14 @@ extern "C" __global__ void __launch_bounds__(THREADS) listed_blocks_backward_joi
         add_parts<D>(total, args.dk_sum_ptr + row * args.WALK_PARTS * D + column, args.WALK_PARTS);
         *(Chunk*)(args.dk_ptr + 8 * i) = Chunk{{pack(total[0] * 0.08838834764831843f, total[1] * 0.08838834764831843f),
             pack(total[2] * 0.08838834764831843f, total[3] * 0.08838834764831843f),
-                                                 pack(total[4] * 0.08838834764831843f, total[5] * 0.08838834764831843f),
-                                                     pack(total[6] * 0.08838834764831843f,
-                                                     total[7] * 0.08838834764831843f)}};
+            pack(total[4] * 0.08838834764831843f, total[5] * 0.08838834764831843f),
+            pack(total[6] * 0.08838834764831843f, total[7] * 0.08838834764831843f)}};
     }
     for (long long i = first; i < rows * (DV / 8); i += step) {
         const long long row = i / (DV / 8), column = i % (DV / 8) * 8;
         float total[8] = {};
         add_parts<DV>(total, args.dv_sum_ptr + row * args.WALK_PARTS * DV + column, args.WALK_PARTS);
         *(Chunk*)(args.dv_ptr + 8 * i) = Chunk{{pack(total[0], total[1]), pack(total[2], total[3]),
-                                                 pack(total[4], total[5]), pack(total[6], total[7])}};
+            pack(total[4], total[5]), pack(total[6], total[7])}};
     }
 }

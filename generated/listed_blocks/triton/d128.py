@@ -269,7 +269,7 @@ def listed_blocks_forward(
 
     # listed(blocks, rows = 64, keys = 64): which kv tiles are partial, and which are full
     full_hi = N // BLOCK_N * BLOCK_N
-    list_line = (tl.where(q_lo // 64 >= R, -1, (b.to(tl.int64) * H + h) * R + q_lo // 64)).to(tl.int32)
+    list_line = tl.where(q_lo // 64 >= R, -1, (b.to(tl.int64) * H + h) * R + q_lo // 64).to(tl.int32)
     list_row = _lists_ptr + tl.cast(list_line, tl.int64) * (S + 1)
     listed = _list_length(list_row, list_line >= 0)
     for list_item in range(0, listed * (64 // BLOCK_N)):
@@ -363,7 +363,7 @@ def listed_blocks_backward_dq(
 
     # listed(blocks, rows = 64, keys = 64): which kv tiles are partial, and which are full
     full_hi = N // BLOCK_N * BLOCK_N
-    list_line = (tl.where(q_lo // 64 >= R, -1, (b.to(tl.int64) * H + h) * R + q_lo // 64)).to(tl.int32)
+    list_line = tl.where(q_lo // 64 >= R, -1, (b.to(tl.int64) * H + h) * R + q_lo // 64).to(tl.int32)
     list_row = _lists_ptr + tl.cast(list_line, tl.int64) * (S + 1)
     listed = _list_length(list_row, list_line >= 0)
     for list_item in range(0, listed * (64 // BLOCK_N)):
@@ -385,7 +385,9 @@ def _backward_dkdv_step(
     dk, dv, k, v, q_head, do_head, lse2_head, delta_head, b, h, row, q_lo, M, stride_qm, stride_dom,
     BLOCK_M: tl.constexpr, TMA: tl.constexpr,
 ):
-    """One q tile: FlashAttention-2, algorithm 2, lines 10 to 14, 16, with keys as rows and queries as columns."""
+    """One q tile: FlashAttention-2, algorithm 2, lines 10 to 14, 16, with keys as rows and queries as
+    columns.
+    """
     q = _load_rows(q_head, b, h, q_lo, M, stride_qm, BLOCK_M, 128, TMA)
     lse2 = _load_vector(lse2_head, row, q_lo, BLOCK_M, TMA)
     delta = _load_vector(delta_head, row, q_lo, BLOCK_M, TMA)
@@ -462,7 +464,7 @@ def listed_blocks_backward_dkdv(
 
 CALL = TritonAttention(
     name="listed_blocks",
-    operator="listed_blocks_d128_ae65b7a9",
+    operator="listed_blocks_d128_19a1eb6d",
     inputs=(
         Tensor("q", "bf16[B, M, H, 128]", "bmh"),
         Tensor("k", "bf16[B, N, H, 128]", "bnh"),

@@ -16,10 +16,10 @@
 //     attnc compile specs/mla_training.attn
 // Spec sha256: c159987cd9af8159a69b1d180a225152e170af91da050695923ece21205522a3
 //
-// Names follow FlashAttention-2 (arXiv 2307.08691, algorithm 2): p = exp(s - lse), dp = do v^T, delta = rowsum(do o),
-// ds = p (dp - delta), dk = ds^T q, plus p^T do in columns of v, dq = ds k. lse2 is lse in base 2: exp(x) = exp2(x *
-// log2(e)), with log2(e) folded into the scale. It is +inf for rows that saw nothing and for rows past the end, so that
-// their p is 0. q_pos = q_idx + N - M aligns the last query with the last key.
+// Names follow FlashAttention-2 (arXiv 2307.08691, algorithm 2): p = exp(s - lse), dp = do v^T, delta = rowsum(do o) -
+// dlse, ds = p (dp - delta), dk = ds^T q, plus p^T do in columns of v, dq = ds k. lse2 is lse in base 2: exp(x) =
+// exp2(x * log2(e)), with log2(e) folded into the scale. It is +inf for rows that saw nothing and for rows past the
+// end, so that their p is 0. q_pos = q_idx + N - M aligns the last query with the last key.
 
 // One compilation for each configuration: d576_dv512.py passes these with -D.
 #ifndef BLOCK_M

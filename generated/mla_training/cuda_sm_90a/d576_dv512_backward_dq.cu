@@ -15,11 +15,11 @@
 //     attnc compile specs/mla_training.attn
 // Spec sha256: c159987cd9af8159a69b1d180a225152e170af91da050695923ece21205522a3
 //
-// Names follow FlashAttention-2 (arXiv 2307.08691, algorithm 2): p = exp(s - lse), dp = do v^T, delta = rowsum(do o),
-// ds = p (dp - delta), dq = ds k. v is the first columns of k, whose gradient is the sum of both: dk = ds^T q, plus p^T
-// do in these columns; so ds has the factor of the score in it. lse2 is lse in base 2: exp(x) = exp2(x * log2(e)), with
-// log2(e) folded into the scale. It is +inf for rows that saw nothing and for rows past the end, so that their p is 0.
-// q_pos = q_idx + N - M aligns the last query with the last key.
+// Names follow FlashAttention-2 (arXiv 2307.08691, algorithm 2): p = exp(s - lse), dp = do v^T, delta = rowsum(do o) -
+// dlse, ds = p (dp - delta), dq = ds k. v is the first columns of k, whose gradient is the sum of both: dk = ds^T q,
+// plus p^T do in these columns; so ds has the factor of the score in it. lse2 is lse in base 2: exp(x) = exp2(x *
+// log2(e)), with log2(e) folded into the scale. It is +inf for rows that saw nothing and for rows past the end, so that
+// their p is 0. q_pos = q_idx + N - M aligns the last query with the last key.
 //
 // Persistent blocks, specialised by warp, take tiles of 64 queries from a counter. One warp finds tiles; producers, a
 // thread each, copy by TMA. Two consumer warpgroups have the same 64 rows. The first computes s = q k^T by wgmma and
@@ -128,15 +128,6 @@ __device__ __forceinline__ void mma_rows(float (&products)[COLUMNS / 8][4], u64 
         wgmma(products, left + (d / 4 * TILE_ROWS * 128 + d % 4 * 32) / 16,
             right + (d / 4 * COLUMNS * 128 + d % 4 * 32) / 16, accumulate || d > 0);
     wgmma_commit();
-}
-
-// sums += left right: the rows of `right`, a streamed tile, are the depth.
-template <int FRAGMENTS>
-__device__ __forceinline__ void add_product(float (&sums)[FRAGMENTS][4], const u32 (&left)[COLUMNS / 16][4], u64 right)
-{
-    #pragma unroll
-    for (int m = 0; m < COLUMNS / 16; ++m)
-        wgmma(sums, left[m], right + m * 16 * 128 / 16, true);
 }
 
 // Scheduler, one warp: takes tiles from a counter, computes the range that each walks over, and publishes a work tile.

@@ -110,7 +110,8 @@ def _store_rows(
     x, b, h, start, stop, stride, tile,
     ROWS: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, TMA: tl.constexpr,
 ):
-    """Writes a [ROWS, BLOCK_D] tile to rows start .. start + ROWS - 1, except past row `stop` and column D."""
+    """Writes a [ROWS, BLOCK_D] tile to rows start .. start + ROWS - 1, except past row `stop` and column D.
+    """
     if TMA:
         x.store([b, h, start, 0], tile.reshape(1, 1, ROWS, BLOCK_D))
     else:
@@ -321,7 +322,9 @@ def _backward_dkdv_step(
     dk, dv, k, v, q_head, do_head, lse2_head, delta_head, b, h, row, q_lo, M, N, stride_qm, stride_dom,
     kv_idx, MASKED: tl.constexpr, BLOCK_M: tl.constexpr, TMA: tl.constexpr,
 ):
-    """One q tile: FlashAttention-2, algorithm 2, lines 10 to 14, 16, with keys as rows and queries as columns."""
+    """One q tile: FlashAttention-2, algorithm 2, lines 10 to 14, 16, with keys as rows and queries as
+    columns.
+    """
     q_idx = q_lo + tl.arange(0, BLOCK_M)
     q_pos = q_idx + N - M
     q = _load_rows(q_head, b, h, q_lo, M, stride_qm, BLOCK_M, 80, 128, TMA)

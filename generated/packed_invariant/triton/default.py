@@ -66,7 +66,8 @@ def _load_rows(x, start, stop, stride, ROWS: tl.constexpr, BLOCK_D: tl.constexpr
 
 @triton.jit
 def _store_rows(x, start, stop, stride, tile, ROWS: tl.constexpr, BLOCK_D: tl.constexpr):
-    """Writes a [ROWS, BLOCK_D] tile to rows start .. start + ROWS - 1; what lies past row `stop` is dropped."""
+    """Writes a [ROWS, BLOCK_D] tile to rows start .. start + ROWS - 1; what lies past row `stop` is dropped.
+    """
     row = start + tl.arange(0, ROWS)
     col = tl.arange(0, BLOCK_D)
     tl.store(x + row.to(tl.int64)[:, None] * stride + col[None, :], tile, mask=row[:, None] < stop)
@@ -90,7 +91,8 @@ def _find_pages(table, stride, start, stop, ROWS: tl.constexpr, PAGE: tl.constex
 def _load_pages(
     x, page, start, stop, stride_page, stride, ROWS: tl.constexpr, PAGE: tl.constexpr, BLOCK_D: tl.constexpr
 ):
-    """Rows start .. start + ROWS - 1 of a sequence whose rows lie in these pages, as `_load_rows` gives them."""
+    """Rows start .. start + ROWS - 1 of a sequence whose rows lie in these pages, as `_load_rows` gives them.
+    """
     if PAGE % ROWS == 0:
         tile = _load_rows(
             x + page * stride_page, start % PAGE, stop - start // PAGE * PAGE, stride, ROWS, BLOCK_D

@@ -87,15 +87,14 @@ extern "C" __global__ void __launch_bounds__(THREADS) position_slopes_backward_j
         float total[8] = {};
         add_parts<D>(total, args.dk_sum_ptr + row * args.WALK_PARTS * D + column, args.WALK_PARTS);
         *(Chunk*)(args.dk_ptr + 8 * i) = Chunk{{pack(total[0] * 0.125f, total[1] * 0.125f),
-            pack(total[2] * 0.125f, total[3] * 0.125f),
-                                                 pack(total[4] * 0.125f, total[5] * 0.125f),
-                                                     pack(total[6] * 0.125f, total[7] * 0.125f)}};
+            pack(total[2] * 0.125f, total[3] * 0.125f), pack(total[4] * 0.125f, total[5] * 0.125f),
+            pack(total[6] * 0.125f, total[7] * 0.125f)}};
     }
     for (long long i = first; i < rows * (DV / 8); i += step) {
         const long long row = i / (DV / 8), column = i % (DV / 8) * 8;
         float total[8] = {};
         add_parts<DV>(total, args.dv_sum_ptr + row * args.WALK_PARTS * DV + column, args.WALK_PARTS);
         *(Chunk*)(args.dv_ptr + 8 * i) = Chunk{{pack(total[0], total[1]), pack(total[2], total[3]),
-                                                 pack(total[4], total[5]), pack(total[6], total[7])}};
+            pack(total[4], total[5]), pack(total[6], total[7])}};
     }
 }

@@ -20,7 +20,7 @@ acc unscaled output, alpha rescale factor, p probabilities. m is in base 2: exp(
 log2(e) folded into the scale. Q, K, V are the matrices in global memory, q, k, v their tiles;
 q_pos = q_idx + N - M aligns the last query with the last key.
 In the backward (algorithm 2) dx is the gradient of x: dp = do v^T, ds = p * (dp - delta) with
-delta = rowsum(do * o) - dlse; lse2 = lse * log2(e) serves exp2.
+delta = rowsum(do * o); lse2 = lse * log2(e) serves exp2.
 """
 
 from typing import NamedTuple
@@ -237,7 +237,7 @@ def prefix_document_forward(
         doc_row + first_pos.to(tl.int64) * stride_doc_1, mask=(0 <= first_pos) & (first_pos < N), other=0,
     )
     doc_first_2 = tl.load(
-        doc_row + (tl.maximum(first_pos, 0)).to(tl.int64) * stride_doc_1, mask=tl.maximum(first_pos, 0) < N,
+        doc_row + tl.maximum(first_pos, 0).to(tl.int64) * stride_doc_1, mask=tl.maximum(first_pos, 0) < N,
         other=0,
     )
     doc_last = tl.load(
@@ -359,7 +359,7 @@ def prefix_document_backward_dq(
         doc_row + first_pos.to(tl.int64) * stride_doc_1, mask=(0 <= first_pos) & (first_pos < N), other=0,
     )
     doc_first_2 = tl.load(
-        doc_row + (tl.maximum(first_pos, 0)).to(tl.int64) * stride_doc_1, mask=tl.maximum(first_pos, 0) < N,
+        doc_row + tl.maximum(first_pos, 0).to(tl.int64) * stride_doc_1, mask=tl.maximum(first_pos, 0) < N,
         other=0,
     )
     doc_last = tl.load(
@@ -392,7 +392,9 @@ def _backward_dkdv_step(
     dk, dv, k, v, q_head, do_head, lse2_head, delta_head, b, h, row, q_lo, M, N, stride_qm, stride_dom,
     kv_idx, doc_kv, prefix, doc_row, stride_doc_1, partial, BLOCK_M: tl.constexpr, TMA: tl.constexpr,
 ):
-    """One q tile: FlashAttention-2, algorithm 2, lines 10 to 14, 16, with keys as rows and queries as columns."""
+    """One q tile: FlashAttention-2, algorithm 2, lines 10 to 14, 16, with keys as rows and queries as
+    columns.
+    """
     q_idx = q_lo + tl.arange(0, BLOCK_M)
     q_pos = q_idx + N - M
     q = _load_rows(q_head, b, h, q_lo, M, stride_qm, BLOCK_M, 64, TMA)
@@ -497,7 +499,7 @@ def prefix_document_backward_dkdv(
 
 CALL = TritonAttention(
     name="prefix_document",
-    operator="prefix_document_d64_9cd373f6",
+    operator="prefix_document_d64_de543b06",
     inputs=(
         Tensor("q", "bf16[B, M, H, 64]", "bmh"),
         Tensor("k", "bf16[B, N, H, 64]", "bnh"),

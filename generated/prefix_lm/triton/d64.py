@@ -19,7 +19,7 @@ acc unscaled output, alpha rescale factor, p probabilities. m is in base 2: exp(
 log2(e) folded into the scale. Q, K, V are the matrices in global memory, q, k, v their tiles;
 q_pos = q_idx + N - M aligns the last query with the last key.
 In the backward (algorithm 2) dx is the gradient of x: dp = do v^T, ds = p * (dp - delta) with
-delta = rowsum(do * o) - dlse; lse2 = lse * log2(e) serves exp2.
+delta = rowsum(do * o); lse2 = lse * log2(e) serves exp2.
 """
 
 from typing import NamedTuple

@@ -20,7 +20,7 @@ acc unscaled output, alpha rescale factor, p probabilities. m is in base 2: exp(
 log2(e) folded into the scale. Q, K, V are the matrices in global memory, q, k, v their tiles;
 q_pos = q_idx + N - M aligns the last query with the last key.
 In the backward (algorithm 2) dx is the gradient of x: dp = do v^T, ds = p * (dp - delta) with
-delta = rowsum(do * o) - dlse; lse2 = lse * log2(e) serves exp2.
+delta = rowsum(do * o); lse2 = lse * log2(e) serves exp2.
 """
 
 from typing import NamedTuple
@@ -224,7 +224,7 @@ def _backward_dq_step(
     G, Hkv, M, q_scale_q, temperature, k_scale_row, stride_k_scale_1, stride_k_scale_2, MASKED: tl.constexpr,
     BLOCK_N: tl.constexpr, TMA: tl.constexpr,
 ):
-    """One kv tile: the scores once more, and dq and dq_scale and dtemperature."""
+    """One kv tile: the scores once more, and dq, dq_scale and dtemperature."""
     k = _load_rows(K, b, h_kv, kv_lo, N, stride_kn, BLOCK_N, 64, TMA)
     v = _load_rows(V, b, h_kv, kv_lo, N, stride_vn, BLOCK_N, 64, TMA)
     s = tl.dot(q, k.T)
@@ -287,7 +287,7 @@ def qk_norm_backward_dq(
     B, H, G, M, N, Hkv, M_padded, SECTION,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, TMA: tl.constexpr,
 ):
-    """dq and dq_scale and dtemperature of one q tile of one head."""
+    """dq, dq_scale and dtemperature of one q tile of one head."""
     tile = tl.program_id(0)
     # Tiles are walked in sections of heads whose K and V share the L2 cache.
     q_tiles = M_padded // BLOCK_M
@@ -356,7 +356,9 @@ def _backward_dkdv_step(
     kv_idx, N, G, Hkv, k_scale_kv, temperature, q_scale_row, stride_q_scale_1, stride_q_scale_2,
     BLOCK_M: tl.constexpr, TMA: tl.constexpr,
 ):
-    """One q tile: FlashAttention-2, algorithm 2, lines 10 to 14, 16, with keys as rows and queries as columns."""
+    """One q tile: FlashAttention-2, algorithm 2, lines 10 to 14, 16, with keys as rows and queries as
+    columns.
+    """
     q_idx = q_lo + tl.arange(0, BLOCK_M)
     q = _load_rows(q_head, b, h, q_lo, M, stride_qm, BLOCK_M, 64, TMA)
     lse2 = _load_vector(lse2_head, row, q_lo, BLOCK_M, TMA)
@@ -411,7 +413,7 @@ def qk_norm_backward_dkdv(
     B, H, G, M, N, Hkv, M_padded, SECTION,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, TMA: tl.constexpr,
 ):
-    """dk and dv and dk_scale of one kv tile of one KV head."""
+    """dk, dv and dk_scale of one kv tile of one KV head."""
     tile = tl.program_id(0)
     # Tiles are walked in sections of heads whose q and do share the L2 cache.
     kv_tiles = tl.cdiv(N, BLOCK_N)
@@ -472,7 +474,7 @@ def qk_norm_backward_dkdv(
 
 CALL = TritonAttention(
     name="qk_norm",
-    operator="qk_norm_d64_d6ab0f67",
+    operator="qk_norm_d64_56339b31",
     inputs=(
         Tensor("q", "bf16[B, M, H, 64]", "bmh"),
         Tensor("k", "bf16[B, N, Hkv, 64]", "bnh"),

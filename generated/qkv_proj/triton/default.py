@@ -27,7 +27,9 @@ from ..._support.triton_call import on_device
 
 
 class Config(NamedTuple):
-    """An implementation, its tile and launch parameters; shared: bytes of shared memory of one block, at most."""
+    """An implementation, its tile and launch parameters; shared: bytes of shared memory of one block, at
+    most.
+    """
 
     impl: str
     BLOCK_N: int = 0

@@ -99,8 +99,10 @@ __device__ __forceinline__ u32 barrier_of(u32 base, int kind, int index)
 }
 
 // Offset in bytes of a chunk (16 bytes) of a row, in a tile of BLOCK_M rows.
-__device__ __forceinline__ u32 at_panel(int row,
-    int chunk) { return (chunk / 8 * BLOCK_M + row) * 128 + (chunk % 8 ^ row % 8) * 16; }
+__device__ __forceinline__ u32 at_panel(int row, int chunk)
+{
+    return (chunk / 8 * BLOCK_M + row) * 128 + (chunk % 8 ^ row % 8) * 16;
+}
 
 // s = q k^T, or s += q k^T, over COUNT panels of the columns from `panel` on.
 template <int COUNT>
@@ -155,8 +157,10 @@ struct Pages {
 };
 
 // The row of a tile with this number among those of a warp.
-__device__ __forceinline__ int row_of(int number,
-    int producer) { return 4 * (number / 4 * PRODUCERS + producer) + number % 4; }
+__device__ __forceinline__ int row_of(int number, int producer)
+{
+    return 4 * (number / 4 * PRODUCERS + producer) + number % 4;
+}
 
 // Starts copying the rows of a warp from key kv_lo on: PANELS panels, which begin at `column_of` of the COLUMNS columns
 // of a row. Rows from N on become zeros, without a read of memory.
@@ -336,8 +340,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
             own.of[0] = shuffle(pages.of[0], (taken * 4 * FOURS + lane) % 32);
         ++taken;
         // Waits until a part may be overwritten.
-        auto begin = [&](int part) { mbarrier_wait(barrier_of(base, EMPTY, PARTS * next_stage.index + part),
-            next_stage.phase); };
+        auto begin = [&](int part) {
+            mbarrier_wait(barrier_of(base, EMPTY, PARTS * next_stage.index + part), next_stage.phase);
+        };
         // The part is full when the copies of all lanes are there.
         auto end = [&](int part) { copies_arrive(barrier_of(base, FULL, PARTS * next_stage.index + part)); };
         const u32 k_tile = base + K_AT + next_stage.index * K_BYTES;
@@ -461,8 +466,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     const u64 v_tiles = wgmma_descriptor(base + V_AT, BLOCK_N * 128, 1024);
     PipelineState<STAGES> stage = {0, 0};
     auto wait = [&](int part) { mbarrier_wait(barrier_of(base, FULL, PARTS * stage.index + part), stage.phase); };
-    auto release = [&](int part) { mbarrier_arrive_if(barrier_of(base, EMPTY, PARTS * stage.index + part), lane == 0);
-        };
+    auto release = [&](int part) {
+        mbarrier_arrive_if(barrier_of(base, EMPTY, PARTS * stage.index + part), lane == 0);
+    };
     #pragma unroll 1
     for (int kv_lo = first; kv_lo < end; kv_lo = uniform(next(kv_lo)), stage.advance()) {
         wait(0);

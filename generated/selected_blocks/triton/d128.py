@@ -159,7 +159,7 @@ def selected_blocks_forward(
     B, H, G, M, N, Hkv, S,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PDL: tl.constexpr,
 ):
-    """o and lse of one tile of (q row, head) rows of one KV head."""
+    """o and lse of one tile of (query, head) rows of one KV head."""
     tile = tl.program_id(0)
     head_tiles = tl.cdiv(G, BLOCK_M)
     row_tiles = M * head_tiles
@@ -178,7 +178,7 @@ def selected_blocks_forward(
     # listed(selected, rows = 1, keys = 64) and causal: which kv tiles are partial, and which are full
     first_pos = q_lo + N - M
     full_hi = tl.maximum(first_pos + 1, 0) // BLOCK_N * BLOCK_N
-    list_line = (tl.where(q_lo >= M, -1, (b.to(tl.int64) * M + q_lo) * Hkv + h_kv)).to(tl.int32)
+    list_line = tl.where(q_lo >= M, -1, (b.to(tl.int64) * M + q_lo) * Hkv + h_kv).to(tl.int32)
     list_row = _lists_ptr + tl.cast(list_line, tl.int64) * (S + 1)
     listed = _list_length(list_row, list_line >= 0)
 
@@ -218,7 +218,7 @@ def selected_blocks_forward(
 
 CALL = TritonAttention(
     name="selected_blocks",
-    operator="selected_blocks_d128_f3d65af2",
+    operator="selected_blocks_d128_eefd7073",
     inputs=(
         Tensor("q", "bf16[B, M, H, 128]", "bmh"),
         Tensor("k", "bf16[B, N, Hkv, 128]", "bnh"),

@@ -238,7 +238,7 @@ def selected_packed_blocks_forward(
     B, H, G, Hkv, S, T,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PDL: tl.constexpr,
 ):
-    """o and lse of one tile of (q row, head) rows of one KV head."""
+    """o and lse of one tile of (query, head) rows of one KV head."""
     tile = tl.program_id(0)
     head_tiles = tl.cdiv(G, BLOCK_M)
     row_tiles = (T + B + 1) * head_tiles
@@ -264,10 +264,10 @@ def selected_packed_blocks_forward(
     # listed(selected, rows = 1, keys = 64) and causal: which kv tiles are partial, and which are full
     first_pos = q_lo + N - M
     full_hi = tl.minimum(tl.maximum(first_pos + 1, 0) // BLOCK_N * BLOCK_N, N)
-    list_line = (tl.where(
+    list_line = tl.where(
         (cu_seqlens_value.to(tl.int64) + q_lo < 0) | (cu_seqlens_value.to(tl.int64) + q_lo >= T), -1,
         (cu_seqlens_value.to(tl.int64) + q_lo) * Hkv + h_kv,
-    )).to(tl.int32)
+    ).to(tl.int32)
     list_row = _lists_ptr + tl.cast(list_line, tl.int64) * (S + 1)
     listed = _list_length(list_row, list_line >= 0)
 
@@ -378,10 +378,10 @@ def selected_packed_blocks_backward_dq(
     N = k_end - k_first
     cu_seqlens_value = tl.load(cu_seqlens_ptr + b.to(tl.int64) * stride_cu_seqlens_0, mask=b < B + 1, other=0)
     N = tl.where(q_lo < M, N, 0)
-    list_line = (tl.where(
+    list_line = tl.where(
         (cu_seqlens_value.to(tl.int64) + q_lo < 0) | (cu_seqlens_value.to(tl.int64) + q_lo >= T), -1,
         (cu_seqlens_value.to(tl.int64) + q_lo) * Hkv + h_kv,
-    )).to(tl.int32)
+    ).to(tl.int32)
     K += k_first.to(tl.int64) * stride_kn + h_kv.to(tl.int64) * stride_kh
     V += k_first.to(tl.int64) * stride_vn + h_kv.to(tl.int64) * stride_vh
 
@@ -530,7 +530,7 @@ def selected_packed_blocks_backward_dkdv(
 
 CALL = TritonAttention(
     name="selected_packed_blocks",
-    operator="selected_packed_blocks_d128_26a0e084",
+    operator="selected_packed_blocks_d128_e9e533c1",
     inputs=(
         Tensor("q", "bf16[T, H, 128]", "mh"),
         Tensor("k", "bf16[T, Hkv, 128]", "nh"),

@@ -107,8 +107,10 @@ __device__ __forceinline__ u32 barrier_of(u32 base, int kind, int index)
 }
 
 // Offset in bytes of a chunk (16 bytes) of a row, in a tile of BLOCK_M rows.
-__device__ __forceinline__ u32 at_panel(int row,
-    int chunk) { return (chunk / 8 * BLOCK_M + row) * 128 + (chunk % 8 ^ row % 8) * 16; }
+__device__ __forceinline__ u32 at_panel(int row, int chunk)
+{
+    return (chunk / 8 * BLOCK_M + row) * 128 + (chunk % 8 ^ row % 8) * 16;
+}
 
 // s = q k^T, or s += q k^T, over COUNT panels of the columns from `panel` on.
 template <int COUNT>
@@ -172,8 +174,10 @@ struct Pages {
 };
 
 // The row of a tile with this number among those of a warp.
-__device__ __forceinline__ int row_of(int number,
-    int producer) { return 4 * (number / 4 * PRODUCERS + producer) + number % 4; }
+__device__ __forceinline__ int row_of(int number, int producer)
+{
+    return 4 * (number / 4 * PRODUCERS + producer) + number % 4;
+}
 
 // Starts copying the rows of a warp from key kv_lo on: PANELS panels, which begin at `column_of` of the COLUMNS columns
 // of a row. Rows from N on become zeros, without a read of memory.
@@ -377,8 +381,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) selected_rank_forw
             own.of[0] = shuffle(pages.of[0], (taken * 4 * FOURS + lane) % 32);
         ++taken;
         // Waits until a part may be overwritten.
-        auto begin = [&](int part) { mbarrier_wait(barrier_of(base, EMPTY, PARTS * next_stage.index + part),
-            next_stage.phase); };
+        auto begin = [&](int part) {
+            mbarrier_wait(barrier_of(base, EMPTY, PARTS * next_stage.index + part), next_stage.phase);
+        };
         // The part is full when the copies of all lanes are there.
         auto end = [&](int part) { copies_arrive(barrier_of(base, FULL, PARTS * next_stage.index + part)); };
         const u32 k_tile = base + K_AT + next_stage.index * K_BYTES;
@@ -538,10 +543,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) selected_rank_forw
             8 * (QK_PANELS - REST) + 2 * d + lane / 16));
     PipelineState<STAGES> own = {0, 0}, other = {0, 0};  // the next tile of this consumer, and that of the other one
     u32 parity = 0;
-    auto wait = [&](const PipelineState<STAGES>& stage,
-        int part) { mbarrier_wait(barrier_of(base, FULL, PARTS * stage.index + part), stage.phase); };
-    auto release = [&](const PipelineState<STAGES>& stage) { mbarrier_arrive_if(barrier_of(base, EMPTY,
-        PARTS * stage.index + consumer), lane == 0); };
+    auto wait = [&](const PipelineState<STAGES>& stage, int part) {
+        mbarrier_wait(barrier_of(base, FULL, PARTS * stage.index + part), stage.phase);
+    };
+    auto release = [&](const PipelineState<STAGES>& stage) {
+        mbarrier_arrive_if(barrier_of(base, EMPTY, PARTS * stage.index + consumer), lane == 0);
+    };
     // Adds a tile of the other consumer to the columns of this one: p from shared memory, under its maximum.
     auto start_other = [&](int kv_lo) {
         mbarrier_wait(barrier_of(base, P_FULL, 1 - consumer), parity);

@@ -115,8 +115,10 @@ __device__ __forceinline__ u32 barrier_of(u32 base, int kind, int index)
 }
 
 // Offset in bytes of a chunk (16 bytes) of a row, in a tile of BLOCK_M rows.
-__device__ __forceinline__ u32 at_panel(int row,
-    int chunk) { return (chunk / 8 * BLOCK_M + row) * 128 + (chunk % 8 ^ row % 8) * 16; }
+__device__ __forceinline__ u32 at_panel(int row, int chunk)
+{
+    return (chunk / 8 * BLOCK_M + row) * 128 + (chunk % 8 ^ row % 8) * 16;
+}
 
 // s = q k^T, or s += q k^T, over COUNT panels of the columns from `panel` on.
 template <int COUNT>
@@ -357,8 +359,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) selected_rows_forw
         // Number i of the panels of a tile. The consumer that makes p of it releases its columns of V first, with the
         // columns of K that are not in V: of even tiles the first one.
         constexpr int HALF = V_PANELS / 2, FIRST = K_PANELS - HALF;
-        auto panel_of = [&](int i, bool odd) { return i < HALF ? odd * HALF + i : i < FIRST ? V_PANELS - HALF + i
-            : !odd * HALF + i - FIRST; };
+        auto panel_of = [&](int i, bool odd) {
+            return i < HALF ? odd * HALF + i : i < FIRST ? V_PANELS - HALF + i : !odd * HALF + i - FIRST;
+        };
         auto column_panel = [&](int panel) { return own_panel(panel); };  // whose columns of a row it has
         PipelineState<STAGES> stage = {0, 1};  // the tile that is written next
         // Waits until a part of the tile may be overwritten; and says that it may be read.
@@ -423,10 +426,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) selected_rows_forw
                             + (HALF % OF_BLOCK == 0 ? first_block + i
                             : min((64 * column_panel(panel_of(i, odd)) + gathered_column()) / 128, K_SCALES - 1))
                             * OWN_ROWS * 4);
-                    auto scale_of = [&](int number) { return number < HALF
-                        ? scale[HALF % OF_BLOCK == 0 ? number / OF_BLOCK : number]
-                        : load_shared<float>(scales + min((64 * column_panel(panel_of(number, odd)) + gathered_column())
-                        / 128, K_SCALES - 1) * OWN_ROWS * 4); };
+                    auto scale_of = [&](int number) {
+                        return number < HALF ? scale[HALF % OF_BLOCK == 0 ? number / OF_BLOCK : number]
+                            : load_shared<float>(scales + min((64 * column_panel(panel_of(number, odd))
+                            + gathered_column()) / 128, K_SCALES - 1) * OWN_ROWS * 4);
+                    };
                     const unsigned char* const row = row_of(kv_lo, page);
                     const int first_panel = column_panel(panel_of(FIRST, odd)),
                         column = 64 * first_panel + gathered_column();
@@ -457,10 +461,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) selected_rows_forw
                             + (HALF % OF_BLOCK == 0 ? first_block + i
                             : min((64 * column_panel(panel_of(FIRST + i, odd)) + gathered_column()) / 128,
                             K_SCALES - 1)) * OWN_ROWS * 4);
-                    auto scale_of = [&](int number) { return number < HALF
-                        ? scale[HALF % OF_BLOCK == 0 ? number / OF_BLOCK : number]
-                        : load_shared<float>(scales + min((64 * column_panel(panel_of(FIRST + number, odd))
-                        + gathered_column()) / 128, K_SCALES - 1) * OWN_ROWS * 4); };
+                    auto scale_of = [&](int number) {
+                        return number < HALF ? scale[HALF % OF_BLOCK == 0 ? number / OF_BLOCK : number]
+                            : load_shared<float>(scales + min((64 * column_panel(panel_of(FIRST + number, odd))
+                            + gathered_column()) / 128, K_SCALES - 1) * OWN_ROWS * 4);
+                    };
                     const unsigned char* const row = row_of(next_lo, next_page);
                     const int first_panel = column_panel(panel_of(0, !odd)),
                         column = 64 * first_panel + gathered_column();
@@ -558,10 +563,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) selected_rows_forw
     const u32 maxima = base + MAXIMA_AT + (16 * warp + g) * 4;
     PipelineState<STAGES> own = {0, 0}, other = {0, 0};  // the next tile of this consumer, and that of the other one
     u32 parity = 0;
-    auto wait = [&](const PipelineState<STAGES>& stage,
-        int part) { mbarrier_wait(barrier_of(base, FULL, PARTS * stage.index + part), stage.phase); };
-    auto release = [&](const PipelineState<STAGES>& stage) { mbarrier_arrive_if(barrier_of(base, EMPTY,
-        PARTS * stage.index + consumer), lane == 0); };
+    auto wait = [&](const PipelineState<STAGES>& stage, int part) {
+        mbarrier_wait(barrier_of(base, FULL, PARTS * stage.index + part), stage.phase);
+    };
+    auto release = [&](const PipelineState<STAGES>& stage) {
+        mbarrier_arrive_if(barrier_of(base, EMPTY, PARTS * stage.index + consumer), lane == 0);
+    };
     // Adds a tile of the other consumer to the columns of this one: p from shared memory, under its maximum.
     auto start_other = [&](int kv_lo) {
         mbarrier_wait(barrier_of(base, P_FULL, 1 - consumer), parity);

@@ -159,9 +159,7 @@ def _pages_of(
         page = tl.load(table + tl.cast(start // PAGE, tl.int64) * stride, mask=start < stop, other=0)
     elif ROWS % PAGE == 0:
         if ENTRIES and ROWS // PAGE <= 8:
-            # all in every thread's registers: faster for a short split than by way of shared memory, slower
-            # for
-            # a long loop
+            # all in every thread's registers: for a short split faster than by way of shared memory
             entry = start // PAGE + tl.arange(0, ROWS // PAGE)
         else:
             entry = start // PAGE + tl.arange(0, ROWS) // PAGE
@@ -179,7 +177,8 @@ def _load_paged(
     x, page, start, stop, stride_page, stride, MASKED: tl.constexpr, ROWS: tl.constexpr, PAGE: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """Rows start .. start + ROWS - 1 of a sequence whose rows lie in these pages, as `_load_tile` gives them."""
+    """Rows start .. start + ROWS - 1 of a sequence whose rows lie in these pages, as `_load_tile` gives them.
+    """
     if PAGE % ROWS == 0:
         x += page.to(tl.int64) * stride_page
         tile = _load_tile(x, start % PAGE, stop - start // PAGE * PAGE, stride, MASKED, ROWS, BLOCK_D)
@@ -238,7 +237,7 @@ def selected_steps_forward(
     B, H, G, M, N, Hkv, S, SPLITS, SPLIT_ROWS,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SPLIT: tl.constexpr, PDL: tl.constexpr,
 ):
-    """o and lse of one tile of (q row, head) rows of one KV head, from a split of its keys."""
+    """o and lse of one tile of (query, head) rows of one KV head, from a split of its keys."""
     tile = tl.program_id(0)
     split = tl.program_id(1)
     head_tiles = tl.cdiv(G, BLOCK_M)
@@ -262,7 +261,7 @@ def selected_steps_forward(
     # listed(selected, rows = 1, keys = 64) and causal: which kv tiles are partial, and which are full
     first_pos = q_lo + N - M
     full_hi = tl.maximum(first_pos + 1, 0) // BLOCK_N * BLOCK_N
-    list_line = (tl.where(q_lo >= M, -1, (b.to(tl.int64) * M + q_lo) * Hkv + h_kv)).to(tl.int32)
+    list_line = tl.where(q_lo >= M, -1, (b.to(tl.int64) * M + q_lo) * Hkv + h_kv).to(tl.int32)
     list_row = _lists_ptr + tl.cast(list_line, tl.int64) * (S + 1)
     listed = _list_length(list_row, list_line >= 0)
     # this program's split: whole tiles, as many as the others have, or what is left of them
@@ -320,7 +319,9 @@ def selected_steps_combine(
     H, M, SPLITS, SPLIT_ROWS,
     BLOCK_S: tl.constexpr, PDL: tl.constexpr,
 ):
-    """o and lse of one row of one head from those of every split of its keys: o = sum 2**(lse_i - lse) o_i."""
+    """o and lse of one row of one head from o and lse of every split of its keys: o = sum 2**(lse_i - lse)
+    o_i.
+    """
     if PDL:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
@@ -355,7 +356,7 @@ def selected_steps_combine(
 
 CALL = TritonAttention(
     name="selected_steps",
-    operator="selected_steps_default_a2fc1d34",
+    operator="selected_steps_default_08cddfe3",
     inputs=(
         Tensor("q", "bf16[B, M, H, 128]", "bmh"),
         Tensor("k", "bf16[pages, 64, Hkv, 128]", "pnh"),

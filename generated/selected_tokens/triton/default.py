@@ -144,7 +144,7 @@ def selected_tokens_forward(
     B, H, M, N, S,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PDL: tl.constexpr,
 ):
-    """o and lse of one tile of (q row, head) rows of one KV head."""
+    """o and lse of one tile of (query, head) rows of one KV head."""
     tile = tl.program_id(0)
     head_tiles = tl.cdiv(H, BLOCK_M)
     row_tiles = M * head_tiles
@@ -158,7 +158,7 @@ def selected_tokens_forward(
     K += b.to(tl.int64) * stride_kb
 
     # listed(selected, rows = 1, keys = 1): which kv tiles are partial, and which are full
-    list_line = (tl.where(q_lo >= M, -1, b.to(tl.int64) * M + q_lo)).to(tl.int32)
+    list_line = tl.where(q_lo >= M, -1, b.to(tl.int64) * M + q_lo).to(tl.int32)
     list_row = _lists_ptr + tl.cast(list_line, tl.int64) * (S + 1)
     listed = _list_length(list_row, list_line >= 0)
 
@@ -192,7 +192,7 @@ def selected_tokens_forward(
 
 CALL = TritonAttention(
     name="selected_tokens",
-    operator="selected_tokens_default_fe8243b2",
+    operator="selected_tokens_default_119cf195",
     inputs=(
         Tensor("q", "bf16[B, M, H, 576]", "bmh"),
         Tensor("k", "bf16[B, N, 1, 576]", "bnh"),

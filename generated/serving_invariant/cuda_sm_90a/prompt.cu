@@ -313,8 +313,9 @@ __device__ __forceinline__ void run_consumer(const Args& args, u32 base, WorkTil
             }
         };
         // The sums of fragment j so far.
-        auto kept_sums = [&](int j) { return has_joined ? load_shared<Four>(sums + j * CONSUMERS * 128 * 16) : Four{};
-            };
+        auto kept_sums = [&](int j) {
+            return has_joined ? load_shared<Four>(sums + j * CONSUMERS * 128 * 16) : Four{};
+        };
         // Keeps those of all segments so far.
         auto join_segment = [&](const Shares (&shares)[ROWS]) {
             #pragma unroll

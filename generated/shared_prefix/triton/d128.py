@@ -110,9 +110,7 @@ def _pages_of(
         page = tl.load(table + tl.cast(start // PAGE, tl.int64) * stride, mask=start < stop, other=0)
     elif ROWS % PAGE == 0:
         if ENTRIES and ROWS // PAGE <= 8:
-            # all in every thread's registers: faster for a short split than by way of shared memory, slower
-            # for
-            # a long loop
+            # all in every thread's registers: for a short split faster than by way of shared memory
             entry = start // PAGE + tl.arange(0, ROWS // PAGE)
         else:
             entry = start // PAGE + tl.arange(0, ROWS) // PAGE
@@ -130,7 +128,8 @@ def _load_paged(
     x, page, start, stop, stride_page, stride, MASKED: tl.constexpr, ROWS: tl.constexpr, PAGE: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """Rows start .. start + ROWS - 1 of a sequence whose rows lie in these pages, as `_load_tile` gives them."""
+    """Rows start .. start + ROWS - 1 of a sequence whose rows lie in these pages, as `_load_tile` gives them.
+    """
     if PAGE % ROWS == 0:
         x += page.to(tl.int64) * stride_page
         tile = _load_tile(x, start % PAGE, stop - start // PAGE * PAGE, stride, MASKED, ROWS, BLOCK_D)
@@ -190,7 +189,7 @@ def shared_prefix_forward(
     B, H, G, M, N, Hkv, SPLITS, SPLIT_ROWS,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SPLIT: tl.constexpr, PDL: tl.constexpr,
 ):
-    """o and lse of one tile of (q row, head) rows of one KV head, from a split of its keys."""
+    """o and lse of one tile of (query, head) rows of one KV head, from a split of its keys."""
     tile = tl.program_id(0)
     split = tl.program_id(1)
     row_tiles = tl.cdiv(M * G, BLOCK_M)
@@ -221,8 +220,8 @@ def shared_prefix_forward(
         16,
     )
     next_page = _pages_of(
-        block_table_row, stride_block_table_1, split_lo + 1 * BLOCK_N, tl.minimum(full_hi, split_hi), True,
-        SPLIT, BLOCK_N, 16,
+        block_table_row, stride_block_table_1, split_lo + BLOCK_N, tl.minimum(full_hi, split_hi), True, SPLIT,
+        BLOCK_N, 16,
     )
     third_page = _pages_of(
         block_table_row, stride_block_table_1, split_lo + 2 * BLOCK_N, tl.minimum(full_hi, split_hi), True,
@@ -289,7 +288,9 @@ def shared_prefix_combine(
     H, M, SPLITS, SPLIT_ROWS,
     BLOCK_S: tl.constexpr, PDL: tl.constexpr,
 ):
-    """o and lse of one row of one head from those of every split of its keys: o = sum 2**(lse_i - lse) o_i."""
+    """o and lse of one row of one head from o and lse of every split of its keys: o = sum 2**(lse_i - lse)
+    o_i.
+    """
     if PDL:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
@@ -324,7 +325,7 @@ def shared_prefix_combine(
 
 CALL = TritonAttention(
     name="shared_prefix",
-    operator="shared_prefix_d128_fee7b5cb",
+    operator="shared_prefix_d128_90f764f8",
     inputs=(
         Tensor("q", "bf16[B, M, H, 128]", "bmh"),
         Tensor("k", "bf16[pages, 16, Hkv, 128]", "pnh"),

@@ -55,7 +55,7 @@ struct Args {
     int B, H, G, M, N, SECTION;
 };
 
-// o and lse of one q tile of one head: FlashAttention-2, algorithm 1.
+// o and lse of one q tile of one head.
 extern "C" __global__ void __launch_bounds__(THREADS) stick_breaking_forward(const __grid_constant__ Args args)
 {
     extern __shared__ __align__(128) element shared[];

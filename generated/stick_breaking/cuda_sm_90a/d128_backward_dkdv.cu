@@ -67,7 +67,7 @@ struct Args {
 
 #include "stick_gradients.cuh"
 
-// dk and dv of one kv tile of one KV head: FlashAttention-2, algorithm 2, with keys as rows and queries as columns.
+// dk and dv of one kv tile of one KV head, with keys as rows and queries as columns.
 extern "C" __global__ void __launch_bounds__(THREADS) stick_breaking_backward_dkdv(const __grid_constant__ Args args)
 {
     extern __shared__ __align__(128) element shared[];

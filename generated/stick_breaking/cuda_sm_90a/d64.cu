@@ -22,8 +22,8 @@
 // Persistent blocks, specialised by warp as in FlashAttention-3 (arXiv 2407.08608). The scheduler, one warp, takes
 // tiles of queries from a counter and publishes each as a work tile, with the keys that it sees. The producer is a
 // thread that copies by TMA. Each consumer, one of CONSUMERS warpgroups, has 64 rows: mma q k^T of the next tile of
-// keys runs during the softmax of this one. Roles wait for each other at mbarriers in shared memory; a PipelineState is
-// a role's place among buffers.
+// keys runs during the stick-breaking of this one. Roles wait for each other at mbarriers in shared memory; a
+// PipelineState is a role's place among buffers.
 
 // One compilation for each configuration: d64.py passes these with -D.
 #ifndef BLOCK_M
@@ -108,7 +108,7 @@ __device__ __forceinline__ void mma_pv(float (&acc)[DV / 8][4], const u32 (&p)[B
     wgmma_commit();
 }
 
-// Consumer, one warpgroup: mma, softmax and epilogue of 64 rows of each work tile. FlashAttention-2, algorithm 1.
+// Consumer, one warpgroup: mma, stick-breaking and epilogue of 64 rows of each work tile.
 __device__ __forceinline__ void run_consumer(const Args& args, u32 base, WorkTile* work_tiles, int consumer, int warp)
 {
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;

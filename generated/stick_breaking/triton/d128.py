@@ -380,7 +380,7 @@ def _backward_dkdv_step(
     dk, dv, k, v, q_head, do_head, behind_tile, before_tile, b, h, row, q_lo, M, N, stride_qm, stride_dom,
     kv_idx, partial, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, TMA: tl.constexpr,
 ):
-    """One q tile: FlashAttention-2, algorithm 2, lines 10 to 14, 16, with keys as rows and queries as columns."""
+    """One q tile: the scores once more, and dk and dv, with keys as rows and queries as columns."""
     q_idx = q_lo + tl.arange(0, BLOCK_M)
     q_pos = q_idx + N - M
     q = _load_rows(q_head, b, h, q_lo, M, stride_qm, BLOCK_M, 128, TMA)
@@ -476,7 +476,7 @@ def stick_breaking_backward_dkdv(
 
 CALL = TritonAttention(
     name="stick_breaking",
-    operator="stick_breaking_d128_5194ee37",
+    operator="stick_breaking_d128_fdff0746",
     inputs=(
         Tensor("q", "bf16[B, M, H, 128]", "bmh"),
         Tensor("k", "bf16[B, N, Hkv, 128]", "bnh"),

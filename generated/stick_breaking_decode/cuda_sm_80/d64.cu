@@ -203,7 +203,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) stick_breaking_decode_forw
     store_rows<DV, DV, BLOCK_M>(outputs, q_tile, row_lo, M * G);
 }
 
-// o and lse of one row of one head from those of every split of its keys, of which each leaves a part of what those
+// o and lse of one row of one head from o and lse of every split of its keys, of which each leaves a part of what those
 // before it gave.
 extern "C" __global__ void __launch_bounds__(THREADS) stick_breaking_decode_combine(const __grid_constant__ Args args)
 {

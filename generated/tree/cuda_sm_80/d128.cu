@@ -252,7 +252,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) tree_forward(const __grid_
     store_rows<DV, DV, BLOCK_M>(outputs, q_tile, row_lo, q_rows * G);
 }
 
-// o and lse of one row of one head from those of every split of its keys: o = sum 2^(lse_i - lse) o_i.
+// o of one row of one head from o and lse of every split of its keys: o = sum 2^(lse_i - lse) o_i.
 extern "C" __global__ void __launch_bounds__(THREADS) tree_combine(const __grid_constant__ Args args)
 {
     extern __shared__ __align__(128) element shared[];

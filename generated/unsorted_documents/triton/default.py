@@ -366,9 +366,9 @@ def unsorted_documents_forward(
     acc = tl.zeros([BLOCK_M, 128], tl.float32)
 
     # causal and doc[b, q_pos] == doc[b, kv_idx]: which kv tiles are partial, and which are full
-    list_line = (tl.where(
+    list_line = tl.where(
         q_lo // 128 >= (M + 127) // 128, -1, b.to(tl.int64) * ((M + 127) // 128) + q_lo // 128,
-    )).to(tl.int32)
+    ).to(tl.int32)
     list_row = _lists_ptr + tl.cast(list_line, tl.int64) * (list_blocks + 1)
     listed = _list_length(list_row, list_line >= 0)
     for list_item in range(0, listed * (128 // BLOCK_N)):
@@ -466,9 +466,9 @@ def unsorted_documents_backward_dq(
     dq = tl.zeros([BLOCK_M, 128], tl.float32)
 
     # causal and doc[b, q_pos] == doc[b, kv_idx]: which kv tiles are partial, and which are full
-    list_line = (tl.where(
+    list_line = tl.where(
         q_lo // 128 >= (M + 127) // 128, -1, b.to(tl.int64) * ((M + 127) // 128) + q_lo // 128,
-    )).to(tl.int32)
+    ).to(tl.int32)
     list_row = _lists_ptr + tl.cast(list_line, tl.int64) * (list_blocks + 1)
     listed = _list_length(list_row, list_line >= 0)
     for list_item in range(0, listed * (128 // BLOCK_N)):
@@ -489,7 +489,9 @@ def _backward_dkdv_step(
     dk, dv, k, v, q_head, do_head, lse2_head, delta_head, b, h, row, q_lo, M, N, stride_qm, stride_dom,
     kv_idx, doc_kv, doc_row, stride_doc_1, partial, BLOCK_M: tl.constexpr, TMA: tl.constexpr,
 ):
-    """One q tile: FlashAttention-2, algorithm 2, lines 10 to 14, 16, with keys as rows and queries as columns."""
+    """One q tile: FlashAttention-2, algorithm 2, lines 10 to 14, 16, with keys as rows and queries as
+    columns.
+    """
     q_idx = q_lo + tl.arange(0, BLOCK_M)
     q_pos = q_idx + N - M
     q = _load_rows(q_head, b, h, q_lo, M, stride_qm, BLOCK_M, 128, TMA)
@@ -586,7 +588,7 @@ def unsorted_documents_backward_dkdv(
 
 CALL = TritonAttention(
     name="unsorted_documents",
-    operator="unsorted_documents_default_2a42e605",
+    operator="unsorted_documents_default_87439399",
     inputs=(
         Tensor("q", "bf16[B, M, H, 128]", "bmh"),
         Tensor("k", "bf16[B, N, Hkv, 128]", "bnh"),

@@ -91,7 +91,8 @@ def _load_rows(x, start, stop, stride, ROWS: tl.constexpr, BLOCK_D: tl.constexpr
 
 @triton.jit
 def _store_rows(x, start, stop, stride, tile, ROWS: tl.constexpr, BLOCK_D: tl.constexpr):
-    """Writes a [ROWS, BLOCK_D] tile to rows start .. start + ROWS - 1; what lies past row `stop` is dropped."""
+    """Writes a [ROWS, BLOCK_D] tile to rows start .. start + ROWS - 1; what lies past row `stop` is dropped.
+    """
     row = start + tl.arange(0, ROWS)
     col = tl.arange(0, BLOCK_D)
     tl.store(x + row.to(tl.int64)[:, None] * stride + col[None, :], tile, mask=row[:, None] < stop)
@@ -311,7 +312,9 @@ def _backward_dkdv_step(
     dk, dv, k, v, q_head, do_head, lse2_head, delta_head, q_lo, M, N, stride_qm, stride_dom, kv_idx,
     MASKED: tl.constexpr, BLOCK_M: tl.constexpr,
 ):
-    """One q tile: FlashAttention-2, algorithm 2, lines 10 to 14, 16, with keys as rows and queries as columns."""
+    """One q tile: FlashAttention-2, algorithm 2, lines 10 to 14, 16, with keys as rows and queries as
+    columns.
+    """
     q_idx = q_lo + tl.arange(0, BLOCK_M)
     q_pos = q_idx + N - M
     q = _load_rows(q_head, q_lo, M, stride_qm, BLOCK_M, 128)

@@ -85,8 +85,10 @@ __device__ __forceinline__ u32 barrier_of(u32 base, int kind, int index)
 }
 
 // Offset in bytes of a chunk (16 bytes) of a row, in a tile of BLOCK_M rows.
-__device__ __forceinline__ u32 at_panel(int row,
-    int chunk) { return (chunk / 8 * BLOCK_M + row) * 128 + (chunk % 8 ^ row % 8) * 16; }
+__device__ __forceinline__ u32 at_panel(int row, int chunk)
+{
+    return (chunk / 8 * BLOCK_M + row) * 128 + (chunk % 8 ^ row % 8) * 16;
+}
 
 // s = q k^T, or s += q k^T, over COUNT panels of the columns from `panel` on.
 template <int COUNT>
@@ -329,10 +331,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) wide_forward(const
     const u32 maxima = base + MAXIMA_AT + (16 * warp + g) * 4;
     PipelineState<STAGES> own = {0, 0}, other = {0, 0};  // the next tile of this consumer, and that of the other one
     u32 parity = 0;
-    auto wait = [&](const PipelineState<STAGES>& stage,
-        int part) { mbarrier_wait(barrier_of(base, FULL, PARTS * stage.index + part), stage.phase); };
-    auto give_back = [&](const PipelineState<STAGES>& stage,
-        int part) { mbarrier_arrive_if(barrier_of(base, EMPTY, PARTS * stage.index + part), lane == 0); };
+    auto wait = [&](const PipelineState<STAGES>& stage, int part) {
+        mbarrier_wait(barrier_of(base, FULL, PARTS * stage.index + part), stage.phase);
+    };
+    auto give_back = [&](const PipelineState<STAGES>& stage, int part) {
+        mbarrier_arrive_if(barrier_of(base, EMPTY, PARTS * stage.index + part), lane == 0);
+    };
     auto release = [&](const PipelineState<STAGES>& stage) { give_back(stage, consumer); };
     // Adds a tile of the other consumer to the columns of this one: p from shared memory, under its maximum.
     auto start_other = [&](int kv_lo) {

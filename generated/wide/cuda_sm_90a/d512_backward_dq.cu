@@ -14,10 +14,10 @@
 //     attnc compile specs/wide.attn
 // Spec sha256: a2a10d67e9e69f1d723c1ed1ecf05cacecbe4833fabc7899a6cea2a791dbb750
 //
-// Names follow FlashAttention-2 (arXiv 2307.08691, algorithm 2): p = exp(s - lse), dp = do v^T, delta = rowsum(do o),
-// ds = p (dp - delta), dq = ds k, dk = ds^T q, dv = p^T do. lse2 is lse in base 2: exp(x) = exp2(x * log2(e)), with
-// log2(e) folded into the scale. It is +inf for rows that saw nothing and for rows past the end, so that their p is 0.
-// q_pos = q_idx + N - M aligns the last query with the last key.
+// Names follow FlashAttention-2 (arXiv 2307.08691, algorithm 2): p = exp(s - lse), dp = do v^T, delta = rowsum(do o) -
+// dlse, ds = p (dp - delta), dq = ds k, dk = ds^T q, dv = p^T do. lse2 is lse in base 2: exp(x) = exp2(x * log2(e)),
+// with log2(e) folded into the scale. It is +inf for rows that saw nothing and for rows past the end, so that their p
+// is 0. q_pos = q_idx + N - M aligns the last query with the last key.
 //
 // Persistent blocks, specialised by warp, take tiles of 64 queries from a counter. One warp finds tiles; producers, a
 // thread each, copy by TMA. Two consumer warpgroups have the same 64 rows. The first computes s = q k^T by wgmma and
@@ -133,15 +133,6 @@ __device__ __forceinline__ void mma_rows(float (&products)[COLUMNS / 8][4], u64 
         wgmma(products, left + (d / 4 * TILE_ROWS * 128 + d % 4 * 32) / 16,
             right + (d / 4 * COLUMNS * 128 + d % 4 * 32) / 16, accumulate || d > 0);
     wgmma_commit();
-}
-
-// sums += left right: the rows of `right`, a streamed tile, are the depth.
-template <int FRAGMENTS>
-__device__ __forceinline__ void add_product(float (&sums)[FRAGMENTS][4], const u32 (&left)[COLUMNS / 16][4], u64 right)
-{
-    #pragma unroll
-    for (int m = 0; m < COLUMNS / 16; ++m)
-        wgmma(sums, left[m], right + m * 16 * 128 / 16, true);
 }
 
 // Scheduler, one warp: takes tiles from a counter, computes the range that each walks over, and publishes a work tile.

@@ -30,7 +30,9 @@ from ..._support.hopper_call import HopperAttention, TmaKernels
 
 
 class Config(NamedTuple):
-    """Tile sizes and launch parameters; shared: bytes of shared memory of a block. The rest is as the kernel says."""
+    """Tile sizes and launch parameters; shared: bytes of shared memory of a block. The rest is as the kernel
+    says.
+    """
 
     BLOCK_M: int
     BLOCK_N: int
