@@ -164,6 +164,8 @@ FACTS = {
     "descending": ("f32", "never ascending along the last axis"),
 }
 _QKV = ("q", "k", "v")
+#: What q, k and v are called elsewhere.
+_CALLED = {"q": ("query", "queries"), "k": ("key", "keys"), "v": ("value", "values")}
 #: What to write where an integer or a float of 8 bits cannot be.
 _INSTEAD_OF_INTEGER = "write 'u8' or 'i32', or 'bool' for a flag"
 _INSTEAD_OF_FLOAT = "write 'bf16' or 'f16', and convert before the call"
@@ -325,7 +327,7 @@ class Declarations:
     def _check_qkv(self) -> None:
         for name in _QKV:
             if name not in self.scope.tensors:
-                near = next((x for x in self.scope.tensors if len(x) == 2 and name in x), None)
+                near = next((x for x in self.scope.tensors if _is_near(x, name)), None)
                 self.report.error(
                     "E0301",
                     f"attention without input '{name}'",
@@ -488,3 +490,8 @@ class Declarations:
 
 def _is_dtype_param(param: Param | Wrong) -> bool:
     return isinstance(param, Param) and isinstance(param.choices[0], DType)
+
+
+def _is_near(tensor: str, name: str) -> bool:
+    """Returns whether a tensor is called so in place of q, k or v."""
+    return tensor.lower() in (name, *_CALLED[name]) or (len(tensor) == 2 and name in tensor)

@@ -46,7 +46,7 @@ from attnc.model.columns import (
 )
 from attnc.model.dtypes import DType
 from attnc.model.lists import elaborate_listed
-from attnc.model.names import CALLABLE, CAT, JOINED, LISTED, OUTPUTS, RESERVED, called_here
+from attnc.model.names import CALLABLE, CAT, JOINED, LISTED, OUTPUTS, RESERVED, called_here, value_here
 from attnc.model.scope import WRONG, Argument, Context, Definition, Scope, Wrong, list_names
 from attnc.model.tensors import Tensor
 from attnc.source import Span
@@ -205,7 +205,8 @@ class Elaborator:
         if made is None or made.type in wanted:
             return made
         needs = {"bool": "true or false", "int": "integers"}[wanted[0]] if len(wanted) == 1 else "numbers"
-        at.error("E0303", f"{what} needs {needs}", tree.span, f"this is {_A[made.type]}")
+        hints = ("write 'where(condition, 1, 0)'",) if made.type == "bool" else ()
+        at.error("E0303", f"{what} needs {needs}", tree.span, f"this is {_A[made.type]}", hints=hints)
         return None
 
     def _operands(
@@ -481,16 +482,6 @@ def _count(number: int, one: str, many: str) -> str:
     return f"{number} {one if number == 1 else many}"
 
 
-#: Values that Python and FlexAttention have, and what to write here.
-_ELSEWHERE: Mapping[str, str] = {
-    "score": "a weight alone reads the score, that of its own query, key and head",
-    "True": "write 'true'",
-    "False": "write 'false'",
-    "None": "leave it out",
-    **dict.fromkeys(("INF", "Inf", "infinity"), "write 'inf'"),
-}
-
-
 #: What the result that an epilogue changes is called elsewhere.
 _RESULTS = {"acc", "attn", "attn_output", "out", "output", "result"}
 
@@ -524,13 +515,14 @@ def report_misuse(tree: ast.Name, at: Context, *, indices: tuple[ast.Expr, ...] 
         at.error("E0207", f"'{name}' is an output", span, "cannot be read", hints=hints)
     elif meaning is not None or name in RESERVED or name in CALLABLE:
         kind = "an intrinsic function" if name in CALLABLE else "an element type"
-        label, hint = RESERVED.get(name, kind), _ELSEWHERE.get(name)
+        label, hints = RESERVED.get(name, kind), value_here(name)
         if "attention" in at.also and name in _RESULTS:
-            hint = "write 'attention' for the result of the attention"
-        at.error("E0207", f"'{name}' is not a value", span, label, hints=(hint,) if hint else ())
+            hints = ("write 'attention' for the result of the attention",)
+        at.error("E0207", f"'{name}' is not a value", span, label, hints=hints)
     else:
         known = (*scope.names(), *CALLABLE)
-        near = (_ELSEWHERE[name],) if name in _ELSEWHERE else did_you_mean(name, known)
+        elsewhere = value_here(name) if indices is None or name == "score" else ()
+        near = elsewhere or did_you_mean(name, known)
         if "attention" in at.also and name in _RESULTS:
             near = ("write 'attention' for the result of the attention",)
         at.error(

@@ -88,6 +88,25 @@ _FUNCTIONS: Mapping[str, str] = {
     "softmax": "write 'normalize = softmax', a statement of its own",
     **dict.fromkeys(("rand", "random", "dropout"), "write softmax(dropout = p, seed = seed)"),
 }
+#: Values, indices and sizes, and what to write in their place.
+_VALUES: Mapping[str, str] = {
+    "score": "a weight alone reads the score, that of its own query, key and head",
+    "True": "write 'true'",
+    "False": "write 'false'",
+    "None": "leave it out",
+    **dict.fromkeys(("INF", "Inf", "infinity"), "write 'inf'"),
+    **dict.fromkeys(("head", "head_idx", "h_idx", "q_head"), "write 'h', the query head"),
+    **dict.fromkeys(("kv_head", "head_kv", "h_kv"), "write 'h // G', the K/V head"),
+    **dict.fromkeys(("batch", "batch_idx", "batch_index"), "write 'b', the entry of the batch"),
+    **dict.fromkeys(("head_dim", "head_size", "d_head", "d_k"), "write 'D', the columns of q and k"),
+    **dict.fromkeys(("seqlen_q", "seq_len_q", "q_len", "len_q"), "write 'M', the number of queries"),
+    **dict.fromkeys(
+        ("seqlen_k", "seqlen_kv", "seq_len_k", "seq_len_kv", "len_k"), "write 'N', the number of keys"
+    ),
+    **dict.fromkeys(("seqlen", "seq_len", "sequence_length"), "write 'M' for queries, 'N' for keys"),
+    **dict.fromkeys(("num_heads", "n_heads", "nheads"), "write 'H', the number of query heads"),
+    **dict.fromkeys(("num_kv_heads", "n_kv_heads", "num_key_value_heads"), "write 'Hkv'"),
+}
 #: What element types are called elsewhere.
 _TYPE_OF = {theirs: ours for ours in DType for theirs in ours.facts.elsewhere.split()}
 
@@ -97,6 +116,12 @@ def called_here(name: str, known: Iterable[str]) -> tuple[str, ...]:
     if name in DEFS:
         return (f"define it, in a line outside of the attention: {DEFS[name]}",)
     return (_FUNCTIONS[name],) if name in _FUNCTIONS else did_you_mean(name, known)
+
+
+def value_here(name: str) -> tuple[str, ...]:
+    """Returns the hint about a name without indices that has another one here."""
+    written = _VALUES.get(name) or _FUNCTIONS.get(name)
+    return (written,) if written else ()
 
 
 def type_here(name: str, known: Iterable[str]) -> tuple[str, ...]:

@@ -118,6 +118,9 @@ def _starts_line(source: Source, offset: int) -> bool:
     return not source.line_text(line)[: column - 1].strip()
 
 
+_COMMENTS = "comments start with '#'"
+#: What follows the names of tensors where they are declared.
+_DECLARED = re.compile(r"(?:[ \t]*,[ \t]*\w+)*[ \t]*:")
 _SEVERAL_LINES = "put an expression that takes several lines in parentheses"
 
 
@@ -231,9 +234,8 @@ def _word(stop: Stop) -> Diagnostic | None:
     text, span = stop.span.text, stop.span
     if "ATTENTION" in stop.accepts:
         label = "expected 'attention', 'projection', 'schedule' or 'def'"
-        return error(
-            "E0107", f"unexpected {_describe_found(stop)}", span, label, hints=did_you_mean(text, _ITEMS)
-        )
+        hints = (_COMMENTS,) if _is_comment_of_c(stop) else did_you_mean(text, _ITEMS)
+        return error("E0107", f"unexpected {_describe_found(stop)}", span, label, hints=hints)
     if "SCORE" in stop.accepts and stop.kind == "NAME":
         label = f"expected {_any_of(_STATEMENTS)}"
         hints = (_SEVERAL_LINES,) if text in ("and", "or") else did_you_mean(text, _STATEMENTS)
@@ -241,12 +243,18 @@ def _word(stop: Stop) -> Diagnostic | None:
             hints = (f"write '{_WRITE[text]}'",)
         elif text in _STATES:
             hints = (_NO_STATE,)
+        elif not hints and _DECLARED.match(stop.source.text, span.end):
+            hints = (f"write 'input {text}: ...'",)
         return error("E0102", f"unknown statement '{text}'", span, label, hints=hints)
     if stop.kind == "NAME" and stop.taken and stop.taken[-1].type == "NUMBER" and stop.touches_last:
         span = stop.source.span(_start(stop.taken[-1]), span.end)
         label = "names do not start with a digit"
         return error("E0102", f"'{span.text}' is neither a number nor a name", span, label)
     return None
+
+
+def _is_comment_of_c(stop: Stop) -> bool:
+    return stop.starts_line and stop.source.text.startswith(("//", "/*"), stop.span.start)
 
 
 def _expectation(stop: Stop) -> Diagnostic:
@@ -278,8 +286,19 @@ def _advice(stop: Stop) -> list[str]:
         and text[stop.span.end : stop.end].lstrip().startswith("{")
     ):
         return ["'{' stands on the line that it belongs to"]
-    if stop.starts_line and text.startswith(("//", "/*"), stop.span.start):
-        return ["comments start with '#'"]
+    if _is_comment_of_c(stop):
+        return [_COMMENTS]
+    types = [token.type for token in stop.taken]
+    if stop.kind == "LPAR" and types[-3:] == ["NAME", "DOT", "NAME"]:
+        return [f"functions have no module before their names: write '{stop.taken[-1]}(...)'"]
+    if stop.kind == "DOT" and types[-2:] == ["COLON", "NAME"]:
+        return ["an element type is one word, such as f16, bf16 or f32"]
+    if stop.kind == "LPAR" and types[-2:] == ["ATTENTION", "NAME"]:
+        return ["inputs are declared between the braces: 'input q: bf16[B, M, H, D]'"]
+    if stop.kind == "COLON" and "DEF" in types and types[-1:] == ["RPAR"]:
+        return ["a def is a function of numbers; an attention begins with 'attention NAME {'"]
+    if stop.kind == "IN" and "PLUS" in stop.accepts:
+        return ["compare with each value: 'x == 1 or x == 2'"]
     if (stop.kind == "_NL" and last in _OPERATORS) or (stop.kind in _OPERATORS and stop.starts_line):
         return [_SEVERAL_LINES]
     if stop.taken and stop.taken[-1] in ("where", "when", "config") and stop.kind == "NAME":
@@ -289,7 +308,9 @@ def _advice(stop: Stop) -> list[str]:
     if stop.kind == "LBRACE" and last == "EQUAL":
         return ["'=' takes one value; a set of choices follows 'in'"]
     if stop.kind == "EQUAL" and "IN" in stop.accepts:
-        return [f"a param has choices, even a single one: write '{stop.taken[-1]} in {{32}}'"]
+        value = re.compile(r"[ \t]*([\w.]+)").match(text, stop.span.end)
+        choice = value[1] if value else "32"
+        return [f"a param has choices, even a single one: write '{stop.taken[-1]} in {{{choice}}}'"]
     if stop.kind == "EQUAL" and "COLON" in stop.accepts:
         return ["the type follows ':'"]
     if stop.kind == "_NL" and "LSQB" in stop.accepts and [t.type for t in stop.taken[-2:-1]] == ["COLON"]:
