@@ -97,7 +97,9 @@ def rerun_here(mode: Mode) -> None:
     for failure in json.load(sys.stdin):
         modules = modules_of(failure["text"])
         if mode.compiling is None:
-            ran = mode.choose(modules, failure["chunk"] + failure["number"])
+            ran = [
+                module for module in modules if not mode.one or f"on {module.target}" in failure["features"]
+            ]
             made = {module.target: subject_of(module) for module in ran}
             wrong = _wrong_or_unjudged(made, Case.from_json(failure["case"]), mode, failure["number"])
         else:

@@ -19,8 +19,8 @@ which no GPU is needed, and a spec is wrong if one of them refuses; `--compile w
 With `--foreign` the specs are those of `tests.verify.foreign_specs`, what papers and model code add to
 scores, and each case is held to the rules of `attnc verify` too, on every target. `--targets triton` leaves
 the others out. With `--everywhere` all specs have gradients, and kernels for every target, and every second
-one is held to the rules on one target. Of both the case of every second spec is one that `attnc verify` has
-at boundaries. With `--one` each spec runs on one target alone, in turn, which takes a third of the time.
+one is held to the rules on one target. Of both half of the cases are those that `attnc verify` has at
+boundaries. With `--one` each spec runs on one target alone, which takes a third of the time.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ import sys
 import time
 import traceback
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -60,6 +60,8 @@ LONGEST, AREA = 300, 1 << 16
 LONGEST_HELD, AREA_HELD = 130, 1 << 14
 #: Scores of a case at a boundary.
 AREA_AT_BOUNDARIES = 1 << 17
+#: Numbers of which one chooses a case at a boundary: there are fewer cases, and how many is not drawn.
+_MOST_NEAR = 1023
 #: Of four specs for every target so many are held to the rules, which cost more than all else, on one target.
 _HELD = 2
 #: Seconds of its worker's processor after which a spec is taken for one whose kernel does not end, which is
@@ -166,7 +168,7 @@ def _describe(result: Result, modules: Iterable[Module]) -> None:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mode:
     """What is done with specs. compiling: `front` or `whole`, in place of a run; is_foreign, everywhere:
-    which specs; targets: for which kernels are made; one: of these the one in turn for each spec.
+    which specs; targets: for which kernels are made; one: of these any one for each spec.
     """
 
     compiling: str | None = None
@@ -179,10 +181,6 @@ class Mode:
     def has_rules(self) -> bool:
         """Whether some specs are held to rules, and have cases at boundaries."""
         return self.is_foreign or self.everywhere
-
-    def choose(self, modules: Sequence[Module], number: int) -> Sequence[Module]:
-        """Those of a spec that run."""
-        return modules if not (self.one and modules) else [modules[number % len(modules)]]
 
     @property
     def options(self) -> list[str]:
@@ -209,7 +207,9 @@ def judged(chunk: int, number: int, text: str, data: Any, mode: Mode) -> Result:
     except DiagnosticError as error:
         result.refused = str(error)
         return result
-    made = {module.target: subject_of(module) for module in mode.choose(modules, chunk + number)}
+    if mode.one and modules:  # drawn, as all must be that decides what else is
+        modules = (modules[data.draw(st.integers(0, len(modules) - 1))],)
+    made = {module.target: subject_of(module) for module in modules}
     if not made:
         result.refused = "no schedule was drawn that some target compiles"
         return result
@@ -233,18 +233,18 @@ def judged(chunk: int, number: int, text: str, data: Any, mode: Mode) -> Result:
 
 
 def drawn_case(subject: Subject, data: Any, number: int, mode: Mode) -> Case:
-    """A case of any kind, or for every second spec one of those that `attnc verify` has at boundaries."""
+    """A case of any kind, or for half of the specs one of those that `attnc verify` has at boundaries."""
     from hypothesis import strategies as st
 
     from attnc.verify.covering import cases_beside_the_array, plain_case
     from attnc.verify.strategies import cases
 
     limits, space = subject.limits(), subject.space
-    if mode.has_rules and number % 2:
+    if mode.has_rules and data.draw(st.booleans()):
         found = [plain_case(space), *cases_beside_the_array(space, limits)]
         near = [case for case in found if not case.is_far and area(case) <= AREA_AT_BOUNDARIES]
-        place: int = data.draw(st.integers(0, len(near) - 1))
-        return near[place]
+        place: int = data.draw(st.integers(0, _MOST_NEAR))
+        return near[place % len(near)]
     largest = max(m * n for m, n in limits.tiles.values())
     longest, most = (LONGEST_HELD, AREA_HELD) if mode.is_foreign else (LONGEST, AREA)
     limits = replace(limits, longest=longest, work=max(most // largest, 1))
@@ -557,7 +557,7 @@ def main() -> int:
     parser.add_argument("--compile", nargs="?", const="front", choices=("front", "whole"), help="and not run")
     parser.add_argument("--foreign", action="store_true", help="draw what other people's code adds to scores")
     parser.add_argument("--everywhere", action="store_true", help="draw what every target has kernels for")
-    parser.add_argument("--one", action="store_true", help="run each spec on one target, in turn")
+    parser.add_argument("--one", action="store_true", help="run each spec on one target")
     parser.add_argument("--targets", nargs="+", default=Mode().targets, choices=Mode().targets)
     parser.add_argument("--seeds", type=int, nargs=3, help=argparse.SUPPRESS)
     parser.add_argument("--these", action="store_true", help=argparse.SUPPRESS)
