@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from attnc.adapters.latent_kernels import attend_listed, attend_pages, follow_each_other, reads_rows
+from attnc.adapters.latent_kernels import attend_listed, attend_pages, reads_rows
 from attnc.adapters.latent_rows import RowFormat, check_pages, format_of
 from attnc.adapters.specs import Kernel, Wanted, kernel, number_of, refuse
 from attnc.api.tensors import FLOATS, INTEGERS, NUMBERS, GivenTensors, refuse_gradients
@@ -103,8 +103,8 @@ def flash_mla_with_kvcache(
     `flash_mla_sparse_fwd`. tile_scheduler_metadata and num_splits are not needed.
 
     is_fp8_kvcache: rows hold several types (`latent_rows`), beside q of bf16 and as many columns. Hopper's
-    kernels read those of the pages in block_table as they lie, and of rows in lists those of 656 bytes
-    (`latent_kernels`). Otherwise such rows are converted first, to two bytes for each column.
+    kernels read those of the pages in block_table, and those in lists, as they lie (`latent_kernels`).
+    Otherwise, and beside a second cache, such rows are converted first, to two bytes for each column.
     extra_k_cache, beside indices alone: a second cache of the same format, in pages of any size, with lists
     and counts of its own, extra_indices_in_kvcache [B, s_q, extra] and extra_topk_length i32[B]; a query sees
     the keys of both. Raises TypeError or ValueError with the name of an argument.
@@ -134,7 +134,7 @@ def flash_mla_with_kvcache(
             raise ValueError(f"{name}: {missing}: expected a tensor, or indices, got None")
         checked.check("block_table", block_table, "B _", (torch.int32,))
         checked.check("cache_seqlens", cache_seqlens, "B", (torch.int32,))
-        if form is not None and reads_rows(name, q, k_cache, form, head_dim_v):
+        if form is not None and reads_rows(name, q, k_cache, head_dim_v):
             scale = number_of(f"{name}: softmax_scale", scale)
             o, lse = attend_pages(q, k_cache, block_table, cache_seqlens, scale, form, causal=bool(causal))
         else:
@@ -166,10 +166,9 @@ def _attend_listed(
     count; beside: the same of a second cache, of None where there is none; columns: of values.
     """
     cache, lists, counted = given
-    reads = form is not None and beside[0] is None and follow_each_other(cache)
-    if form is not None and reads and reads_rows(name, q, cache, form, columns, listed=True):
+    if form is not None and beside[0] is None and reads_rows(name, q, cache, columns):
         counts = _counts(checked, "topk_length", counted, "B", lists)[:, None].expand(q.shape[:2])
-        return attend_listed(q, cache, lists, counts, number_of(f"{name}: softmax_scale", scale))
+        return attend_listed(q, cache, lists, counts, number_of(f"{name}: softmax_scale", scale), form)
     if form is not None:
         named = [given]
         if beside[0] is not None:

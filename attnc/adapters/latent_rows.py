@@ -6,10 +6,11 @@ the rotary part, of bf16, as it is. What bytes it has follows from their number 
 bytes | numbers of e4m3 | of each scale | of bf16 | scales
 656   | 512             | 128           | 64      | four of f32 between the two (DeepSeek-V3.2)
 584   | 448             | 64            | 64      | seven exponents of two, and a byte that says nothing (V4)
-528   | 512             | 32            | 0       | sixteen exponents of two (V4.1)
+528   | 512             | 32            | 0       | sixteen exponents of two behind them (V4.1)
 
-Exponents of two are bytes of `torch.float8_e8m0fnu`. Those of a page lie together behind the numbers of all
-its rows, so of them a page is more than its rows, and what follows it in memory begins at its stride.
+Exponents of two are bytes of `torch.float8_e8m0fnu`. Those of 584 bytes lie together behind the numbers of
+all rows of a page, so a page is more than its rows, and what follows it in memory begins at its stride. Those
+of 528 bytes lie in the row, as FlashMLA has them since September 2026; before, they lay behind a page, too.
 """
 
 from __future__ import annotations
@@ -25,13 +26,15 @@ _MOST = torch.finfo(torch.float8_e4m3fn).max
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowFormat:
     """What a row holds. bytes: of it; narrow: numbers of e4m3; block: how many share a scale; rotary: numbers
-    of bf16; scales_pages: scales are exponents of two behind the rows of a page, not f32 in the row.
+    of bf16; exponents: scales are exponents of two, of a byte each, not f32; scales_pages: they lie behind
+    the rows of a page, not behind the numbers of e4m3.
     """
 
     bytes: int
     narrow: int
     block: int
     rotary: int
+    exponents: bool
     scales_pages: bool
 
     @property
@@ -48,18 +51,23 @@ class RowFormat:
         return self.narrow + 2 * self.rotary if self.scales_pages else self.bytes
 
     @property
-    def packing(self) -> tuple[int, int, int, int, int]:
-        return self.narrow, self.block, self.rotary, self.pitch, self.bytes - self.pitch
+    def scale_bytes(self) -> int:
+        """Of the scales in a row."""
+        return self.scales * (1 if self.exponents else 4)
+
+    @property
+    def packing(self) -> tuple[int, int, int, int, int, bool]:
+        return self.narrow, self.block, self.rotary, self.pitch, self.bytes - self.pitch, self.exponents
 
 
-_OF_F32 = RowFormat(bytes=656, narrow=512, block=128, rotary=64, scales_pages=False)
+_OF_F32 = RowFormat(bytes=656, narrow=512, block=128, rotary=64, exponents=False, scales_pages=False)
 #: Formats by the bytes of a row.
 FORMATS: Mapping[int, RowFormat] = {
     form.bytes: form
     for form in (
         _OF_F32,
-        RowFormat(bytes=584, narrow=448, block=64, rotary=64, scales_pages=True),
-        RowFormat(bytes=528, narrow=512, block=32, rotary=0, scales_pages=True),
+        RowFormat(bytes=584, narrow=448, block=64, rotary=64, exponents=True, scales_pages=True),
+        RowFormat(bytes=528, narrow=512, block=32, rotary=0, exponents=True, scales_pages=False),
     )
 }
 
@@ -81,8 +89,7 @@ def unpack_rows(rows: torch.Tensor) -> torch.Tensor:
     """
     if format_of("rows", rows) is not _OF_F32:
         raise ValueError(f"rows: expected shape [..., {_OF_F32.bytes}], got {list(rows.shape)}")
-    held, end = rows.contiguous().view(torch.uint8), _OF_F32.narrow + 4 * _OF_F32.scales
-    return _unpack(held[..., : _OF_F32.narrow], held[..., _OF_F32.narrow : end], held[..., end:], _OF_F32)
+    return _unpack(*_cut(rows.contiguous().view(torch.uint8), _OF_F32), _OF_F32)
 
 
 def unpack_cache(cache: torch.Tensor) -> torch.Tensor:
@@ -91,7 +98,7 @@ def unpack_cache(cache: torch.Tensor) -> torch.Tensor:
     """
     form = _format_of_cache(cache)
     if not form.scales_pages:
-        return unpack_rows(cache)
+        return _unpack(*_cut(cache.view(torch.uint8), form), form)
     data, scales = _regions(cache, form)
     return _unpack(data[..., : form.narrow], scales[..., : form.scales], data[..., form.narrow :], form)
 
@@ -127,8 +134,8 @@ def split_rows(cache: torch.Tensor, form: RowFormat) -> tuple[torch.Tensor, ...]
         rows, beside = _regions(cache, form)
         scales, rotary = beside[..., 0, : form.scales], rows[..., 0, form.narrow :]
     else:
-        rows, end = cache.view(torch.uint8), form.narrow + 4 * form.scales
-        scales, rotary = rows[..., 0, form.narrow : end].view(torch.float32), rows[..., 0, end:]
+        rows, scales, rotary = (x[..., 0, :] for x in _cut(cache.view(torch.uint8), form))
+        rows, scales = rows[..., None, :], scales if form.exponents else scales.view(torch.float32)
     numbers = rows[..., : form.narrow].view(torch.float8_e4m3fn)
     return numbers, scales, *([rotary.view(torch.bfloat16)] if form.rotary else [])
 
@@ -169,6 +176,12 @@ def _regions(cache: torch.Tensor, form: RowFormat) -> tuple[torch.Tensor, torch.
     return data, held.as_strided((pages, page, 1, size), (step, size, size, 1), at)
 
 
+def _cut(rows: torch.Tensor, form: RowFormat) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Returns views of rows u8[..., bytes] that hold their scales: numbers, scales and the rotary part."""
+    end = form.narrow + form.scale_bytes
+    return rows[..., : form.narrow], rows[..., form.narrow : end], rows[..., end:]
+
+
 def _pack(latents: torch.Tensor, form: RowFormat) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Returns the bytes of the numbers of e4m3, of their scales and of the rotary part."""
     if not latents.is_floating_point():
@@ -177,7 +190,7 @@ def _pack(latents: torch.Tensor, form: RowFormat) -> tuple[torch.Tensor, torch.T
         raise ValueError(f"latents: expected shape [..., {form.columns}], got {list(latents.shape)}")
     blocks = latents[..., : form.narrow].float().reshape(*latents.shape[:-1], form.scales, form.block)
     least = blocks.abs().amax(-1) / _MOST
-    if form.scales_pages:
+    if form.exponents:
         size, exponent = torch.frexp(least)
         exponent = (exponent - (size == 0.5).int()).clamp(-126, 127)
         exponent = torch.where(least == 0, 0, exponent) + 127
@@ -196,7 +209,7 @@ def _unpack(
 ) -> torch.Tensor:
     numbers = narrow.contiguous().view(torch.float8_e4m3fn).float()
     held = scales.contiguous()
-    factors = _decode_exponents(held) if form.scales_pages else held.view(torch.float32)
+    factors = _decode_exponents(held) if form.exponents else held.view(torch.float32)
     blocks = numbers.view(*narrow.shape[:-1], form.scales, form.block)
     made = (blocks * factors[..., None]).flatten(-2).to(torch.bfloat16)
     return torch.cat([made, rotary.contiguous().view(torch.bfloat16)], -1)

@@ -189,9 +189,9 @@ def _walk_keys(
     loops, tail = regions(attention.mask, "kv", attention.mask.span, outruns=cut)
     kept = kept_by_some(attention.mask)
     loops = with_fills(loops, kept)
-    by_entry = listing is not None and target.takes_listed_rows and listed_rows is None
+    by_entry = listing is not None and target.takes_listed_rows
     found: tuple[Let, ...] = ()
-    if listed_rows is not None and listing is not None and target.takes_listed_rows:
+    if by_entry and listed_rows is not None:
         loops, found = along_rows(loops, listed_rows)
     elif listing is not None and by_entry:  # which lists of single keys are not
         loops, found = along_entries(loops, listing, packs=packs)

@@ -15,7 +15,7 @@ from attnc.model.attention import Attention, Variant
 from attnc.model.dtypes import DType
 from attnc.model.schedule import Choice, Knob, Phase, Schedule
 from attnc.plan.fitting import several_values, unsupported
-from attnc.plan.listed_rows import lists_rows, queries_together, unites_lists
+from attnc.plan.listed_rows import lists_rows, queries_together, reads_by_row, unites_lists
 from attnc.plan.lists import (
     GROUP,
     KV_HEAD,
@@ -210,6 +210,10 @@ def _refuse_gradients(
         )
 
 
+#: How a row of memory says what belongs to its key.
+_READ_PAGES = "read pages, as in scale[table[b, kv_idx // 64], kv_idx % 64, d // 64]"
+
+
 def _refuse_tokens(
     variant: Variant, listing: Listing, schedule: Schedule, *, by_rows: bool
 ) -> Iterator[Diagnostic]:
@@ -227,11 +231,12 @@ def _refuse_tokens(
         what, label, span = "lists shared by warps are not lowered", "remove it", knob.span
     elif (misplaced := _find_misplaced(attention, listing)) is not None:
         what, label, span = misplaced
-    elif are_narrow and listing.keys != 1:
-        what, label = "lists of blocks of keys of 8 bits are not lowered", f"keys = {listing.keys}"
-    elif are_narrow and by_rows:
-        what = "a mask, length, pages or packed queries beside lists of keys of 8 bits are not lowered"
-        label = "of these a list says all, of tensors that are not packed"
+    elif are_narrow and unites_lists(schedule):
+        what, label = "a union of lists of keys of 8 bits is not lowered", "remove 'lists = union'"
+    elif by_rows and not reads_by_row(attention):
+        what = "columns that are read by the place of listed keys are not lowered"
+        label, span = "tiles have rows of memory", attention.score.span
+        instead = f"{_READ_PAGES}, or {instead}"
     else:
         return
     yield unsupported(f"{what} to {schedule.target}", span or listing.condition.span, label, instead)

@@ -73,6 +73,32 @@ def can_unite(attention: Attention) -> bool:
     return queries_together(attention) > 1 and not DType(attention.k.dtype).is_narrow
 
 
+def reads_by_row(attention: Attention) -> bool:
+    """Returns whether a row of memory says what products read beside columns of its key, wherever the key is
+    in a sequence: of keys in pages, page and place; of others, both are the key.
+    """
+    if attention.k.storage.is_paged:
+        return all(is_of_page(attention, read) for read in attention.column_reads)
+    is_packed = attention.q.storage.is_packed or attention.k.storage.is_packed
+    return not (is_packed and attention.column_reads)
+
+
+def is_of_page(attention: Attention, read: Expr) -> bool:
+    """Returns whether this is the same for all sequences that share a page of keys."""
+    found: dict[Expr, Expr] = dict.fromkeys(_page_loads(attention, read), ZERO)
+    found[Binary("%", Index("kv_idx"), Const(attention.k.storage.rows_of_page))] = ZERO
+    return not {Index("b"), Index("kv_idx"), Index("kv_pos")} & set(walk(substitute(read, found)))
+
+
+def _page_loads(attention: Attention, read: Expr) -> list[Load]:
+    """Returns the loads in an expression that say in which page a key lies."""
+    storage = attention.k.storage
+    if not storage.is_paged:
+        return []
+    here = (Index("b"), floordiv(Index("kv_idx"), Const(storage.rows_of_page)))
+    return [x for x in walk(read) if isinstance(x, Load) and x.tensor == storage.table and x.indices == here]
+
+
 def has_empty_rows(attention: Attention) -> bool:
     """Returns whether rows of q that are no query show a denominator: a sink, or what softpick adds."""
     softmax = attention.softmax
@@ -115,8 +141,13 @@ def as_rows(variant: Variant, made: ListedRows) -> Variant:
     condition = listing.condition
     entries = (*sizes, made.entries)
     own = InList(condition.tensor, places, entries, Index("kv_idx"), span=attention.mask.span)
+    # rows of memory are the keys, and say their page
+    pages: dict[Expr, Expr] = {
+        load: load.indices[1] for read in attention.column_reads for load in _page_loads(attention, read)
+    }
+    seen = attention.rewrite(lambda expr: substitute(expr, pages), lambda tensor: tensor)
     flat = replace(
-        attention,
+        seen,
         inputs=tuple(map(lay_flat, attention.inputs)),
         outputs=tuple(map(lay_flat, attention.outputs)),
         lengths={},

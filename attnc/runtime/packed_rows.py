@@ -35,7 +35,7 @@ def _unpack(  # type: ignore[no-untyped-def]  # Triton reads annotations its own
     bytes_ptr, floats_ptr, halves_ptr, listed_ptr, own_ptr, made_ptr,
     count, in_sequence, most, rows, page, page_stride, made_rows, first,
     NARROW: tl.constexpr, BLOCK: tl.constexpr, ROTARY: tl.constexpr, PITCH: tl.constexpr,
-    SCALE_BYTES: tl.constexpr, ROWS: tl.constexpr, ONCE: tl.constexpr,
+    SCALE_BYTES: tl.constexpr, EXPONENTS: tl.constexpr, ROWS: tl.constexpr, ONCE: tl.constexpr,
 ):  # fmt: skip
     """Writes what ROWS entries of lists stand for, and which of them counts."""
     entry = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
@@ -54,8 +54,9 @@ def _unpack(  # type: ignore[no-untyped-def]  # Triton reads annotations its own
     for block in tl.static_range(NARROW // BLOCK):
         at = block * BLOCK + tl.arange(0, BLOCK)
         x = tl.load(bytes_ptr + place[:, None] + at[None, :], mask=counts[:, None], other=0)
-        if SCALE_BYTES > 0:
-            behind = of_page + page * PITCH + row % page * SCALE_BYTES + block
+        if EXPONENTS:
+            behind = of_page + page * PITCH + row % page * SCALE_BYTES if SCALE_BYTES > 0 else place + NARROW
+            behind += block
             scale = _of_e8m0(tl.load(bytes_ptr + behind, mask=counts, other=0))
         else:
             scale = tl.load(floats_ptr + (place + NARROW) // 4 + block, mask=counts, other=0.0)
@@ -63,7 +64,7 @@ def _unpack(  # type: ignore[no-untyped-def]  # Triton reads annotations its own
         tl.store(made_ptr + to[:, None] + at[None, :], made, mask=counts[:, None])
     if ROTARY > 0:
         at = tl.arange(0, ROTARY)
-        behind = NARROW if SCALE_BYTES > 0 else NARROW + NARROW // BLOCK * 4
+        behind = NARROW if EXPONENTS else NARROW + NARROW // BLOCK * 4
         x = tl.load(
             halves_ptr + ((place + behind) // 2)[:, None] + at[None, :], mask=counts[:, None], other=0.0
         )
@@ -72,7 +73,7 @@ def _unpack(  # type: ignore[no-untyped-def]  # Triton reads annotations its own
 
 def unpack_listed(
     cache: torch.Tensor,
-    packing: tuple[int, int, int, int, int],
+    packing: tuple[int, int, int, int, int, bool],
     listed: torch.Tensor,
     made: torch.Tensor,
     *,
@@ -84,10 +85,10 @@ def unpack_listed(
     is written.
 
     cache: [pages, page, 1, bytes] of u8, a page's rows one behind the other. packing: of a row the numbers of
-    e4m3, how many share a scale, the numbers of bf16 behind them, bytes from row to row, and how many bytes
-    of exponents of two it has behind the rows of its page; 0: scales are f32 between the numbers. listed: i32
-    or i64 [B, M, n], contiguous: page * size + row; others say nothing. once: lists are sorted, and the
-    first of equal entries alone counts.
+    e4m3, how many share a scale, the numbers of bf16 behind them, bytes from row to row, how many bytes of
+    scales it has behind the rows of its page, 0: they follow its numbers of e4m3; and whether scales are
+    exponents of two, not f32. listed: i32 or i64 [B, M, n], contiguous: page * size + row; others say
+    nothing. once: lists are sorted, and the first of equal entries alone counts.
     """
     own = torch.empty(listed.shape, dtype=torch.int32, device=cache.device)
     if listed.numel():

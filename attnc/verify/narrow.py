@@ -17,15 +17,13 @@ import numpy as np
 import torch
 
 from attnc.diagnostics import DiagnosticError
-from attnc.expr.construct import ZERO
-from attnc.expr.nodes import Binary, Const, Expr, Index, Load, walk
-from attnc.expr.simplify import substitute
 from attnc.model.attention import Attention
 from attnc.model.dtypes import DType
 from attnc.model.resolve import resolve
 from attnc.model.schedule import Schedule
 from attnc.model.tensors import Prefix, Role, Tensor
 from attnc.plan import ir
+from attnc.plan.listed_rows import is_of_page
 from attnc.plan.lower import plan
 from attnc.reference import Array, Head, heads, rows, to_arrays
 from attnc.support.arguments import DTYPES
@@ -111,7 +109,7 @@ def twin_of(subject: Subject, module: ir.Module) -> Subject | None:
 
 def _plan_twin(module: ir.Module) -> ir.Module | None:
     attention = module.variant.attention
-    if attention.k.storage.is_paged and not all(map(partial(_is_of_page, attention), attention.column_reads)):
+    if attention.k.storage.is_paged and not all(map(partial(is_of_page, attention), attention.column_reads)):
         return None  # sequences may scale a page differently
     variant = replace(module.variant, attention=widen_attention(attention))
     found = resolve(parse(module.variant.source), prelude()).schedules
@@ -123,16 +121,6 @@ def _plan_twin(module: ir.Module) -> ir.Module | None:
             except DiagnosticError:
                 continue
     return None
-
-
-def _is_of_page(attention: Attention, made: Expr) -> bool:
-    """Returns whether this is the same for all sequences that share a page of keys."""
-    table, page = attention.k.storage.table, attention.k.storage.rows_of_page
-    found: dict[Expr, Expr] = {
-        node: ZERO for node in walk(made) if isinstance(node, Load) and node.tensor == table
-    }
-    found[Binary("%", Index("kv_idx"), Const(page))] = ZERO
-    return not {Index("b"), Index("kv_idx"), Index("kv_pos")} & set(walk(substitute(made, found)))
 
 
 def _without_stages(schedule: Schedule) -> Schedule:

@@ -58,8 +58,7 @@ def test_listed_rows(dtype: torch.dtype) -> None:
     cache, keys = cache_of(0)
     lists = torch.randint(-2, 42, (2, 2, 37), generator=torch.Generator().manual_seed(3)).to(dtype)
     counts = torch.tensor([[30, 37], [4, 0]], dtype=torch.int32)
-    assert latent_kernels.follow_each_other(cache)
-    o, lse = latent_kernels.attend_listed(Q, cache, lists, counts, SCALE)
+    o, lse = latent_kernels.attend_listed(Q, cache, lists, counts, SCALE, FORMATS[656])
     for b, row in ((0, 0), (0, 1), (1, 0)):
         named = sorted({x for x in lists[b, row, : counts[b, row]].tolist() if 0 <= x < len(keys)})
         expected, of_row = expect(Q[b, row], keys[named])
@@ -89,30 +88,48 @@ def test_which_rows_a_kernel_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(latent_kernels, "targets_on", lambda *_: (HOPPER, "triton"))
     cache, _ = cache_of(GAP)
 
-    def reads(q: torch.Tensor = Q, rows: torch.Tensor = cache, size: int = 656, width: int = 512) -> bool:
-        return latent_kernels.reads_rows("f", q, rows, FORMATS[size], width)
-
-    def listed(size: int) -> bool:
-        return latent_kernels.reads_rows("f", Q, cache, FORMATS[size], 512, listed=True)
+    def reads(q: torch.Tensor = Q, rows: torch.Tensor = cache, width: int = 512) -> bool:
+        return latent_kernels.reads_rows("f", q, rows, width)
 
     assert reads()
-    assert reads(size=584)
-    assert [listed(size) for size in (656, 584, 528)] == [True, False, False]
     assert not reads(width=448)
     assert not reads(q=Q[:0])
     assert not reads(rows=cache[:0])
     odd = torch.zeros(2 * (656 * PAGE + 8), dtype=torch.uint8).view(2, -1)[:, 8:].view(2, PAGE, 1, 656)
     assert not reads(rows=odd)
-    for pages, page, follow in ((2, PAGE, False), (1, PAGE, True), (2, 1, False), (1, 1, True)):
-        assert latent_kernels.follow_each_other(cache[:pages, :page]) == follow
     monkeypatch.setattr(latent_kernels, "targets_on", lambda *_: ("triton",))
     assert not reads()
 
 
+@pytest.mark.parametrize(
+    ("size", "gap", "in_pages"),
+    [(656, 0, False), (656, 16, True), (584, 0, True), (528, 0, False), (528, 16, True)],
+)
+def test_a_table_says_where_rows_are_that_do_not_lie_at_one_distance(
+    size: int, gap: int, in_pages: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def compile_rows(text: str) -> Callable[..., Any]:
+        asked.append(text)
+        return lambda q, *_: (q[..., :512], q[..., 0])
+
+    monkeypatch.setattr(latent_kernels, "compile_rows", compile_rows)
+    form, counts = FORMATS[size], torch.ones(2, 2, dtype=torch.int32)
+    cache = torch.zeros(PAGES, PAGE * size + gap, dtype=torch.uint8)[:, : PAGE * size].view(
+        PAGES, PAGE, 1, size
+    )
+    q, lists = torch.zeros(2, 2, 3, form.columns), torch.zeros(2, 2, 4, dtype=torch.int32)
+    for pool, paged in ((cache, in_pages), (cache[:1], form.scales_pages)):
+        latent_kernels.attend_listed(q, pool, lists, counts, SCALE, form)
+        assert ("via paged" in asked[-1]) == paged
+
+
 @needs_gxx
 @pytest.mark.slow
+@pytest.mark.parametrize("is_listed", [False, True])
 @pytest.mark.parametrize("size", [584, 528])
-def test_rows_whose_scales_are_behind_a_page(size: int) -> None:
+def test_rows_whose_scales_are_exponents(size: int, is_listed: bool) -> None:
     """Inputs of a kernel are views of what `store_rows` has filled; there is a gap behind each page."""
     page, pages, length = 8, 4, 13
     memory = torch.full((pages, page * size + 16), 255, dtype=torch.uint8)
@@ -123,7 +140,11 @@ def test_rows_whose_scales_are_behind_a_page(size: int) -> None:
     store_rows(latents, cache, slots)
     q = torch.randn(1, 1, 2, 512, generator=torch.Generator().manual_seed(6)).bfloat16()
     lengths = torch.tensor([length], dtype=torch.int32)
-    o, lse = latent_kernels.attend_pages(q, cache, table, lengths, SCALE, FORMATS[size], causal=True)
+    if is_listed:
+        named = torch.cat([slots, torch.tensor([-1, pages * page])]).int()[None, None]
+        o, lse = latent_kernels.attend_listed(q, cache, named, lengths[None], SCALE, FORMATS[size])
+    else:
+        o, lse = latent_kernels.attend_pages(q, cache, table, lengths, SCALE, FORMATS[size], causal=True)
     keys = unpack_cache(cache).view(-1, 512)[slots].float()
     scores = q[0, 0].float() @ keys.T * SCALE
     assert_like(o[0, 0], torch.softmax(scores, -1) @ keys, 0.05)

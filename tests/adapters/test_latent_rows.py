@@ -126,23 +126,26 @@ def test_every_format_holds_what_it_is_given(size: int) -> None:
     assert torch.equal(found[:, form.narrow :], x[:, form.narrow :].bfloat16())
     blocks = x[:, : form.narrow].double().reshape(12, form.scales, form.block)
     error = (found[:, : form.narrow].double().reshape_as(blocks) - blocks).abs()
-    largest = blocks.abs().amax(-1, keepdim=True) * (2 if form.scales_pages else 1)
+    largest = blocks.abs().amax(-1, keepdim=True) * (2 if form.exponents else 1)
     assert (error <= blocks.abs() * (2**-4 + 2**-8) + largest / 448 * 2**-9).all()
 
 
-@pytest.mark.parametrize(("size", "pitch", "scales"), [(584, 576, 7), (528, 512, 16)])
-def test_exponents_of_two_lie_behind_the_rows_of_a_page(size: int, pitch: int, scales: int) -> None:
+@pytest.mark.parametrize(
+    ("size", "pitch", "first", "step", "scales"), [(584, 576, 4 * 576, 8, 7), (528, 528, 512, 528, 16)]
+)
+def test_exponents_of_two_lie_behind_a_page_or_in_its_rows(
+    size: int, pitch: int, first: int, step: int, scales: int
+) -> None:
+    """first, step: where those of the rows of a page begin, and the way from row to row."""
     x = torch.zeros(8, FORMATS[size].columns)
     x[5, 0], x[5, 70] = 448.0, 449.0  # exactly the most, and a little more than it
     cache = torch.zeros(2, 4, 1, size, dtype=torch.uint8)
     store_rows(x, cache, torch.arange(8))
     page = bytes(cache[1].flatten().tolist())
-    behind = page[4 * pitch :]
-    own = behind[size - pitch : 2 * (size - pitch)]  # of row 1 of the page
-    block = FORMATS[size].block
+    own = page[first + step :][:scales]  # of row 1 of the page
     assert own[0] == 127
-    assert own[70 // block] == 128
-    assert set(behind[:scales]) == {127}
+    assert own[70 // FORMATS[size].block] == 128
+    assert set(page[first:][:scales]) == {127}
     assert page[pitch] == 0x7E  # 448
     assert page[pitch + 70] == 0x76  # 224.5 is 224
 

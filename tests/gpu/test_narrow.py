@@ -95,16 +95,17 @@ def test_rows_of_several_types_are_read_in_a_graph(size: int, device: torch.devi
         torch.testing.assert_close(found[1], lse, atol=1e-4, rtol=0)
 
 
+@pytest.mark.parametrize("size", list(FORMATS))
 @pytest.mark.parametrize("heads", [16, 128])
-def test_rows_of_656_bytes_are_read_as_they_lie(heads: int, device: torch.device) -> None:
+def test_rows_of_several_types_are_read_as_they_lie(heads: int, size: int, device: torch.device) -> None:
     """By a kernel on Hopper, in a graph too; numbers and scales at both ends of their range."""
     if torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("kernels of Hopper alone read them")
     torch.manual_seed(0)
-    columns, page, pages = 576, 64, 40
+    columns, page, pages = FORMATS[size].columns, 64, 40
     latents = torch.randn(pages * page, columns, device=device)
     latents *= torch.logspace(-30, 3, pages * page, base=2, device=device)[:, None]
-    cache = torch.zeros(pages, page, 1, 656, dtype=torch.uint8, device=device)
+    cache = torch.zeros(pages, page, 1, size, dtype=torch.uint8, device=device)
     store_rows(latents, cache, torch.arange(pages * page, device=device))
     wide = unpack_cache(cache)
     q = torch.randn(3, 2, heads, columns, device=device).bfloat16()
@@ -119,7 +120,7 @@ def test_rows_of_656_bytes_are_read_as_they_lie(heads: int, device: torch.device
         found = flash_mla_with_kvcache(q, rows, None, None, 512, softmax_scale=0.05, **listed)
         return [*found, *flash_mla_with_kvcache(q, rows, table, lengths, 512, softmax_scale=0.05, **of_pages)]
 
-    reads = latent_kernels.reads_rows("test", q, cache, FORMATS[656], 512)
+    reads = latent_kernels.reads_rows("test", q, cache, 512)
     assert reads, "no kernel reads them"
     for _ in range(2):
         attend(cache, packed=True)

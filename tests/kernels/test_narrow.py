@@ -26,7 +26,7 @@ from attnc.target.triton.printer import widening
 from attnc.target.triton.render import triton_environment
 from attnc.verify.case import Case
 from attnc.verify.check import same_bits
-from attnc.verify.narrow import _is_of_page, _pairs, twin_of
+from attnc.verify.narrow import _pairs, twin_of
 from attnc.verify.problem import FILLS, Value, build
 from attnc.verify.rerun import FinishedRun
 from attnc.verify.storage import alter, convert
@@ -155,7 +155,7 @@ def test_pages_are_converted_where_all_sequences_scale_them_alike(scale: str, is
     )
     (module,) = modules_of(spec(lines, "loops = [kv], pack = gqa"))
     attention = module.variant.attention
-    assert _is_of_page(attention, attention.column_scales["k"]) == is_of_page
+    assert is_of_page(attention, attention.column_scales["k"]) == is_of_page
 
 
 def test_three_of_four_cases_have_scales_of_all_pages() -> None:

@@ -36,20 +36,27 @@ def text_of(
     knobs: str = "tile.kv = 64",
     joins: bool = True,
     values: int = 0,
+    keys: int = 1,
+    packed: bool = False,
 ) -> str:
     """Attention to latents whose last columns are another input. scale: the type of one for each 64 columns,
-    "" for none; listed: who has a list, by its indices; values: columns of those that are keys as the product
-    has them, 0: they are the first 128 of k.
+    "" for none; listed: who has a list, by its indices, of so many keys for each entry; values: columns of
+    those that are keys as the product has them, 0: they are the first 128 of k; packed: q is.
     """
     row = f"table[b, kv_idx // {page}], kv_idx % {page}" if page else "b, kv_idx"
     axes, blocks = f"R, {page}" if page else "B, N", own // 64
     factor = {"": "", "f32": f"ks[{row}, d // 64]", "u8": f"exp2(ks[{row}, d // 64] - 127)"}[scale]
     stored = f"k * {factor}" if factor else "k"
     width = own + behind if joins else own
-    lists = (f"input idx: i32[B, {'M, ' if 'q_idx' in listed else ''}S]",) if listed else ()
-    lengths = () if listed else ("input lens: i32[B]", "length N = lens[b]")
+    of_q, of_lse, via, who = ("B, M", "B, G, M", "", f"idx[{listed}]")
+    lists: tuple[str, ...] = (f"input idx: i32[B, {'M, ' if 'q_idx' in listed else ''}S]",) if listed else ()
+    if packed:
+        of_q, of_lse, via, who = ("T", "G, T", " via ragged(cu)", "idx, rows = 1")
+        lists = ("input cu: i32[B + 1]", "input idx: i32[T, S]")
+    named = f"listed({who}, keys = {keys}){f' and {mask}' if page or packed else ''}"
+    lengths = () if listed and not page else ("input lens: i32[B]", "length N = lens[b]")
     lines = [
-        f"input q: {q}[B, M, G, {width}]",
+        f"input q: {q}[{of_q}, G, {width}]{via}",
         f"input k: {k}[B, N, 1, {own}]{f' via paged(table, page = {page})' if page else ''}",
         f"input v: {q if values else k}[B, N, 1, {values or 128}] via prefix(k)",
         *(["input table: i32[B, P]"] if page else []),
@@ -58,10 +65,10 @@ def text_of(
         *lists,
         *lengths,
         f"score = dot(q, {f'cat({stored}, rope[{row}, d])' if joins else stored}) / 8",
-        f"mask = {f'listed(idx[{listed}], keys = 1)' if listed else mask}",
+        f"mask = {named if listed or packed else mask}",
         f"normalize = softmax{f'(v_scale = {factor})' if factor and not values else ''}",
-        f"output o: {q}[B, M, G, {values or 128}]",
-        "output lse: f32[B, G, M]",
+        f"output o: {q}[{of_q}, G, {values or 128}]",
+        f"output lse: f32[{of_lse}]",
     ]
     schedule = "loops = [kv], pack = gqa, split.kv in {auto, 1}, consumers = 2"
     return spec(lines, f"{schedule}\n  {knobs}", target="cuda.sm_90a")
@@ -84,6 +91,18 @@ KINDS: Mapping[str, Mapping[str, Any]] = {
     "values behind k and columns behind them": {"own": 64, "behind": 128, "values": 128, "scale": ""},
     "values behind k in lists": {"own": 64, "behind": 192, "values": 256, "listed": "b, q_idx"},
     "scaled values of k alone": {"page": 4, "values": 128},
+    "lists in pages": {"page": 16, "listed": "b, q_idx"},
+    "lists in pages, values behind k": {
+        "own": 64,
+        "page": 4,
+        "values": 128,
+        "scale": "u8",
+        "listed": "b",
+        "mask": "kv_idx >= 3 and causal",
+    },
+    "lists of blocks in pages": {"page": 32, "listed": "b, q_idx", "keys": 16, "joins": False, "k": "i8"},
+    "packed lists in pages": {"own": 192, "page": 8, "values": 256, "scale": "u8", "packed": True},
+    "packed lists without scales": {"packed": True, "joins": False, "scale": "", "k": "e5m2"},
 }
 SIZES = ((1, 5, 3, 170), (2, 3, 40, 65), (2, 1, 20, 0))
 

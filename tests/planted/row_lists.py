@@ -57,6 +57,27 @@ BUGS: tuple[Bug, ...] = (
         patch="pages.of[i] * pool.stride",
     ),
     HopperBug(
+        name="pages of 8 bits that follow each other in memory",
+        attention="selected_types",
+        story="rows of a pool were thought to follow each other, where scales stand behind those of a page",
+        anchor="page / 64 * pool.page_stride + page % 64 * pool.stride",
+        patch="page * pool.stride",
+    ),
+    HopperBug(
+        name="scales of the first page",
+        attention="selected_types",
+        story="a row of memory was taken for its place in a page",
+        anchor="(key_row / 64) * args.stride_scale_0",
+        patch="0 * args.stride_scale_0",
+    ),
+    HopperBug(
+        name="columns behind a listed key of another row",
+        attention="selected_types",
+        story="the place in a list was taken for the row of memory",
+        anchor="const int key_row = exists ? page : -1",
+        patch="const int key_row = exists ? kv_idx : -1",
+    ),
+    HopperBug(
         name="a sink for rows that are no query",
         attention="hopper_row_lists",
         story="an empty list was thought to be all that such a row needs",

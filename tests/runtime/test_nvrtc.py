@@ -55,7 +55,7 @@ OF_MODULES = {
 #: two products each, and begin as zeros.
 INJECTED = {
     *("wide_backward_dq", "wide_backward_dk", "kv8_latent_forward", "latent_blocks_forward"),
-    *("latent_types_forward", "selected_rows_forward"),
+    *("latent_types_forward", "selected_rows_forward", "selected_types_forward"),
 }
 
 

@@ -41,7 +41,7 @@ class GlobalRows:
         rows = self.view.rows("k")
         return f"(int){rows.table}[(long long)(kv_idx / PAGE) * args.{rows.table_stride}]"
 
-    def pool_strides(self, tensor: str) -> str:
+    def page_strides(self, tensor: str) -> str:
         """Returns the distances of pages of a tensor, and of rows; of single rows, where those are listed."""
         rows = f"args.stride_{tensor}n"
         if not self.by_entry:
@@ -51,7 +51,17 @@ class GlobalRows:
         held = self.view.row_zero(tensor).tensor
         axis = held.axis(Role.BATCH)
         assert axis is not None, "sequences or pages"
-        return f"args.{stride_name(held, axis)}, {rows}, {self.listed_pages}"
+        return f"args.{stride_name(held, axis)}, {rows}"
+
+    def pool_strides(self, tensor: str) -> str:
+        """Returns the same, and how many rows a page has where a list numbers those of all pages."""
+        strides = self.page_strides(tensor)
+        return f"{strides}, {self.listed_pages}" if self.listed_pages else strides
+
+    def listed_row(self, number: str) -> str:
+        """Returns how far a row of memory lies behind the first one of a pool, by its number in pages."""
+        page, row = f"{number} / {self.listed_pages}", f"{number} % {self.listed_pages}"
+        return f"{page} * pool.page_stride + {row} * pool.stride"
 
     @property
     def run(self) -> int:
