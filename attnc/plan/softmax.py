@@ -134,8 +134,8 @@ def _check_absent(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
         yield unsupported("loops = [kv, q] has no 'normalize = none'", span, label, instead)
 
 
-def _list_choices(knob: Knob) -> Iterator[Choice]:
-    return (choice for choice in knob.choices if isinstance(choice, Choice))
+def _list_choices(knob: Knob) -> tuple[Choice, ...]:
+    return tuple(choice for choice in knob.choices if isinstance(choice, Choice))
 
 
 def _check_decode(variant: Variant, knob: Knob) -> Iterator[Diagnostic]:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from attnc.expr.interval import I32, POSITION, Range, range_of
 from attnc.expr.nodes import Call, Compare, Expr, Load, Ref, show, walk
-from attnc.plan.width import bound_places, is_wide, may_overflow, saturate_far, shifts_wide
+from attnc.plan.width import bound_places, is_wide, may_overflow, narrow_bound, saturate_far, shifts_wide
 from tests.expr.extremes import extreme, is_defined
 from tests.expr.masks import Case, cases, masks
 from tests.expr.spell import spell
@@ -42,6 +42,25 @@ def test_which_loads_are_brought_near(mask: str, most: int | None) -> None:
     assert limits == {None if most is None else (-most, most)}
     wide = any(is_wide(node) for node in walk(made))
     assert wide == (most is None and "<= " not in mask and mask != "kv_idx < kv_len[b]")
+
+
+@pytest.mark.parametrize("text", ["-kv_len[b]", "abs(kv_len[b])"])
+def test_the_opposite_of_the_least_integer_is_wide(text: str) -> None:
+    """-(-2^31) is no integer of 32 bits; that of a position is one."""
+    assert is_wide(spell(text))
+    assert not is_wide(spell(text.replace("kv_len[b]", "q_pos")))
+
+
+@pytest.mark.parametrize(
+    ("bound", "near"),
+    [
+        ("q_pos", "q_pos"),  # as near as positions are
+        ("kv_len[b]", "max(min(kv_len[b], N), 0)"),
+        ("q_pos + 2 * N", "min(q_pos + 2 * N, N)"),
+    ],
+)
+def test_a_bound_is_brought_near_where_it_may_be_far(bound: str, near: str) -> None:
+    assert show(narrow_bound(spell(bound), spell("N"))) == near
 
 
 @pytest.mark.parametrize(
