@@ -66,6 +66,7 @@ def test_masks_that_keep_the_own_key(mask: str) -> None:
         ("dot(q, k) + 2 * c[b, h, q_pos] - c[b, h, kv_idx]", "causal", "the score has no"),
         ("dot(q, k) + c[0, h, q_pos] - c[b, h, kv_idx]", "causal", "the score has no"),
         (SCORE.replace("b,", "kv_idx,"), "causal", "the other indices"),
+        (SCORE.replace("h,", "h + 1,"), "causal", "the other indices"),  # 0 beyond the last head
         (f"{SCORE} + u[b, kv_idx]", "causal", "another term of the score depends on the key"),
         (f"{SCORE} - 0.1 * abs(q_pos - kv_idx)", "causal", "another term of the score depends on the key"),
         (SCORE.replace("sqrt(D)", "t[h]"), "causal", "a factor that is not a constant"),
@@ -79,6 +80,12 @@ def test_why_nothing_is_left_out(score: str, mask: str, reason: str) -> None:
     why = found(score, mask, C, "u: f32[B, N]", "t: f32[H]", "keep: bool[B, N]")
     assert isinstance(why, Why)
     assert reason in why.reason
+
+
+def test_a_row_for_each_query_says_nothing_of_tiles() -> None:
+    why = found(SCORE.replace("b,", "q_idx,"), "causal", C.replace("[B,", "[M,"))
+    assert isinstance(why, Why)
+    assert "the other indices" in why.reason
 
 
 def test_nothing_is_said_where_nothing_descends() -> None:

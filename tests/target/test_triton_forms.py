@@ -39,6 +39,17 @@ def test_what_joins_the_denominator_joins_it_in_one_split(form: Form) -> None:
     assert "tl.where(split == 0, " in split.start[-1]
 
 
+@pytest.mark.parametrize("form", ["softmax", "softpick"])
+def test_rows_are_divided_once(form: Form) -> None:
+    """By each step, or behind the last one."""
+    text = form_of(form)
+    assert isinstance(text, SoftmaxText)
+    assert text.finished[-1].startswith("o = acc * (1.0 / ")
+    softmax = replace(text.kernel.softmax, rescale="every_step")
+    in_steps = FORMS[form](replace(text.kernel, softmax=softmax), adds_in_order=False)
+    assert in_steps.finished == ["o = acc"]
+
+
 def test_rows_yet_unseen_subtract_no_infinity() -> None:
     text = form_of("softmax")
     assert isinstance(text, SoftmaxText)

@@ -156,8 +156,10 @@ class SoftmaxText(FormText):
 
     @property
     def finished(self) -> list[str]:
-        if self.kernel.softmax.rescale == "every_step":
-            return ["o = acc"]
+        return ["o = acc"] if self.kernel.softmax.rescale == "every_step" else self._divided
+
+    @property
+    def _divided(self) -> list[str]:
         return [
             "# line 12: o = diag(l)^-1 acc. A row that saw nothing has l = 0 and gives o = 0, lse = -inf.",
             "o = acc * (1.0 / tl.where(l == 0.0, 1.0, l))[:, None]",
@@ -205,7 +207,7 @@ class SoftpickText(SoftmaxText):
         return "tl.abs(excess)"
 
     @property
-    def finished(self) -> list[str]:
+    def _divided(self) -> list[str]:
         return ["# line 12: o = diag(l)^-1 acc", "o = acc * (1.0 / l)[:, None]"]
 
 
