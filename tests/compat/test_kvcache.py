@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from attnc.compat import flash_attn
+from attnc.compat.flash_attn import flash_attn_with_kvcache
 from attnc.compat.kvcache import _check_room, _choose_caches, append
 
 
@@ -111,3 +112,19 @@ def test_angles_have_a_position() -> None:
     flash_attn.flash_attn_with_kvcache(q, caches[0], caches[1], new, new, one, one, cache_seqlens=0)
     with pytest.raises(ValueError, match="rotary_cos: expected positions to be"):
         flash_attn.flash_attn_with_kvcache(q, caches[0], caches[1], new, new, angles, angles, cache_seqlens=3)
+
+
+@pytest.mark.parametrize(("capacity", "known"), [(32, True), (20, False)])
+def test_caches_of_chosen_rows_end_where_they_are_said_to(capacity: int, known: bool) -> None:
+    """As pages or copied; all of them where no lengths are given."""
+    q = torch.randn(2, 1, 2, 16, dtype=torch.float16)
+    k, v = torch.randn(2, 3, capacity, 2, 16, dtype=torch.float16)
+    batch, lengths = torch.tensor([2, 0], dtype=torch.int32), torch.tensor([7, capacity - 1])
+    given = {"cache_seqlens": lengths.int()} if known else {}
+    o = flash_attn_with_kvcache(q, k, v, cache_batch_idx=batch, **given)
+    for row, own, length in zip(range(2), batch, lengths if known else [capacity] * 2, strict=True):
+        keys, values = (x[own, :length].double() for x in (k, v))
+        p = torch.einsum("hd,nhd->hn", q[row, 0].double(), keys).div(4).softmax(-1)
+        torch.testing.assert_close(
+            o[row, 0].double(), torch.einsum("hn,nhd->hd", p, values), atol=2e-3, rtol=2e-3
+        )
