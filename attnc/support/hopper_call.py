@@ -53,8 +53,9 @@ _MOST_MAPS = 64
 
 @dataclass(frozen=True, kw_only=True)
 class TmaKernels(Kernels):
-    """Kernels whose struct of arguments begins with tensor maps. maps: by tensor the rows of a box. counts:
-    they have the address of a counter behind the others. waits: each waits itself for the kernel before it.
+    """Kernels whose struct of arguments begins with tensor maps. maps: by tensor the rows of a box, and the
+    axis that has them, `16 along 1`, where it is not the one before columns. counts: they have the address of
+    a counter behind the others. waits: each waits itself for the kernel before it.
     """
 
     maps: Mapping[str, str] = field(default_factory=dict)
@@ -81,9 +82,10 @@ class Box(NamedTuple):
         return self.step == 1 and all(stride >= 0 and stride % _CHUNK == 0 for stride in self.strides)
 
 
-def box_of(tensor: Tensor, memory: Memory, rows: int) -> Box:
+def box_of(tensor: Tensor, memory: Memory, rows: int, along: int | None = None) -> Box:
     """Returns the box of a declared tensor; an axis that it has not, or of size 1, has any stride. One
-    without features has the axes of its index, the last of them columns.
+    without features has the axes of its index, the last of them columns. along: the axis of such a one that
+    has its rows, None: that before columns.
 
     No map has a size of 0, and kernels may copy a tile of which no row is theirs: of packed keys, where no
     sequence has any.
@@ -93,6 +95,8 @@ def box_of(tensor: Tensor, memory: Memory, rows: int) -> Box:
         return Box(memory.dtype, (columns, 1, 1, 1), (_CHUNK,) * 3, rows, is_empty=True)
     if not tensor.has_rows:
         axes = [*zip(memory.shape, memory.strides, strict=True)][::-1]
+        if along is not None:
+            axes.insert(1, axes.pop(-1 - along))
         (columns, step), *others = [*axes, *[(1, 0)] * (4 - len(axes))]
         strides = [memory.dtype.itemsize * stride if size > 1 else _CHUNK for size, stride in others]
         sizes = [max(1, size) for size in (columns, *(size for size, _ in others))]
@@ -104,6 +108,12 @@ def box_of(tensor: Tensor, memory: Memory, rows: int) -> Box:
         sizes.append(max(1, size))
         strides.append(memory.dtype.itemsize * memory.strides[axis] if size > 1 else _CHUNK)
     return Box(memory.dtype, tuple(sizes), tuple(strides), rows)
+
+
+def _rows_of(text: str, sizes: Mapping[str, int]) -> tuple[int, int | None]:
+    """Returns the rows of a box, and the axis that has them, as `TmaKernels` says them."""
+    rows, _, along = text.partition(" along ")
+    return evaluate(rows, sizes), int(along) if along else None
 
 
 def tensor_map(
@@ -422,8 +432,8 @@ class HopperAttention(CudaAttention):
             launch, place, names, before=_MAP * len(launch.maps) + 8 * launch.counts, alignment=_ALIGNMENT
         )
         boxes = {
-            name: box_of(place.declared[name], place.memories[name], evaluate(rows, names))
-            for name, rows in launch.maps.items()
+            name: box_of(place.declared[name], place.memories[name], *_rows_of(text, names))
+            for name, text in launch.maps.items()
         }
         tma = Tma(boxes, self, launch, place)
         return self.launch_type(self.program, place.gpu, ready(launch, names), arguments, tma)

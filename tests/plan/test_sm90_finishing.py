@@ -75,6 +75,38 @@ def test_one_row_has_the_tile_of_o() -> None:
     assert [fetch.load.tensor for fetch in found.paired] == ["other"]
 
 
+@pytest.mark.parametrize(
+    ("row", "kind", "axis"),
+    [
+        ("gate[b, q_idx, h, d]", "bf16[B, M, H, 64]", 1),
+        ("gate[b, h, q_idx, d]", "bf16[B, H, M, 64]", 2),
+        ("gate[q_idx, d]", "bf16[M, 64]", 0),
+        ("gate[b, q_idx, h // 2, d]", "bf16[B, M, Hgate, 64]", 1),
+        ("gate[b, q_idx - 1, h, d]", "bf16[B, M, H, 64]", None),  # begins outside of its tile
+        ("gate[b, q_idx, h, d]", "bf16[B, L, H, 64]", 1),
+        ("gate[b, q_idx, q_idx, d]", "bf16[B, M, R, 64]", None),
+        ("gate[b, q_idx, 0, h, d]", "bf16[B, M, 2, H, 64]", None),  # five axes
+        ("gate[places[b], q_idx, h, d]", "bf16[R, M, H, 64]", None),
+        ("gate[h, d]", "bf16[H, 64]", None),
+    ],
+)
+def test_tma_copies_rows_that_are_rows_of_a_box(row: str, kind: str, axis: int | None) -> None:
+    found = finishing(f"{row} * attention", gate=kind, places="i32[B]")
+    assert found is not None
+    assert found.staged is not None
+    assert found.staged.rows_axis == axis
+
+
+def test_a_box_has_the_tile_of_o_before_other_rows() -> None:
+    other = "bf16[B, R, H, 64]"
+    found = finishing("other[b, q_idx - 1, h, d] + gate[b, q_idx, h, d] * attention", other=other)
+    assert found is not None
+    assert found.staged is not None
+    assert (found.staged.fetch.load.tensor, found.staged.rows_axis) == ("gate", 1)
+    assert [show(x) for x in found.staged.beside] == ["h", "b"]
+    assert [fetch.load.tensor for fetch in found.paired] == ["other"]
+
+
 def test_without_a_tile_of_o_rows_are_loaded_in_pairs() -> None:
     found = finishing("gate[b, q_idx, h, d] * attention", d=256)
     assert found is not None

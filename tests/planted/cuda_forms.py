@@ -125,10 +125,17 @@ BUGS: tuple[Bug, ...] = (
     ),
     HopperBug(
         name="gate of the next columns",
-        attention="gated",
+        attention="hopper_places",
         story="a copy wrote chunks in their order, where a tile has them permuted within a row",
         anchor="(chunk % 8 ^ first_row % 8) * 16",
         patch="chunk % 8 * 16",
+    ),
+    HopperBug(
+        name="gate of the first warp for all",
+        attention="gated",
+        story="a box began where the tile does, not where the rows of the warp do",
+        anchor="64 * panel, q_lo + first, h, b); } };",
+        patch="64 * panel, q_lo, h, b); } };",
     ),
     HopperBug(
         name="gate of the other column of a pair",
@@ -148,7 +155,21 @@ BUGS: tuple[Bug, ...] = (
         name="gate that has not arrived",
         attention="gated",
         story="the whole loop over keys was thought to be time enough",
+        anchor="warp), rows.phase); rows.advance();",
+        patch="warp), rows.phase ^ 1); rows.advance();",
+    ),
+    HopperBug(
+        name="row that lanes have not copied yet",
+        attention="hopper_places",
+        story="a wait for the barrier of a box was all that stood there",
         anchor="copies_wait();",
+        patch="",
+    ),
+    HopperBug(
+        name="gate over the gate of failed rows",
+        attention="gated",
+        story="rows that are not stored by TMA were thought to leave its tile alone",
+        anchor="proxy_fence();  // before TMA copies rows to where these were read",
         patch="",
     ),
     HopperBug(

@@ -72,6 +72,17 @@ def test_a_tensor_without_columns_has_rows_all_the_same() -> None:
     assert box(copied(x)).is_taken
 
 
+@pytest.mark.parametrize(
+    ("along", "sizes", "strides"), [(0, (8, 2, 5, 3), (240, 16, 80)), (1, (8, 3, 5, 2), (80, 16, 240))]
+)
+def test_any_axis_may_have_the_rows_of_a_box(
+    along: int, sizes: tuple[int, ...], strides: tuple[int, ...]
+) -> None:
+    memory = memory_of(torch.empty(2, 3, 5, 8, dtype=BF16))
+    found = box_of(Tensor("gate", "bf16[B, M, H, 8]"), memory, 16, along)
+    assert (found.sizes, found.strides, found.rows) == (sizes, strides, 16)
+
+
 def test_a_stride_of_one_row_is_none_whatever_torch_says() -> None:
     """A pool of pages of one key and one head, made by as_strided: odd strides of axes of size 1, which no
     kernel steps along, and no reason for a copy of the pool.

@@ -31,6 +31,13 @@ def test_what_is_computed_ahead_is_read_by_its_name() -> None:
     assert (finish.staged.in_pairs, finish.ahead) == (True, finish.staged.fetch.name)
 
 
+def test_a_tensor_that_tma_alone_copies_has_no_address() -> None:
+    text = hopper_text_of("gated", "d128")
+    assert "gate" in text.arguments.maps
+    assert "gate" not in text.arguments.names
+    assert text.finish.box_beside == "h, b"
+
+
 def test_kernels_without_an_epilogue_load_no_rows() -> None:
     finish = hopper_text_of("causal_gqa", "bf16_d128").finish
     assert (finish.paired, finish.staged) == ((), None)

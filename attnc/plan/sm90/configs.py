@@ -24,6 +24,7 @@ from attnc.plan.signature import feature, normalise
 from attnc.plan.sm80.layout import GRANULE, MMA, UNALIGNED_ROWS
 from attnc.plan.sm90.conversion import check_conversion
 from attnc.plan.sm90.decode import check_sm90_decode, copies_of, page_of
+from attnc.plan.sm90.finishing import rows_axis
 from attnc.plan.sm90.latent import refuse_wide_gradients
 from attnc.plan.sm90.layout import (
     DRAWN_TILES,
@@ -237,6 +238,7 @@ def sm90_layout(variant: Variant, schedule: Schedule) -> Sm90Layout:
         shares=any(config.blocks > 1 for config in chain.from_iterable(groups_of(variant, schedule))),
         narrow=narrow_of(attention, apart=True),
         keeps_sums=attention.segment is not None and max(d, dv) <= WIDEST_KEPT,
+        boxes_rows=not adds_alike and _has_boxes_of_rows(attention, dtypes),
     )
     if pair is None or page_of(attention):  # pages take the warps that would copy it
         return layout
@@ -252,6 +254,14 @@ def _with_pairs(layout: Sm90Layout, size: int, candidates: Iterable[HopperConfig
         if config is not None and sum(found.shared_memory(config).values()) <= found.room_of(config.blocks):
             return found
     return layout
+
+
+def _has_boxes_of_rows(attention: Attention, dtypes: Mapping[str, DType]) -> bool:
+    """Returns whether the epilogue loads rows that TMA can copy; those of packed queries end anywhere."""
+    if attention.epilogue is None or not attention.q.storage.is_plain:
+        return False
+    loads = (node for node in walk(attention.epilogue) if isinstance(node, Load))
+    return any(dtypes[load.tensor].bytes == 2 and rows_axis(load) is not None for load in loads)
 
 
 def _is_capped(attention: Attention, knobs: Mapping[str, Knob]) -> bool:

@@ -1,10 +1,11 @@
 """How a Hopper forward kernel comes by the rows that its epilogue loads, such as those of a gate.
 
 A row whose columns are loaded in their order is copied ahead where there is room: each warp copies its rows
-to the tile through which its rows of o leave, during the first product of the tile of queries. What the
-epilogue computes of them alone is computed while the last p v is multiplied, in the registers of scores,
-which are free then. Other rows are loaded into registers, two columns at a time; so are all rows of sums in
-an absolute order, of which every kernel computes the same, after o is divided.
+to the tile through which its rows of o leave, during the first product of the tile of queries. TMA does so
+where rows of queries are rows of a box, as they are of `gate[b, q_idx, h, d]`; else lanes do, 16 bytes each.
+What the epilogue computes of them alone is computed while the last p v is multiplied, in the registers of
+scores, which are free then. Other rows are loaded into registers, two columns at a time; so are all rows of
+sums in an absolute order, of which every kernel computes the same, after o is divided.
 """
 
 from __future__ import annotations
@@ -20,7 +21,10 @@ from attnc.expr.nodes import (
     Binary,
     Call,
     Const,
+    Dim,
     Expr,
+    Index,
+    Load,
     Ref,
     children,
     uses,
@@ -33,18 +37,31 @@ from attnc.plan.ir import Decode, Epilogue, Fetch, Forward
 from attnc.plan.sm80.layout import CudaLayout
 from attnc.plan.sm90.layout import Sm90Layout
 
+#: The row of a tile of queries, and what all of them share.
+_ROW, _OF_HEAD = Index("q_idx"), (Index("b"), Index("h"))
+#: Of a tensor map.
+_MOST_AXES = 4
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Staged:
     """A row that is copied ahead. ahead: what is computed of it before o is there, which the value of the
     epilogue, `value`, reads as `name`; in_pairs: sigmoids, of which two share a reciprocal; is_factor: o is
-    multiplied by it, so that what divides o by the sum of its row may be multiplied before.
+    multiplied by it, so that what divides o by the sum of its row may be multiplied before. rows_axis: the
+    axis of the tensor that has the rows of a box which TMA copies; None: lanes copy.
     """
 
     fetch: Fetch
     name: str
     ahead: Expr
     value: Expr
+    rows_axis: int | None = None
+
+    @property
+    def beside(self) -> tuple[Expr, ...]:
+        """Where a box lies on the axes that have neither its columns nor its rows, from the inside."""
+        indices = self.fetch.load.indices[:-1]
+        return tuple(x for axis, x in enumerate(indices) if axis != self.rows_axis)[::-1]
 
     @property
     def is_factor(self) -> bool:
@@ -83,7 +100,23 @@ def plan_finishing(kernel: Forward, layout: Sm90Layout, dtypes: Mapping[str, DTy
     )  # what is computed ahead is rounded otherwise than in decode kernels
     if in_order or any(layout.way_out(config) != "tile" for config in kernel.configs):
         return Finishing(paired=rows)
-    return Finishing(staged=_stage(epilogue, rows[0]), paired=rows[1:])
+    boxes = (fetch for fetch in rows if layout.boxes_rows and rows_axis(fetch.load) is not None)
+    first = next(boxes, rows[0])
+    staged = replace(_stage(epilogue, first), rows_axis=rows_axis(first.load) if layout.boxes_rows else None)
+    return Finishing(staged=staged, paired=tuple(fetch for fetch in rows if fetch is not first))
+
+
+def rows_axis(load: Load) -> int | None:
+    """Returns the axis of a tensor with the rows of queries, where a tile of them is a box: they follow each
+    other there, and have the same place on all other axes but that of columns. TMA, as a load, gives zeros
+    outside of the tensor.
+    """
+    *others, last = load.indices
+    found = [axis for axis, x in enumerate(others) if x == _ROW]
+    beside = [node for x in others if x != _ROW for node in walk(x)]
+    is_box = len(found) == 1 and len(others) < _MOST_AXES and last == Index(COLUMN)
+    is_box &= all(node in _OF_HEAD or isinstance(node, Const | Dim | Binary) for node in beside)
+    return found[0] if is_box else None
 
 
 def pair_rows(kernel: Decode, dtypes: Mapping[str, DType]) -> Finishing:

@@ -156,7 +156,8 @@ class Sm90Layout(CudaLayout):
     multiprocessor under some config. pingpong: whether warpgroups take
     turns at issuing products under some config. overlap: whether q k^T of the next tile runs during the
     softmax of this one, None: under some configs. narrow: what a warpgroup of its own copies and converts.
-    keeps_sums: whether the sums of segments so far lie in shared memory (`order`).
+    keeps_sums: whether the sums of segments so far lie in shared memory (`order`). boxes_rows: whether TMA
+    copies rows that the epilogue loads, to the tile of o.
     """
 
     by_tma: bool
@@ -177,6 +178,7 @@ class Sm90Layout(CudaLayout):
     overlap: bool | None
     narrow: Narrow
     keeps_sums: bool
+    boxes_rows: bool = False
 
     @property
     def fewest_registers(self) -> int:
@@ -291,13 +293,19 @@ class Sm90Layout(CudaLayout):
         drawn = {"drawn": 2 * DRAWN_TILES} if self.draws else {}
         pairs = {"pairs": 2 * self.pair_stages} if self.pair_stages else {}
         leaving = {"o": 1} if self.way_out(config) == "v" else {}
+        shape = self.shape(config)
+        rows = {"rows of the epilogue": self._row_barriers(config, shape.o_tiles)} if self.boxes_rows else {}
         told = {"cluster": 1} if self.clusters else {}
         told |= {"8 bits": self.ahead(config) * self.narrow.barriers} if self.narrow else {}
         of_queries = {
             "query tiles": 4 + (config.longest_first and not self.packed),
-            "q": 2 * self.shape(config).q_tiles,
+            "q": 2 * shape.q_tiles,
         }
-        return {**of_queries, **of_keys, **loaded, **drawn, **pairs, **leaving, **told}
+        return {**of_queries, **of_keys, **loaded, **drawn, **pairs, **leaving, **rows, **told}
+
+    def _row_barriers(self, config: TileConfig, o_tiles: int) -> int:
+        """Counts barriers of boxes of rows for the epilogue, one for each warp that multiplies."""
+        return self.boxes_rows * o_tiles * config.tile_q // MMA
 
     def registers(self, config: TileConfig) -> dict[str, int]:
         tile_kv = config.tile_kv
@@ -328,6 +336,7 @@ class Sm90Layout(CudaLayout):
                 + 2 * DRAWN_TILES * self.draws
                 + 2 * self.pair_stages
                 + ahead * self.narrow.barriers
+                + self._row_barriers(config, o_tiles)
             )
             + _RECORDS
             + self.clusters * (_BARRIER + _MAIL),

@@ -179,7 +179,9 @@ class _RolePlanner:
         self._verify_room(softmax)
         own_ranges = self._has_own_ranges(softmax)
         late = kernel.grid.longest_first and kernel.grid.sequences is None
-        boxes, end = self._list_boxes(softmax), partial_tiles_end_the_range(kernel)
+        finishing = plan_finishing(kernel, self.layout, self.dtypes)
+        copied = _loads_of_boxes(softmax, finishing)
+        boxes, end = self._list_boxes(copied), partial_tiles_end_the_range(kernel)
         return Sm90Roles(
             claims=Claims(
                 late=late,
@@ -197,23 +199,23 @@ class _RolePlanner:
             and not end,
             values_come_late=self._has_one_stage() or (softmax.pair is not None and not self._clears_values),
             boxes=boxes,
-            boxes_alone=tuple(name for name in boxes if not self._is_read_elsewhere(name, softmax)),
-            finishing=plan_finishing(kernel, self.layout, self.dtypes),
+            boxes_alone=tuple(name for name in boxes if not self._is_read_elsewhere(name, copied)),
+            finishing=finishing,
             ways_out=tuple(dict.fromkeys(map(self.layout.way_out, kernel.configs))),
         )
 
     # -- what TMA copies -------------------------------------------------------------------------------------
 
-    def _list_boxes(self, softmax: ScoreRoles) -> tuple[str, ...]:
+    def _list_boxes(self, copied: Sequence[Load]) -> tuple[str, ...]:
         rows = self.kernel.rows
         matrices = ("q",) if self.layout.copies_rows else ("q", "k", "v")
-        pairs = () if softmax.pair is None else (softmax.pair.load.tensor,)
-        return (*dict.fromkeys(rows[name].tensor if name in rows else name for name in matrices), *pairs)
+        named = dict.fromkeys(rows[name].tensor if name in rows else name for name in matrices)
+        return (*named, *(load.tensor for load in copied))
 
-    def _is_read_elsewhere(self, tensor: str, softmax: ScoreRoles) -> bool:
-        if softmax.pair is None:
+    def _is_read_elsewhere(self, tensor: str, copied: Sequence[Load]) -> bool:
+        if not copied:
             return False
-        loads = (load for load in self._list_loads() if load != softmax.pair.load)
+        loads = (load for load in self._list_loads() if load not in copied)
         return any(load.tensor == tensor for load in loads)
 
     def _list_loads(self) -> Iterator[Load]:
@@ -404,6 +406,13 @@ class _RolePlanner:
         dtype = self.dtypes[fetch.load.tensor]
         is_short = fetch.load.within is not None or dtype.is_float or dtype in _SHORT
         return fetch.axes == ("kv",) and is_short
+
+
+def _loads_of_boxes(softmax: ScoreRoles, finishing: Finishing | None) -> tuple[Load, ...]:
+    """Returns the loads that TMA does beside those of q, k and v."""
+    pairs = () if softmax.pair is None else (softmax.pair.load,)
+    staged = None if finishing is None else finishing.staged
+    return pairs if staged is None or staged.rows_axis is None else (*pairs, staged.fetch.load)
 
 
 def _list_of_keys(

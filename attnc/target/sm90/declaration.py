@@ -67,6 +67,8 @@ def hopper_declaration(
             fields["costs"] = Items(list(map(in_words, costs)))
         sizes = {"q": "BLOCK_M", "o": str(STORED_ROWS)}
         sizes |= {pair.load.tensor: "BLOCK_M"} if (pair := text.roles.softmax.pair) else {}
+        if (staged := text.finish.staged) is not None and staged.rows_axis is not None:
+            sizes[staged.fetch.load.tensor] = f"{STORED_ROWS} along {staged.rows_axis}"
         rows = "BLOCK_N // CLUSTER" if text.layout.clusters else text.wgmma.box_rows
         boxes = {name: sizes.get(name, rows) for name in passed.maps}
         kernels, strides = [cuda_kernel(kernel.name, _blocks(text))], list(passed.strides)

@@ -57,6 +57,13 @@ class Sm90Finish(Finish):
         expr = self.staged.ahead
         return scalar(children(expr)[0] if self.staged.in_pairs else expr)
 
+    @property
+    def box_beside(self) -> str:
+        """Where the box of a row that TMA copies lies, behind its columns and rows."""
+        assert self.staged is not None
+        places = [*map(scalar, self.staged.beside), "0", "0"]
+        return ", ".join(places[:2])
+
     def half(self, fetch: Fetch, words: str) -> str:
         return f"to_float({self._kind(fetch.load.tensor)}{{(unsigned short)({words} >> 16 * c)}})"
 

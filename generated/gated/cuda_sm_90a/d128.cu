@@ -50,7 +50,6 @@
 
 #define ELEMENT bf16
 #include "sm90.cuh"
-#include "sm90_rows.cuh"
 #include "sm90_ahead.cuh"
 
 // Warpgroups: consumers have 64 rows each; the other schedules and produces.
@@ -77,17 +76,16 @@ constexpr int WORK_FULL = 0, WORK_EMPTY = WORK_FULL + WORK_TILES, Q_FULL = WORK_
     Q_EMPTY = Q_FULL + Q_TILES;
 constexpr int K_FULL = Q_EMPTY + Q_TILES, K_EMPTY = K_FULL + STAGES, V_FULL = K_EMPTY + STAGES,
     V_EMPTY = V_FULL + STAGES;
-constexpr int BARRIERS = V_EMPTY + STAGES;
+constexpr int ROWS_FULL = V_EMPTY + STAGES;  // of the epilogue, of each warp
+constexpr int BARRIERS = ROWS_FULL + 4 * CONSUMERS;
 constexpr int WORK_AT = BARRIERS_AT + 8 * BARRIERS;
 
 struct Args {
-    TensorMap q_map, k_map, v_map, o_map;
-    const bf16* gate_ptr;
+    TensorMap q_map, k_map, v_map, gate_map, o_map;
     bf16* o_ptr;
     float* lse_ptr;
     bf16* attention_ptr;
     int* counter_ptr;
-    long long stride_gate_0, stride_gate_1, stride_gate_2, stride_gate_3;
     long long stride_ob, stride_om, stride_oh;
     long long stride_lseb, stride_lseh, stride_lsem;
     long long stride_attentionb, stride_attentionm, stride_attentionh;
@@ -163,6 +161,7 @@ __device__ __forceinline__ void run_consumer(const Args& args, u32 base, WorkTil
     PipelineState<WORK_TILES> slot = {0, 0};
     PipelineState<Q_TILES> q = {0, 0};
     PipelineState<STAGES> k = {0, 0}, v = {0, 0};
+    PipelineState<1> rows = {0, 0};
     for (;; slot.advance()) {
         mbarrier_wait(barrier_of(base, WORK_FULL, slot.index), slot.phase);
         WorkTile& work = work_tiles[slot.index];
@@ -182,40 +181,15 @@ __device__ __forceinline__ void run_consumer(const Args& args, u32 base, WorkTil
             if (lane == 0)
                 tma_wait_read();
             __syncwarp();
-            const auto* const gate_row = &args.gate_ptr[b * args.stride_gate_0];
-            // Four lanes have a row of each eight, and find its address once; rows 4 apart lie in other banks.
-            const int first_row = 64 * consumer + 16 * warp + lane / 8 + lane / 4 % 2 * 4;
-            const long long stride = args.stride_gate_3;
-            const bf16* rows[ROWS];
-            bool exists[ROWS], by_chunks = stride == 1;
-            #pragma unroll
-            for (int r = 0; r < ROWS; ++r) {
-                const int q_idx = q_lo + first_row + 8 * r;
-                rows[r] = &gate_row[q_idx * args.stride_gate_1 + h * args.stride_gate_2 + 0 * args.stride_gate_3];
-                exists[r] = q_idx < M;
-                by_chunks &= (unsigned long long)rows[r] % 16 == 0;
-            }
-            auto place = [&](int r, int chunk) {
-                return base + O_AT + (chunk / 8 * BLOCK_M + first_row + 8 * r) * 128 + (chunk % 8 ^ first_row % 8) * 16;
-            };
-            if (!any_lane(!by_chunks)) {
+            const int first = 64 * consumer + 16 * warp;
+            const u32 there = barrier_of(base, ROWS_FULL, 4 * consumer + warp);
+            if (lane == 0) {
+                mbarrier_expect(there, V_PANELS * 16 * 128);
                 #pragma unroll
-                for (int r = 0; r < ROWS; ++r)
-                    #pragma unroll
-                    for (int chunk = lane % 4; chunk < DV / 8; chunk += 4)
-                        copy_async(place(r, chunk), rows[r] + 8 * chunk, exists[r]);
-                return;
+                for (int panel = 0; panel < V_PANELS; ++panel)
+                    tma_load(base + O_AT + (panel * BLOCK_M + first) * 128, args.gate_map, there, 64 * panel,
+                        q_lo + first, h, b);
             }
-            for (int r = 0; r < ROWS; ++r)
-                #pragma unroll 1
-                for (int chunk = lane % 4; chunk < DV / 8; chunk += 4) {
-                    Chunk columns = {};
-                    for (int c = 0; c < 4 && exists[r]; ++c) {
-                        const bf16* const from = rows[r] + (8 * chunk + 2 * c) * stride;
-                        columns.words[c] = from[0].bits | (u32)from[stride].bits << 16;
-                    }
-                    store_shared(place(r, chunk), columns);
-                }
         };
         // Row r of a thread is row 64 * consumer + 16 * warp + 8 * r + g of the tile.
         int q_idx[ROWS], q_pos[ROWS];
@@ -415,8 +389,8 @@ __device__ __forceinline__ void run_consumer(const Args& args, u32 base, WorkTil
             auto writes = [&](int r) { return (written >> (4 * g + r) & 1) != 0; };
             // While p v is in flight, in the registers of scores: what the epilogue computes of gate alone.
             float ahead[DV / 8][4];
-            copies_wait();
-            __syncwarp();
+            mbarrier_wait(barrier_of(base, ROWS_FULL, 4 * consumer + warp), rows.phase);
+            rows.advance();
             float lse[ROWS];  // logarithms beside it, before a branch
             #pragma unroll
             for (int r = 0; r < ROWS; ++r)
@@ -540,6 +514,8 @@ __device__ __forceinline__ void run_consumer(const Args& args, u32 base, WorkTil
                     tma_commit();
                 }
             } else {
+                proxy_fence();  // before TMA copies rows to where these were read
+                __syncwarp();
                 #pragma unroll
                 for (int r = 0; r < ROWS; ++r) {
                     const int row = q_lo + 64 * consumer + 16 * warp + 8 * r + g;
@@ -729,6 +705,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) gated_forward(const __g
             mbarrier_init(barrier_of(base, V_FULL, i), 1);
             mbarrier_init(barrier_of(base, V_EMPTY, i), 4 * CONSUMERS);
         }
+        for (int i = 0; i < 4 * CONSUMERS; ++i)
+            mbarrier_init(barrier_of(base, ROWS_FULL, i), 1);
         mbarrier_fence();
     }
     __syncthreads();
