@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from attnc.compat import flash_attn
-from attnc.compat.flash_attn import flash_attn_with_kvcache
 from attnc.compat.kvcache import _check_room, _choose_caches, append
 
 
@@ -120,8 +119,8 @@ def test_caches_of_chosen_rows_end_where_they_are_said_to(capacity: int, known: 
     q = torch.randn(2, 1, 2, 16, dtype=torch.float16)
     k, v = torch.randn(2, 3, capacity, 2, 16, dtype=torch.float16)
     batch, lengths = torch.tensor([2, 0], dtype=torch.int32), torch.tensor([7, capacity - 1])
-    given = {"cache_seqlens": lengths.int()} if known else {}
-    o = flash_attn_with_kvcache(q, k, v, cache_batch_idx=batch, **given)
+    said = lengths.int() if known else None
+    o = flash_attn.flash_attn_with_kvcache(q, k, v, cache_batch_idx=batch, cache_seqlens=said)
     for row, own, length in zip(range(2), batch, lengths if known else [capacity] * 2, strict=True):
         keys, values = (x[own, :length].double() for x in (k, v))
         p = torch.einsum("hd,nhd->hn", q[row, 0].double(), keys).div(4).softmax(-1)
