@@ -15,12 +15,13 @@ from attnc.syntax.parser import parse, prelude
 
 FRAME = """attention under_test {{
   input q: {dtype}[B, H, M, {d}]
-  input k, v: {dtype}[B, H, N, {d}]
+  input k: {dtype}[B, H, N, {d}]
+  input v: {dtype}[B, H, N, {dv}]
 {inputs}
   score = {score}
   mask = {mask}
   normalize = {softmax}
-  output o: {dtype}[B, H, M, {d}]{epilogue}
+  output o: {dtype}[B, H, M, {dv}]{epilogue}
   output lse: f32[B, H, M]
 {grads}
 }}
@@ -39,11 +40,12 @@ def resolved(
     softmax: str = "softmax",
     dtype: str = "bf16",
     d: int = 64,
+    dv: int | None = None,
     target: str = "triton",
     grads: str = "",
     epilogue: str = "",
 ) -> tuple[Variant, Schedule]:
-    """One attention with this mask, score and schedule."""
+    """One attention with this mask, score and schedule; dv: columns of v, if they are not those of k."""
     lines = "\n".join(f"  input {line}" for line in inputs)
     text = FRAME.format(
         mask=mask,
@@ -53,6 +55,7 @@ def resolved(
         softmax=softmax,
         dtype=dtype,
         d=d,
+        dv=d if dv is None else dv,
         target=target,
         epilogue=f" = {epilogue}" if epilogue else "",
         grads=f"  grad {grads}" if grads else "",

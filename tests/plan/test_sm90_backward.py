@@ -107,6 +107,8 @@ def test_wide_heads_share_p_where_ds_needs_nothing_else(
     ("d", "options", "held"),
     [
         (64, {}, None),  # products of 128 queries
+        (64, {"dv": 72, "accumulate": "two_pass"}, None),  # ptxas would give registers of V to dS
+        (64, {"dv": 128, "accumulate": "two_pass"}, None),
         (72, {}, {"v": 20}),
         (96, {"accumulate": "ordered"}, {"v": 24}),
         (80, {"accumulate": "two_pass"}, {"v": 20}),

@@ -23,7 +23,7 @@ from attnc.verify.simt import SimtFault, attach, available
 from attnc.verify.subject import subject_of
 from tests.by_day import each_by_day, some_by_day
 from tests.plan.test_sm90_backward import CAUSAL, planned
-from tests.sass import loops
+from tests.sass import loops, staying
 from tests.target.test_defined_names import HOPPERS
 from tests.verify.judging import modules_of, spec
 
@@ -98,6 +98,27 @@ def test_products_of_dq_are_not_serialised(mask: str, d: int) -> None:
     text = disassemble(cubin.image)
     if text is not None:
         assert [loop.local for loop in loops(text)] == [0]
+
+
+@pytest.mark.nightly
+@pytest.mark.slow
+@pytest.mark.parametrize("parts", [False, True])
+@pytest.mark.parametrize(
+    ("d", "dv", "accumulate"),
+    [
+        *((d, d, way) for d in (72, 88, 96) for way in ("atomic", "ordered", "two_pass")),
+        *((d, dv, "two_pass") for d in (64, 72, 96, 112, 128) for dv in (64, 72, 96, 112, 128)),
+        *((d, dv, "two_pass") for d, dv in ((136, 136), (192, 128), (192, 192))),
+    ],
+)
+def test_rows_that_are_held_stay(d: int, dv: int, accumulate: str, parts: bool) -> None:
+    """ptxas may give their registers to another matrix in the loop, as where d is 64 and dv is more."""
+    cubin = compiled("dkdv", CAUSAL, d=d, dv=dv, accumulate=accumulate, parts=parts)
+    assert cubin.warnings == ()
+    text = disassemble(cubin.image)
+    if text is None:
+        pytest.skip("nvdisasm reads the machine code")
+    assert staying(text, is_lost=True) == ()
 
 
 @pytest.mark.one_in(2)

@@ -259,8 +259,11 @@ class Sm90Backward(CudaBackwardLayout):
         """Returns whether a consumer has its rows of V in registers, or of K where others multiply V, as left
         operands. Products of 64 queries read 4 KB of shared memory for 32 cycles, as many as it delivers; so
         they read half of that.
+
+        Not where K is one panel: dK is then a product of the shape of dP, and ptxas gives registers of V to
+        dS in the loop, without a word (CUDA 13.0; `tests.sass.staying` tells).
         """
-        if kernel != "dkdv" or not self.needs_p_alone or max(self.qk_panels, self.v_panels) < 2:
+        if kernel != "dkdv" or not self.needs_p_alone or self.qk_panels < 2:
             return False
         return sum(self._list_registers(kernel).values()) + self._held <= _HOLDING
 
