@@ -105,6 +105,12 @@ KINDS = {
     "sink": text_of("causal", normalize="softmax(sink = sink[h])", more="sink"),
     "lengths": text_of("causal", more="lens"),
     "dropout": text_of("causal", normalize="softmax(dropout = p, seed = seed)", more="dropout"),
+    "dropout_of_48_keys": text_of(
+        "causal",
+        normalize="softmax(dropout = p, seed = seed)",
+        more="dropout",
+        schedule=LAZY.replace("32", "48"),
+    ),
     "negative": text_of("causal", score=f"-3 * {SCORE}"),
 }
 

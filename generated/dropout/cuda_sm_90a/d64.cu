@@ -71,6 +71,10 @@ constexpr int O_BYTES = O_TILES * V_PANELS * BLOCK_M * 128;
 constexpr int Q_AT = 0, K_AT = Q_AT + Q_TILES * Q_BYTES, V_AT = K_AT + STAGES * K_BYTES, O_AT = V_AT + STAGES * V_BYTES;
 // Random numbers, a byte for each element.
 constexpr int DRAWN_TILES = 2, DRAWN_BYTES = BLOCK_N * BLOCK_M, DRAWN_AT = O_AT + O_BYTES;
+constexpr int RUNS = BLOCK_N % 32 == 0 ? 2 : 1;  // of 16 keys, whose words of a thread lie side by side
+struct alignas(8 * RUNS) Drawn {
+    u32 words[RUNS][2];
+};
 // Then the barriers, and the work tiles. FULL: a buffer may be read; EMPTY: it may be overwritten.
 constexpr int BARRIERS_AT = DRAWN_AT + DRAWN_TILES * DRAWN_BYTES;
 constexpr int WORK_TILES = 2;  // the current one, and the next
@@ -220,17 +224,19 @@ __device__ __forceinline__ void run_consumer(const Args& args, u32 base, WorkTil
         const u32 flip = draw.keeps_below ? 0 : ~0u, turn = t % 2 ? 0x2103 : 0x3210;
         auto drop = [&] {
             mbarrier_wait(barrier_of(base, DRAWN_FULL, drawn.index), drawn.phase);
-            const u32 drawn_at = base + DRAWN_AT + drawn.index * DRAWN_BYTES + (64 * consumer + 16 * warp + g) * 16
-                + t / 2 * 8;
+            const u32 drawn_at = base + DRAWN_AT + drawn.index * DRAWN_BYTES
+                + (2 * (64 * consumer + 16 * warp + g) + t / 2) * sizeof(Drawn);
             #pragma unroll
-            for (int n = 0; n < BLOCK_N / 16; ++n)
+            for (int n = 0; n < BLOCK_N / 16; n += RUNS)
                 #pragma unroll
                 for (int r = 0; r < ROWS; ++r) {
-                    const u64 words = load_shared<u64>(drawn_at + (n * BLOCK_M + 8 * r) * 16);
+                    const Drawn found = load_shared<Drawn>(drawn_at + n * BLOCK_M * 16 + 16 * r * sizeof(Drawn));
                     #pragma unroll
-                    for (int x = 0; x < 2; ++x)
-                        p[n][2 * x + r] &= less_halves(permute_bytes(of_pair<u32>(words, x), 0, turn), draw.bound)
-                            ^ flip;
+                    for (int run = 0; run < RUNS; ++run)
+                        #pragma unroll
+                        for (int x = 0; x < 2; ++x)
+                            p[n + run][2 * x + r] &= less_halves(permute_bytes(found.words[run][x], 0, turn),
+                                draw.bound) ^ flip;
                 }
             __syncwarp();
             mbarrier_arrive_if(barrier_of(base, DRAWN_EMPTY, drawn.index), lane == 0);
@@ -644,11 +650,18 @@ __device__ __forceinline__ void run_dropout_producer(const Args& args, u32 base,
                     }
                     philox(x, key0, key1);
                     #pragma unroll
-                    for (int i = 0; i < CALLS; ++i) {  // words of the same thread side by side
-                        const Chunk words = {{x[i][0], x[i][2], x[i][1], x[i][3]}};
-                        store_shared(base + DRAWN_AT + drawn.index * DRAWN_BYTES + ((call + i) * BLOCK_M + row) * 16,
-                            words);
-                    }
+                    for (int i = 0; i < CALLS; i += RUNS)
+                        #pragma unroll
+                        for (int half = 0; half < 2; ++half) {
+                            Drawn drawn_words;
+                            #pragma unroll
+                            for (int run = 0; run < RUNS; ++run) {
+                                drawn_words.words[run][0] = x[i + run][half];
+                                drawn_words.words[run][1] = x[i + run][2 + half];
+                            }
+                            store_shared(base + DRAWN_AT + drawn.index * DRAWN_BYTES + (call + i) * BLOCK_M * 16
+                                + (2 * row + half) * sizeof(Drawn), drawn_words);
+                        }
                 }
             __syncwarp();
             mbarrier_arrive_if(barrier_of(base, DRAWN_FULL, drawn.index), lane == 0);
