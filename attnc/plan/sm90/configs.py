@@ -139,7 +139,7 @@ def check_sm90(variant: Variant, schedule: Schedule) -> Iterator[Diagnostic]:
             f"dropout beside k or v of 8 bits is not lowered to {TARGET}",
             attention.softmax.span,
             label,
-            "write a schedule for the target 'triton'",
+            "write 'convert = before', or a schedule for the target 'triton'",
         )
 
 
