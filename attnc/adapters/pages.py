@@ -96,7 +96,8 @@ def attend(
     by_head: "alibi_slopes" and "sinks", f32[Hq] or None
     tokens: of every sequence, T = B * tokens: those of a sequence follow each other, and its keys are split
         among programs; cu_seqlens_q is not looked at. 0: cu_seqlens_q says how many each has
-    few: whether there are few new tokens, so that keys are split for each by itself; not beside an order
+    few: whether there are few new tokens, so that keys are split for each by itself; beside an order, on
+        Hopper alone
     causal: a token sees keys up to its own; else all keys of its sequence, of which `left` leaves some out
     tree: bool[B, tokens, tokens], new token i sees new token j, in place of all up to its own; wants
         `tokens`. Or words of uint8, int32 or int64, [B, tokens, ceil(tokens / bits)], the lowest bit first
@@ -146,14 +147,16 @@ def attend(
             tree=None if tree is None else tree.dtype,
             biased_apart=qq_bias is not None and qq_bias.dim() > 2,
             split=tokens > 0,
-            few=few and not tokens and not order,
+            few=few and not tokens,
             rows=0 if order else tile_rows(count_sharing(tokens or 1, q.shape[1], heads)),
             is_long=tokens > 0 and block_table.shape[1] * k.shape[1] > SHORT_KEYS,
             converts=_converts(q, k, v, block_table)
             if cache is not None and not tokens and not few
             else False,
             order=order,
-            walks=order > 0 and tokens > 0 and _fill_device(q, sequences, tokens),
+            walks=order > 0
+            and (tokens > 0 or few)
+            and _fill_device(q, sequences, tokens or len(q) // sequences),
         )
     )
     if tokens:

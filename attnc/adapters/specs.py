@@ -174,7 +174,9 @@ class Wanted:
 
     @property
     def decodes_packed(self) -> bool:
-        """Whether queries are decoded that lie end to end, which Triton's kernels alone do."""
+        """Whether queries are decoded that lie end to end: without an order, by Triton's kernels alone; under
+        one by Hopper's, and on Triton as prompts are.
+        """
         return self.decode and "ragged(" in self.q
 
     @property
@@ -249,7 +251,7 @@ class Wanted:
         tiles = f"tile.q = 64, {_ORDERED_WIDE if wide else _ORDERED[self.dtype.itemsize]}, warps = 4"
         if (self.value_dim or self.head_dim) > WIDE:
             tiles = _ORDERED_LATENT
-        if self.decode:
+        if self.decode and not self.decodes_packed:
             return f"loops = [kv], pack = gqa, split.kv = fixed({self.order})\n  {tiles}"
         return f"loops = [q, kv], order = longest_first\n  {tiles}"
 

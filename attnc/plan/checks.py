@@ -138,7 +138,7 @@ def refuse_decoding(
                 yield unsupported("the decode kernel has no order of q tiles", knob.span, label)
     yield from refuse_cut_tiles(knobs)
     if attention.q.storage.is_packed and not by_rows and target.packs_decoded_queries:
-        yield from _refuse_shared_keys(knobs)
+        yield from _refuse_shared_keys(attention, knobs)
     elif attention.q.storage.is_packed and not by_rows and not walks_packed_lists(attention):
         if target.decodes_packed_rows and listing_of(attention) is None:
             yield from _refuse_packed_rows(attention, knobs)
@@ -165,12 +165,13 @@ def _refuse_packed_rows(attention: Attention, knobs: Mapping[str, Knob]) -> Iter
         yield unsupported(message, split.span, "beside an epilogue of packed rows", "remove it")
 
 
-def _refuse_shared_keys(knobs: Mapping[str, Knob]) -> Iterator[Diagnostic]:
+def _refuse_shared_keys(attention: Attention, knobs: Mapping[str, Knob]) -> Iterator[Diagnostic]:
     split, warps = knobs.get("split.kv"), knobs.get("warp_split")
-    label = "sequences have other numbers of rows in each call"
-    if split is not None and split.choices != (1,):
-        yield unsupported("keys of packed queries are not split", split.span, label, "remove it")
+    if attention.epilogue is not None and split is not None and split.choices != (1,):
+        message = "what splits found of packed queries is joined without an epilogue"
+        yield unsupported(message, split.span, "beside an epilogue of packed rows", "remove it")
     if warps is not None and "kv" in warps.choices:
+        label = "sequences have other numbers of rows in each call"
         message = "keys of packed queries are not shared out among warps"
         yield unsupported(message, warps.span, label, "remove it")
 

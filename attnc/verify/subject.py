@@ -77,18 +77,17 @@ class Subject:
     def configs(self) -> tuple[Any, ...]:
         """CONFIGS; where programs may share keys, each is followed by the same with splits that small cases
         have too: these would suit one program, on any device. Last come the first with other numbers of
-        splits, which are joined as a power of two, and with splits of two tiles.
+        splits, which are joined as a power of two, and with splits of two tiles. Segments of an order have
+        the size that the spec says.
         """
-        if not self.split:
+        if not self.split or self.variant.attention.segment_keys:
             return tuple(self.module.CONFIGS)
         pairs = ((config, _split_more(config)) for config in self.module.CONFIGS)
         first, found = self.module.CONFIGS[0], [config for pair in pairs for config in pair if config]
         fixed = next((config for config in self.module.CONFIGS if getattr(config, "split_size", 0)), None)
-        segment = self.variant.attention.segment_keys
-        if not segment:  # else splits are segments
-            free = first if fixed is None else first._replace(split_size=0)
-            found += [free._replace(splits=count) for count in (2, 16, 17, 65)]
-        if fixed is not None and (not segment or segment >= 2 * fixed.BLOCK_N):
+        free = first if fixed is None else first._replace(split_size=0)
+        found += [free._replace(splits=count) for count in (2, 16, 17, 65)]
+        if fixed is not None:
             found.append(fixed._replace(split_size=2 * fixed.BLOCK_N))
         return tuple(found)
 

@@ -177,6 +177,21 @@ def test_packed_prompts_of_wide_heads_promise_what_decode_steps_do() -> None:
     assert replace(wide, **packed).keeps_order_on_hopper
 
 
+def test_packed_steps_share_keys_in_segments_on_hopper_and_are_prompts_on_triton() -> None:
+    packed = replace(
+        ORDERED, q="[T, Hkv * G, D] via ragged(cu)", o="[T, Hkv * G, D]", inputs=("cu: i32[B + 1]",)
+    )
+    few = replace(packed, decode=True)
+    made = [modules_of(wanted.hopper_text)[0] for wanted in (packed, few, replace(ORDERED, decode=True))]
+    assert len({promise_of(module) for module in made}) == 1
+    assert [x.kernel.structure == "decode" and x.kernel.split is not None for x in made] == [
+        False,
+        True,
+        True,
+    ]
+    assert modules_of(few.text)[0].kernel.structure == "forward_q_kv"
+
+
 def test_many_sequences_of_latents_have_a_block_for_all_segments() -> None:
     ordered = replace(LATENT, order=2048, mask="causal")
     apart, walks = (modules_of(replace(ordered, walks=x).hopper_text)[0] for x in (False, True))

@@ -224,4 +224,25 @@ BUGS: tuple[HopperBug, ...] = (
         anchor="if (row_lo >= q_rows * G)",
         patch="if (row_lo + BLOCK_M > q_rows * G && row_lo > 0)",
     ),
+    HopperBug(
+        name="segments of packed rows by their place in a sequence",
+        attention="hopper_packed_segments",
+        story="rows were counted from the first one of their sequence, as where each has an axis",
+        anchor="*(Four*)(to + 8 * j)",
+        patch="*(Four*)(to - (long long)q_first * args.SPLITS * DV + 8 * j)",
+    ),
+    HopperBug(
+        name="segments behind the last key joined",
+        attention="hopper_packed_segments",
+        story="a block without a key was thought to leave zeros",
+        anchor="for (int last = to - 1; last >= from; last -= AHEAD)",
+        patch="for (int last = args.SPLITS - 1; last >= from; last -= AHEAD)",
+    ),
+    HopperBug(
+        name="a segment without a key that says nothing",
+        attention="hopper_packed_segments",
+        story="what joins segments was thought to know where keys end",
+        anchor="+ q_first + q) * args.SPLITS + split] = Pair{{-INF, 0.0f}};",
+        patch="+ q_first + q) * args.SPLITS + split] = Pair{{0.0f, 0.0f}};",
+    ),
 )

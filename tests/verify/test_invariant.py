@@ -76,7 +76,7 @@ def hopper(
     prompt: str = "",
     name: str = "serve",
 ) -> str:
-    """Writes the same for Hopper, of tiles of 32 keys and segments of 64; packed: for prompts alone."""
+    """Writes the same for Hopper, of tiles of 32 keys and segments of 64."""
     is_packed = storage == "packed"
     text = spec(
         mask,
@@ -97,8 +97,6 @@ schedule {name} for cuda.sm_90a as prompt {{
   tile.kv = 32, stages = 2, {knobs} {prompt}
 }}
 """
-    if is_packed:
-        return text
     return f"""{text}
 schedule {name} for cuda.sm_90a as decode {{
   loops = [kv], pack = gqa, split.kv = fixed(64), tile.kv = 32, {knobs}

@@ -119,7 +119,14 @@ class GlobalRows:
 
     @property
     def lse_at(self) -> str:
-        query = "q" if self.view.rows("q").first is None else self._in_tensor("q")
+        return self._lse_of("q" if self.view.rows("q").first is None else self._in_tensor("q"))
+
+    @property
+    def joined_lse_at(self) -> str:
+        """The same where splits are joined: q counts the rows of all packed sequences."""
+        return self._lse_of("q")
+
+    def _lse_of(self, query: str) -> str:
         terms = f"head * args.stride_lseh + {query} * args.stride_lsem"
         return f"{self.sequence('lse').removeprefix(' + ')} + {terms}".removeprefix(" + ")
 

@@ -13,7 +13,8 @@ class Split:
     joins splits; joins_more: a sink or a scale of v of each row beside its segments; has_fixed_size: whether
     some config fixes how many keys a split has; row_of_all: the number
     of a row among those of all heads; row: where its results begin, among those of all splits; stored: rows
-    of a head that are; lengths: statements that give an epilogue sizes, and those of the sequence.
+    of a head that are; rows: the argument that counts those of a head, of one sequence or of all packed ones;
+    lengths: statements that give an epilogue sizes, and those of the sequence.
     """
 
     def __init__(
@@ -26,7 +27,11 @@ class Split:
         own = kernel.softmax.sink is not None or kernel.softmax.v_scale is not None
         self.joins_more = kernel.split.segment > 0 and own
         self.has_fixed_size = has_fixed_splits(kernel)
+        packed = kernel.grid.sequences
+        self.rows = "args.M" if packed is None else f"args.{scalar(packed.rows)}"
         self.row_of_all = f"((long long)(b * H + head) * {stored} + q)"
+        if packed is not None:
+            self.row_of_all = f"((long long)head * {scalar(packed.rows)} + q_first + q)"
         self.row = f"{self.row_of_all} * args.SPLITS + split"
 
     @property

@@ -25,7 +25,8 @@ class Sm90DecodeText(CudaDecodeText):
     """What `templates/sm90/decode.cu.jinja`, `decode_warps.cu.jinja` and their parts print; scores, masks and
     splits are as for `cuda.sm_80`.
 
-    starts_early: whether the first tile is known before any length is; splits_in_turn: whether splits take
+    starts_early: whether the first tile is known before any length is; leaves_early: whether a block whose
+    segment has no key ends before it reads anything; splits_in_turn: whether splits take
     tiles in turn; unseen_values: whether rows of v in a partial tile have to be made zero; conversion: of
     keys and values of 8 bits, before the kernel.
     """
@@ -47,6 +48,7 @@ class Sm90DecodeText(CudaDecodeText):
         by_entry, pages = self.lists is not None, self.lists.page_rows if self.lists else ""
         self.rows = replace(self.rows, page=layout.page, by_entry=by_entry, listed_pages=pages)
         self.starts_early = knows_first_tile(kernel) and self.lists is None and not self.segment
+        self.leaves_early = self.segment > 0 and self.split is not None
         self.splits_in_turn = bool(kernel.split and kernel.split.in_turn and not self.segment)
         if self.split is not None:
             self.loop = replace(self.loop, step="split_step" if self.splits_in_turn else self.loop.step)

@@ -276,6 +276,28 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
         next_stage.advance();
     };
 
+    N = max(min(kv_len, N), 0);
+    const int q_hi = (min(row_lo + BLOCK_M, M * G) - 1) / G;
+
+    // causal: which kv tiles are partial, and which are full
+    const int first_pos = q_lo + N - M;
+    const int last_pos = q_hi + N - M;
+    const int hi = last_pos + 1;
+    const int full_hi = max(first_pos + 1, 0) / BLOCK_N * BLOCK_N;
+    // this block's split: a segment, or what the mask leaves of it
+    const int split_lo = split * SEGMENT, split_hi = min((split + 1) * SEGMENT, hi);
+    auto next = [&](int kv_lo) { return kv_lo - BLOCK_N; };
+    // keys to visit
+    const int first = uniform(split_hi > split_lo ? (split_hi - 1) / BLOCK_N * BLOCK_N : split_lo - BLOCK_N),
+        end = uniform(split_lo);
+    if (args.SPLITS > 1 && split_hi <= split_lo) {
+        for (int row = row_lo + threadIdx.x; row < min(row_lo + BLOCK_M, M * G); row += THREADS) {
+            const int q = (row) / G, head = h_kv * G + (row) % G;
+            ((Pair*)args.lse_splits_ptr)[((long long)(b * H + head) * M + q) * args.SPLITS + split] =
+                Pair{{-INF, 0.0f}};
+        }
+        return;
+    }
     // Loads that need no length of the sequence are issued before it is known.
     if (warpgroup > 0) {
         // Eight threads copy a row, 64 columns at a time, with all loads in flight at once. Missing rows become zeros.
@@ -300,20 +322,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
                 store_shared(base + Q_AT + at_panel(place + i * ROWS_AT_ONCE, 8 * panel + chunk), chunks[i][panel]);
         proxy_fence();
     }
-    N = max(min(kv_len, N), 0);
-    const int q_hi = (min(row_lo + BLOCK_M, M * G) - 1) / G;
-
-    // causal: which kv tiles are partial, and which are full
-    const int first_pos = q_lo + N - M;
-    const int last_pos = q_hi + N - M;
-    const int hi = last_pos + 1;
-    const int full_hi = max(first_pos + 1, 0) / BLOCK_N * BLOCK_N;
-    // this block's split: a segment, or what the mask leaves of it
-    const int split_lo = split * SEGMENT, split_hi = min((split + 1) * SEGMENT, hi);
-    auto next = [&](int kv_lo) { return kv_lo - BLOCK_N; };
-    // keys to visit
-    const int first = uniform(split_hi > split_lo ? (split_hi - 1) / BLOCK_N * BLOCK_N : split_lo - BLOCK_N),
-        end = uniform(split_lo);
 
     if (warpgroup == 0) {
         warpgroup_reg_dealloc<PRODUCER_REGISTERS>();
@@ -500,22 +508,36 @@ extern "C" __global__ void __launch_bounds__(THREADS) serving_invariant_combine(
     const Pair* const o_splits = (const Pair*)args.o_splits_ptr + (long long)blockIdx.x * args.SPLITS * (DV / 2) + pair;
     wait_for_launch();  // this kernel is launched while splits are being computed
     allow_next_launch();
+    // Segments without a key have left no sums: those before the first one that has any, and behind the last one.
+    int from = args.SPLITS, to = 0;
+    const int lane = threadIdx.x % 32;
+    for (int split = lane; split < args.SPLITS; split += 32) {
+        const Pair found = statistics[split];
+        if (found.values[0] != -INF || found.values[1] != 0.0f) {
+            from = min(from, split);
+            to = split + 1;
+        }
+    }
+    for (int mask = 16; mask > 0; mask /= 2) {
+        from = min(from, shuffle(from, lane ^ mask));
+        to = max(to, shuffle(to, lane ^ mask));
+    }
     if (pair >= DV / 2)
         return;
     // Loads of AHEAD splits are in flight at once.
     constexpr int AHEAD = 8;
     float m = -INF, l = 0.0f, acc[2] = {};
-    for (int last = args.SPLITS - 1; last >= 0; last -= AHEAD) {
+    for (int last = to - 1; last >= from; last -= AHEAD) {
         Pair of_row[AHEAD], ahead[AHEAD];
         #pragma unroll
         for (int i = 0; i < AHEAD; ++i)
-            if (last - i >= 0) {
+            if (last - i >= from) {
                 of_row[i] = statistics[last - i];
                 ahead[i] = o_splits[(last - i) * (long long)(DV / 2)];
             }
         #pragma unroll
         for (int i = 0; i < AHEAD; ++i)
-            if (last - i >= 0) {
+            if (last - i >= from) {
                 const Shares shares = share(m, of_row[i].values[0]);
                 l = join(l, of_row[i].values[1], shares);
                 #pragma unroll
