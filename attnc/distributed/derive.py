@@ -405,14 +405,15 @@ class _Maker:
 
 def _schedule(program: Program, attention: Attention, target: str, form: Form, label: str | None) -> Schedule:
     """Returns the schedule of the spec whose kernels a rank runs. DiagnosticError where there is none, and
-    where k or v have scales of their columns, which no derived spec says.
+    where k or v have scales of their columns, or k has columns of another input behind its own, which no
+    derived spec says.
     """
-    name = attention.name
-    for of, scale in attention.column_scales.items():
-        place = scale.span or attention.span or program.source.span(0, 0)
-        raise DiagnosticError(
-            [error("E0602", f"a scale of columns of {of} is not shared out over ranks", place)]
-        )
+    name, rest = attention.name, attention.k_rest
+    beside = {f"a scale of columns of {of}": scale for of, scale in attention.column_scales.items()}
+    beside |= {} if rest is None else {f"'cat' of k and {rest.tensor}": rest}
+    for what, read in beside.items():
+        place = read.span or attention.span or program.source.span(0, 0)
+        raise DiagnosticError([error("E0602", f"{what} is not shared out over ranks", place)])
     found = [s for s in program.schedules if (s.name, s.target) == (name, target)]
     found = [s for s in found if label in (None, s.label)]
     suited = [s for s in found if s.is_decode == (form == "keys")] or found

@@ -314,6 +314,36 @@ def test_a_target_without_a_schedule_is_named() -> None:
         assert f"schedule small for {said}" in problem.hints[0]
 
 
+JOINED = """attention joined {
+  input q: bf16[B, M, G, 512]
+  input k: e4m3[B, N, 1, 448] via paged(block_table, page = 64)
+  input v: bf16[B, N, 1, 512] via prefix(k)
+  input rope: bf16[R, 64, 64]
+  input block_table: i32[B, P]
+  input kv_len: i32[B]
+  length N = kv_len[b]
+  let page = block_table[b, kv_idx // 64]
+  score = dot(q, cat(k, rope[page, kv_idx % 64, d])) / sqrt(512)
+  mask = causal
+  normalize = softmax
+  output o: bf16[B, M, G, 512]
+}
+schedule joined for cuda.sm_90a {
+  loops = [kv], pack = gqa
+}
+"""
+
+
+def test_columns_behind_those_of_k_are_refused_where_they_stand() -> None:
+    """A derived spec has no 'cat': without its columns q and k would differ."""
+    program = program_of(JOINED)
+    with pytest.raises(DiagnosticError) as refused:
+        derive(program, program.attentions[0], {}, "cuda.sm_90a", "keys")
+    (problem,) = refused.value.diagnostics
+    assert problem.message == "'cat' of k and rope is not shared out over ranks"
+    assert problem.primary.span.text.startswith("rope[")
+
+
 @pytest.mark.parametrize("lse", ["", "output lse: f32[B, Hkv * G, M]"])
 @pytest.mark.parametrize("form", ["rows", "keys"])
 def test_a_rank_gives_lse_of_every_row_and_head(lse: str, form: Form) -> None:
