@@ -14,12 +14,19 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import FunctionType
 from typing import Any, ClassVar
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from attnc.bench.host_functions import FUNCTIONS, draw_trained, served_functions, trained_functions
+from attnc.bench.host_functions import (
+    FUNCTIONS,
+    draw_trained,
+    packed_by_torch,
+    served_functions,
+    trained_functions,
+)
 from attnc.bench.report import Page, document, ran_on, table
 from attnc.bench.run import Benchmark, Job, Report
 from attnc.build import front, plan_program, schedule_all
@@ -35,7 +42,7 @@ SIZES = {"B": 2, "H": 8, "Hkv": 2, "G": 4, "M": 200, "N": 200}
 _BURST = 50
 #: Calls of a function before the one whose gradients are timed.
 _BEFORE = 10
-_TORCHS = "scaled_dot_product_attention"
+_TORCHS, _PACKED = "scaled_dot_product_attention", "varlen_attn"
 _OURS, _PEER, _FLASH = "functions of attnc", "PyTorch", "PyTorch's flash backend"
 
 
@@ -75,19 +82,26 @@ def _call_once(module: ir.Module) -> None:
 
 
 def _call_function(name: str) -> None:
-    with suppress(Exception):
+    with suppress(Exception), _keeping_graphs():
         function, lay = trained_functions(SIZES, "cuda")[name]
-        laid = [lay(x) for x in draw_trained(SIZES, "cuda")]
-        _call_all({HostCall(name, _OURS): partial(function, *laid)})
-        _call_all(_make_backward_calls(name, _OURS, function, [x.detach().requires_grad_() for x in laid]))
+        _call_all(_make_calls(name, _OURS, function, [lay(x) for x in draw_trained(SIZES, "cuda")]))
 
 
 def _call_others() -> None:
-    with suppress(Exception):
+    with suppress(Exception), _keeping_graphs():
         for call in served_functions(SIZES, "cuda").values():
             call()
-        with _put_in_place(_OURS):
-            _call_all(_calls_of_torch(_OURS))
+        for whose in (_OURS, _FLASH):
+            with _put_in_place(whose):
+                _call_all(_calls_of_torch(whose) | _calls_of_packed(whose))
+
+
+def _keeping_graphs() -> AbstractContextManager[None]:
+    """Keeps the graph of a compiled function for its next backward."""
+    from torch._functorch import config
+
+    context: AbstractContextManager[None] = config.patch(donated_buffer=False)
+    return context
 
 
 def _call_all(calls: Mapping[HostCall, Launch]) -> None:
@@ -117,10 +131,7 @@ def functions() -> dict[HostCall, Launch]:
     tensors = draw_trained(SIZES, "cuda")
     calls: dict[HostCall, Launch] = {}
     for name, (function, lay) in trained_functions(SIZES, "cuda").items():
-        laid = [lay(x) for x in tensors]
-        inputs = [x.detach().requires_grad_() for x in laid]
-        calls[HostCall(name, _OURS)] = partial(function, *laid)
-        calls |= _make_backward_calls(name, _OURS, function, inputs)
+        calls |= _make_calls(name, _OURS, function, [lay(x) for x in tensors])
     served = served_functions(SIZES, "cuda")
     return calls | {HostCall(name, _OURS): call for name, call in served.items()}
 
@@ -139,7 +150,7 @@ def replaceable() -> dict[HostCall, Launch]:
     calls: dict[HostCall, Launch] = {}
     for whose in (_OURS, _FLASH):
         with _put_in_place(whose):
-            calls |= _calls_of_torch(whose)
+            calls |= _calls_of_torch(whose) | _calls_of_packed(whose)
     return calls
 
 
@@ -147,7 +158,7 @@ def place_of(call: HostCall) -> AbstractContextManager[None]:
     """Returns the context that a call is made in: where PyTorch's attention runs on attnc, or on PyTorch's
     flash backend, that stands in place of PyTorch's choice.
     """
-    is_replaced = call.whose == _FLASH or (call.whose == _OURS and call.what.startswith(_TORCHS))
+    is_replaced = call.whose == _FLASH or (call.whose == _OURS and call.what.startswith((_TORCHS, _PACKED)))
     return _put_in_place(call.whose) if is_replaced else nullcontext()
 
 
@@ -165,11 +176,38 @@ def _put_in_place(whose: str) -> Iterator[None]:
 def _calls_of_torch(whose: str) -> dict[HostCall, Launch]:
     from torch.nn.functional import scaled_dot_product_attention
 
-    q, k, v = _draw_heads()
-    inputs = [x.clone().requires_grad_() for x in (q, k, v)]
-    name, attention = _TORCHS, partial(scaled_dot_product_attention, is_causal=True)
-    call = {HostCall(name, whose): lambda: attention(q, k, v)}
-    return call | _make_backward_calls(name, whose, attention, inputs)
+    return _make_calls(_TORCHS, whose, partial(scaled_dot_product_attention, is_causal=True), _draw_heads())
+
+
+def _calls_of_packed(whose: str) -> dict[HostCall, Launch]:
+    batch, heads, length, width = SIZES["B"], SIZES["H"], SIZES["N"], 64
+    tensors = torch.randn(3, batch * length, heads, width, device="cuda", dtype=torch.bfloat16).unbind()
+    ends = torch.arange(batch + 1, dtype=torch.int32, device="cuda") * length
+    return _make_calls(_PACKED, whose, partial(packed_by_torch, ends=ends, longest=length), tensors)
+
+
+def _make_calls(
+    name: str, whose: str, function: Callable[..., Any], tensors: Sequence[torch.Tensor]
+) -> dict[HostCall, Launch]:
+    """Returns calls of a function, with gradients and without, and the same under torch.compile."""
+    calls: dict[HostCall, Launch] = {}
+    compiled = torch.compile(_make_apart(function, name), fullgraph=True)
+    for title, made in ((name, function), (f"{name}, compiled", compiled)):
+        inputs = [x.detach().requires_grad_() for x in tensors]
+        calls[HostCall(title, whose)] = partial(made, *tensors)
+        calls |= _make_backward_calls(title, whose, made, inputs)
+    return calls
+
+
+def _make_apart(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """Returns the function with code of its own, by which PyTorch finds what it compiled: it would look
+    through that of all others first.
+    """
+
+    def call(*given: torch.Tensor) -> Any:
+        return function(*given)
+
+    return FunctionType(call.__code__.replace(co_name=name), call.__globals__, closure=call.__closure__)
 
 
 def _draw_heads() -> Sequence[torch.Tensor]:
@@ -249,7 +287,8 @@ class HostBenchmark(Benchmark[HostCell, Mapping[HostCall, float]]):
 
     def measure(self, cells: Sequence[HostCell], rounds: int, report: Report) -> dict[HostCall, float]:
         calls = {call: launch for cell in cells for call, launch in calls_of(cell.module).items()}
-        return measure_calls(calls | functions() | peers() | replaceable(), rounds, report, place_of)
+        with _keeping_graphs():
+            return measure_calls(calls | functions() | peers() | replaceable(), rounds, report, place_of)
 
     def page(self, results: Mapping[HostCall, float], machine: Mapping[str, str]) -> Page:
         rows: dict[str, dict[str, float]] = {}

@@ -4,8 +4,14 @@ launch of attnc, whose kernels a call takes.
 
 from __future__ import annotations
 
+import functools
+import importlib
+import sys
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -14,7 +20,9 @@ import attnc
 from attnc.adapters.flashinfer import BatchDecodeWithPagedKVCacheWrapper
 from attnc.adapters.pages import attend
 from attnc.adapters.transformers import attention
+from attnc.compat.export import kernel_files, python_files
 from attnc.compat.flash_attn import flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache
+from attnc.compat.form import Form
 from attnc.flex import flex_attention
 from attnc.paging import PagedCache, Step
 
@@ -37,7 +45,7 @@ attention compiled {
 #: Names of `trained_functions`, whose kernels processes of their own compile before the calls are timed.
 FUNCTIONS = (
     "attnc.compile", "flex_attention", "flash_attn_func", "flash_attn_varlen_func",
-    "attention of transformers",
+    "attention of transformers", "flash_attn_func, exported",
 )  # fmt: skip
 
 
@@ -67,7 +75,41 @@ def trained_functions(sizes: Mapping[str, int], device: str) -> dict[str, Traine
         "flash_attn_func": Trained(partial(flash_attn_func, causal=True)),
         "flash_attn_varlen_func": Trained(packed, lambda x: x.flatten(0, 1)),
         "attention of transformers": Trained(encode, _heads_first),
+        "flash_attn_func, exported": Trained(partial(_import_exported().flash_attn_func, causal=True)),
     }
+
+
+@functools.cache
+def _import_exported() -> Any:
+    """Imports a folder as `attnc export` writes it, with the kernels that are timed. It stays for as long as
+    the process lives, since they are imported at their first call.
+    """
+    form = Form(dtype="bfloat16", size=_WIDTH, size_v=_WIDTH, causal=True)
+    texts = python_files() | kernel_files(form) | kernel_files(replace(form, grads=("q", "k", "v")))
+    folder = tempfile.TemporaryDirectory()
+    _KEPT.append(folder)
+    for name, text in texts.items():
+        path = Path(folder.name) / _EXPORTED / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    sys.path.insert(0, folder.name)
+    try:
+        return importlib.import_module(_EXPORTED)
+    finally:
+        sys.path.remove(folder.name)
+
+
+_EXPORTED = "attnc_bench_exported"
+_KEPT: list[Any] = []
+
+
+def packed_by_torch(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, ends: torch.Tensor, longest: int
+) -> Any:
+    """Calls PyTorch's `varlen_attn`, causal."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    return varlen_attn(q, k, v, ends, ends, longest, longest, window_size=(-1, 0))
 
 
 def _heads_first(x: torch.Tensor) -> torch.Tensor:

@@ -82,7 +82,7 @@ def test_functions_of_programs_take_the_same_inputs() -> None:
         assert all(x is not None for x in torch.autograd.grad(o.float().sum(), inputs))
         found[name] = o.transpose(1, 2) if name == "flex_attention" else o
     causal = [o.reshape(tensors[0].shape) for name, o in found.items() if "transformers" not in name]
-    assert len(causal) == 4
+    assert len(causal) == 5
     for o in causal:
         torch.testing.assert_close(o, causal[0], rtol=2e-2, atol=2e-2)
 
