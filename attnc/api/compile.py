@@ -38,11 +38,11 @@ from attnc.api.fastest import (
     targets_on,
     warn_of_loss,
 )
-from attnc.api.locks import renew_in_forks
 from attnc.diagnostics import DiagnosticError, render
 from attnc.diagnostics.attempts import first_made
 from attnc.diagnostics.shown import show_value
 from attnc.resources import resource
+from attnc.runtime.locks import renew_in_forks
 from attnc.runtime.packages import Package, find_package, keep_package, load_package
 from attnc.source import Source
 from attnc.support.cache import cache_folder, own_folder

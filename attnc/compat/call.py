@@ -24,7 +24,6 @@ from attnc.api.fastest import (
     targets_of_call,
     targets_of_few,
 )
-from attnc.api.locks import renew_in_forks
 from attnc.api.repeats import Arrange, Plan, keep
 from attnc.api.tensors import (
     FLOATS,
@@ -43,6 +42,7 @@ from attnc.compat.blocks import list_of_blocks
 from attnc.compat.compiled import builds_in, load_form, making
 from attnc.compat.form import Facts, Form, Layout
 from attnc.diagnostics.shown import show_value
+from attnc.runtime.locks import renew_in_forks
 from attnc.support.arguments import leaving_transforms, requires_gradient
 from attnc.support.memory import made_apart, make_picker
 

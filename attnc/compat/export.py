@@ -16,10 +16,11 @@ from itertools import product
 from pathlib import Path
 
 import attnc
-from attnc.api import fastest, locks, repeats, tensors
+from attnc.api import fastest, repeats, tensors
 from attnc.compat.exported import module_name
 from attnc.compat.form import Form
 from attnc.diagnostics import shown
+from attnc.runtime import locks
 from attnc.target.support import FOLDER, beside, support_files
 
 DTYPES = {"f16": "float16", "bf16": "bfloat16"}
@@ -65,6 +66,7 @@ def python_files() -> dict[str, str]:
         r"attnc\.compat\.": ".",
         r"attnc\.api\.": ".",
         r"attnc\.diagnostics\.": ".",
+        r"attnc\.runtime\.": ".",
         r"attnc\.support\.": f".kernels.{FOLDER}.",
     }
     own = {}

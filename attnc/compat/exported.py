@@ -7,8 +7,8 @@ import threading
 from importlib import import_module
 from types import ModuleType
 
-from attnc.api.locks import renew_in_forks
 from attnc.compat.form import Form
+from attnc.runtime.locks import renew_in_forks
 
 _IMPORTING = threading.RLock()
 renew_in_forks(globals(), "_IMPORTING")

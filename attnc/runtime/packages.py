@@ -19,6 +19,7 @@ import importlib.util
 import json
 import linecache
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.abc import MetaPathFinder, SourceLoader
@@ -28,6 +29,7 @@ from types import ModuleType
 from typing import Any
 
 from attnc.resources import resource
+from attnc.runtime.locks import renew_in_forks
 from attnc.support.cache import discard_path, read_private, store_bytes
 from attnc.support.folders import private_folder
 from attnc.target.support import FOLDER
@@ -76,24 +78,29 @@ class _Texts(MetaPathFinder):
 
 
 _TEXTS = _Texts()
+#: Held while a module is imported: another thread finds it whole, or makes what it belongs to once.
+_IMPORTING = threading.RLock()
+renew_in_forks(globals(), "_IMPORTING")
 
 
 def import_text(path: Path, content: bytes) -> ModuleType:
     """Imports a module from its text, once per process for each path: that of the file that the text comes
     from, or would be in. Raises what the text raises; then nothing of it stays imported.
     """
-    name = f"{_folder_name(path.parent)}.files.{path.stem}"
-    return _import(name, {name: _Text(path, content)})
+    with _IMPORTING:
+        name = f"{_folder_name(path.parent)}.files.{path.stem}"
+        return _import(name, {name: _Text(path, content)})
 
 
 def import_package(folder: Path, files: Mapping[str, str]) -> ModuleType:
     """Imports a package, once per process for a folder. files: its modules, `__init__.py` among them. Raises
     as `import_text` does.
     """
-    name = f"{_folder_name(folder)}.files_package"
     texts = {Path(file): text.encode() for file, text in files.items() if file.endswith(".py")}
-    names = {file: name if file.stem == "__init__" else f"{name}.{file.stem}" for file in texts}
-    return _import(name, {names[file]: _Text(folder / file, text) for file, text in texts.items()})
+    with _IMPORTING:
+        name = f"{_folder_name(folder)}.files_package"
+        names = {file: name if file.stem == "__init__" else f"{name}.{file.stem}" for file in texts}
+        return _import(name, {names[file]: _Text(folder / file, text) for file, text in texts.items()})
 
 
 def _import(name: str, texts: Mapping[str, _Text]) -> ModuleType:

@@ -285,7 +285,7 @@ def test_exported_folder(device: torch.device, tmp_path: Path) -> None:
         (tmp_path / "exported" / file).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "exported" / file).write_text(text, encoding="utf-8")
     program = f"""
-import sys
+import os, sys
 sys.modules["attnc"] = None
 import torch, exported
 from exported.call import FUNCTIONS, _PREPARED
@@ -303,7 +303,8 @@ for deterministic in (False, True):
     print(max((x.float() - y.float()).abs().max().item() for x, y in zip(found, expected)))
 exported.flash_attn_func(q.detach(), k.detach(), v.detach(), causal=True)
 names = {{getattr(FUNCTIONS, name).__module__ for name, *_ in _PREPARED.values()}}
-print(len(names), all("sm_90a" in name for name in names))
+print(len(names), all("sm_90a" in name for name in names), flush=True)
+os._exit(0)  # or PyTorch's thread for gradients may abort it: that frees tensors while the interpreter ends
 """
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False

@@ -1,6 +1,7 @@
 """Importing generated text, from a folder that nobody else can write to."""
 
 import os
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,30 @@ def test_a_module_that_fails_is_not_kept(cache: Path) -> None:
     for _ in range(2):
         with pytest.raises(ZeroDivisionError):
             load_text("1 / 0\n")
+
+
+def test_a_thread_never_meets_half_a_module(cache: Path) -> None:
+    """Another thread asks for the module while it is imported, and gets it when it is whole."""
+    text = "from tests.runtime import test_loader\ntest_loader.asking.start()\nVALUE = 1\n"
+    asking.text = text
+    load_text(text)
+    assert asking.result() == 1
+
+
+class _Asking:
+    text = ""
+
+    def start(self) -> None:
+        self.crew = ThreadPoolExecutor(1)
+        self.found = self.crew.submit(lambda: load_text(self.text).VALUE)
+        wait([self.found], timeout=0.2)  # one that does not wait is done by then
+
+    def result(self) -> object:
+        with self.crew:
+            return self.found.result()
+
+
+asking = _Asking()
 
 
 def test_the_folder_is_private(cache: Path) -> None:
