@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from attnc.api.compile import SpecError
+from attnc.api.fastest import chosen_target
 from attnc.flex.arguments import Auxiliary
 from attnc.flex.blocks import Blocks, restrict
 from attnc.flex.dense import max_scores
@@ -30,6 +31,7 @@ from attnc.flex.symbols import OPERATIONS, apply, tape_of
 from attnc.flex.trace import MaskMod, ScoreMod, Trace, trace
 from attnc.support.arguments import is_transforming, refuse_tangents
 from attnc.support.memory import lay_like
+from attnc.support.operators import shorten
 from attnc.support.sizes import parse_beside_threads
 
 # --- steps as a text, and as mods again ---------------------------------------------------------------------
@@ -346,6 +348,8 @@ def _differentiate(ctx: Any, do: torch.Tensor, dlse: torch.Tensor) -> tuple[Any,
 
 
 _operate.register_autograd(_differentiate, setup_context=_keep)
+shorten(_operate, _operate._init_fn)
+shorten(_pull, _pull._init_fn)
 
 
 def _find_kernel(
@@ -358,6 +362,14 @@ def _find_kernel(
     said: CallProgram,
     grads: Sequence[int],
 ) -> tuple[Trace, FlexKernel]:
+    known = None
+    if not captured:  # what was found depends on no tensor's elements
+        looks = [(x.shape, x.stride(), x.dtype, x.device) for x in (query, key, value)]
+        numbers = tuple(floats), tuple(integers), tuple(grads)
+        aligned = (query.data_ptr() | key.data_ptr() | value.data_ptr()) % 16
+        known = (id(said), *numbers, *looks, chosen_target(), aligned)
+        if (again := _FOUND.get(known)) is not None:
+            return again
     B, H, M, width = query.shape
     sizes = {"B": B, "H": H, "M": M, "N": key.shape[2]}
     traced = _trace_mods(said, captured, floats, integers, grads, sizes, query.device)
@@ -381,10 +393,20 @@ def _find_kernel(
         wanted=wanted,
     )
     try:
-        return traced, kernel_of(traced, layout)
+        found = traced, kernel_of(traced, layout)
     except SpecError as failure:
         place = next(filter(None, said.places), None)
         raise (move_error(failure, span_of_line(place)) if place else failure) from None
+    if known is not None:
+        if len(_FOUND) >= _MOST_FOUND:
+            _FOUND.clear()
+        _FOUND[known] = found
+    return found
+
+
+#: Of calls that capture no tensor, by all that they depend on; `read` keeps the program of an id.
+_FOUND: dict[Any, tuple[Trace, FlexKernel]] = {}
+_MOST_FOUND = 1024
 
 
 def _trace_mods(
