@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, ClassVar, Protocol, TypeAlias
 
 import torch
@@ -59,7 +60,7 @@ from .gradients import (
     resume_gradients,
 )
 from .memory import Key, Layout, Memory, allocate, contiguous, kinds, layout, layouts_of, memory_of, plain
-from .operators import Operators, call_operator, name_of
+from .operators import Operators, call_operator, name_of, repeat_operator
 from .place import Place, join_workspaces
 from .repeat import Again, Repeated, make_again
 from .sizes import as_tuple, evaluate
@@ -153,6 +154,7 @@ class Attention(AsksForLess, ABC):
         self.kept_layouts: dict[Any, tuple[Layout, ...]] = {}
         self.repeated = Repeated[Again](lambda call, _: make_again(self, call, ()))
         self.repeated_keeping = Repeated[Applied](self.settle_keeping, gradients=True)
+        self.repeated_operator = Repeated[Again](partial(repeat_operator, self), gradients=True)
         #: By how many tensors there are, as the gradient of lse may be none, and how they are turned.
         self.repeated_gradients = defaultdict[Any, Repeated[PreparedGradients]](
             lambda: Repeated(gradients=True)
@@ -307,6 +309,7 @@ class Attention(AsksForLess, ABC):
         self.kept_layouts.clear()
         self.repeated.forget()
         self.repeated_keeping.forget()
+        self.repeated_operator.forget()
         self.repeated_gradients.clear()
 
     def trace(

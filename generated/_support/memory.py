@@ -51,13 +51,23 @@ def laid_like(like: Memory, dtype: torch.dtype, has_rows: bool) -> Memory:
     """Returns what torch.empty_like makes of such a tensor, whose elements are of this type: the axes in the
     order that they have in memory, without gaps. has_rows: the last axis has to be contiguous.
     """
-    shape, strides, _ = like
+    return _laid_like(*like[:2], dtype, has_rows)
+
+
+@lru_cache(
+    maxsize=4096
+)  # torch computes what a tensor without memory is in Python, for longer than a call takes
+def _laid_like(
+    shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype, has_rows: bool
+) -> Memory:
     found = memory_of(torch.empty_like(torch.empty_strided(shape, strides, dtype=dtype, device="meta")))
     return contiguous(shape, dtype) if has_rows and found.steps[-1] > 1 else found
 
 
 def lay_like(x: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """Returns a gradient with the strides that torch.empty_like gives one of its input: itself, or a copy."""
+    if like.is_contiguous() and x.is_contiguous():
+        return x
     wanted = laid_like(memory_of(like), x.dtype, has_rows=False)
     if memory_of(x).steps == wanted.steps:
         return x

@@ -9,6 +9,7 @@ from typing import Any, NoReturn, Protocol
 import torch
 from torch._compile import _disable_dynamo
 from torch._functorch.utils import enable_single_level_autograd_function
+from torch._library.autograd import make_autograd_impl
 from torch.autograd import forward_ad
 from torch.autograd.function import _SingleLevelFunction
 
@@ -23,6 +24,7 @@ from .gradients import (
     refuse_second_derivative,
 )
 from .memory import lay_like
+from .repeat import Again, Repeated, make_again
 
 Tensors = Sequence[Any]
 
@@ -30,8 +32,9 @@ Tensors = Sequence[Any]
 class TracedCall(DifferentiableCall, Protocol):
     """What operators ask of a call (`call.Attention`) besides.
 
-    operator: their name; decode: (config, backward_config) of the text that an operator takes; bind_sizes:
-    the sizes of its inputs.
+    operator: their name; encode, decode: (config, backward_config) as the text that an operator takes;
+    bind_sizes: the sizes of its inputs; repeated_operator: what repeats its last call, with the config that
+    the call chooses and no counters.
     """
 
     operator: str
@@ -39,6 +42,10 @@ class TracedCall(DifferentiableCall, Protocol):
     counters: tuple[Tensor, ...]
     sizes: dict[str, str]
     input_names: tuple[str, ...]
+
+    repeated_operator: Repeated[Again]
+
+    def encode(self, config: KernelConfig | None, backward_config: Any = None) -> str: ...
 
     def decode(self, chosen: str) -> tuple[KernelConfig | None, dict[str, KernelConfig]]: ...
 
@@ -101,19 +108,62 @@ def _rows(x: torch.Tensor) -> torch.Tensor:
     return x.contiguous() if x.dim() > 1 and x.stride(-1) != 1 else x
 
 
-#: What registers derivatives of operators, as long as the process lives.
+#: What registers kernels and derivatives of operators, as long as the process lives.
 _LIBRARY: Any = torch.library.Library("attnc", "FRAGMENT")  # type: ignore[no-untyped-call]  # torch's
+#: What tensors with memory are dispatched to, where nothing stands between autograd and a kernel.
+_DEVICES = {torch._C.DispatchKey.CPU: "CPU", torch._C.DispatchKey.CUDA: "CUDA"}
+
+
+def put_on_devices(custom: Any, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Makes a function the kernel of an operator (`torch.library.custom_op`) on each device, without what
+    torch does around one: it looks whether results share memory with arguments, which takes as long as a
+    call. Returns the kernel. Dynamo, which may be compiling the caller, does not follow.
+    """
+    kernel: Callable[..., Any] = torch._dynamo.disable(function)
+    for device in _DEVICES.values():
+        _LIBRARY.impl(custom._opoverload, kernel, device)
+    return kernel
+
+
+def shorten(custom: Any, function: Callable[..., Any]) -> None:
+    """Makes calls of an operator that want no gradient go to its function at once; others go as torch made
+    it. It writes to no argument.
+    """
+    kernel, differentiate = put_on_devices(custom, function), make_autograd_impl(custom._opoverload, custom)
+
+    def call(keyset: Any, *given: Any) -> Any:
+        wants = torch.is_grad_enabled() and torch._C._any_requires_grad(*given)
+        return kernel(*given) if not wants and goes_to_device(keyset) else differentiate(keyset, *given)
+
+    _put_derivative(custom._opoverload, call)
+
+
+def _put_derivative(operator: Any, call: Callable[..., Any]) -> None:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Warning only once for all operators")
+        # The operator has one of its own; torch before 2.12 refuses another unless it is asked for.
+        _LIBRARY.impl(operator, call, "Autograd", with_keyset=True, allow_override=True)
+
+
+def goes_to_device(keyset: Any) -> bool:
+    """Returns whether a call of an operator that writes to no argument goes from autograd to the kernel of a
+    device at once: no tensor without memory, no mode, no view that is to be resolved.
+    """
+    return (keyset & torch._C._after_ADInplaceOrView_keyset).highestPriorityTypeId() in _DEVICES
 
 
 def _register_derivative(
     function: str,
     operator: Any,
+    kernel: Callable[..., Any],
     keep: Callable[[Any, Tensors, Any], None],
     differentiate: Callable[..., tuple[Any, ...]],
+    *,
+    writes: bool = False,
 ) -> None:
     """Registers what `custom_op.register_autograd` does, also for torch.func: the function that torch makes
-    of these two knows no transforms. function: what messages call it; keep: (ctx, arguments, results), after
-    a call.
+    of these two knows no transforms. function: what messages call it; kernel: what `put_on_devices` returned;
+    keep: (ctx, arguments, results), after a call; writes: whether to arguments.
     """
 
     class Differentiable(_SingleLevelFunction):  # of one transform: each meets the operator for itself
@@ -131,6 +181,8 @@ def _register_derivative(
             return (None, *differentiate(ctx, *cotangents))
 
     def below(keyset: Any, given: Tensors) -> Any:
+        if not writes and goes_to_device(keyset):
+            return kernel(*given)
         with torch._C._AutoDispatchBelowAutograd():
             return operator.redispatch(keyset & torch._C._after_autograd_keyset, *given)
 
@@ -141,10 +193,7 @@ def _register_derivative(
         with enable_single_level_autograd_function():
             return Differentiable.apply(keyset, *given)  # type: ignore[attr-defined]  # of its base in C++
 
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Warning only once for all operators")
-        # The operator has one of its own; torch before 2.12 refuses another unless it is asked for.
-        _LIBRARY.impl(operator, call, "Autograd", with_keyset=True, allow_override=True)
+    _put_derivative(operator, call)
 
 
 def _make_unasked(gradient: Gradient, x: torch.Tensor) -> torch.Tensor:
@@ -156,6 +205,23 @@ def _alone(results: Tensors) -> Any:
     return tuple(results) if len(results) > 1 else results[0]
 
 
+def repeat_operator(call: Any, prepared: Any, inputs: Tensors) -> Again | None:
+    """Returns what an operator returns of inputs like these: the results, and what is kept of them."""
+    layouts = call.kept_layouts[inputs[0].shape] if call.kept else ()
+    first = len(call.outputs)
+    again = (
+        None if prepared is None else make_again(call, prepared, layouts, range(first, first + len(layouts)))
+    )
+    if again is None:
+        return None
+
+    def run(given: Tensors) -> Any:
+        made, kept = again(given)
+        return _alone((made, *kept) if first == 1 else (*made, *kept))
+
+    return run
+
+
 class Operators:
     """NAME, of the results alone and never with gradients of its own; NAME_out, into tensors of the caller;
     and NAME_backward, which has no derivative.
@@ -163,6 +229,7 @@ class Operators:
 
     def __init__(self, call: TracedCall) -> None:
         self.call = call
+        self.usual = call.encode(None, None)
 
     def register(self) -> None:
         call, name = self.call, f"attnc::{self.call.operator}"
@@ -178,6 +245,7 @@ class Operators:
         )
         forward.register_fake(self._fake)
         forward.register_vmap(_mapping(call.operator))
+        kernel = put_on_devices(forward, self._forward)
         written = [
             f"Tensor(o{i}!){'?' if tensor in call.kept else ''} {tensor.name}"
             for i, tensor in enumerate((*call.outputs, *call.kept))
@@ -201,9 +269,13 @@ class Operators:
         )
         backward.register_fake(self._backward_fake)
         backward.register_vmap(_mapping(f"{call.operator}_backward"))
-        _register_derivative(call.name, forward._opoverload, self._keep, self._differentiate)
+        writes = bool(call.counters)
         _register_derivative(
-            call.name, backward._opoverload, lambda ctx, given, made: None, self._refuse_derivative
+            call.name, forward._opoverload, kernel, self._keep, self._differentiate, writes=writes
+        )
+        kernel = put_on_devices(backward, self._backward)
+        _register_derivative(
+            call.name, backward._opoverload, kernel, lambda ctx, given, made: None, self._refuse_derivative
         )
 
     def _keep(self, ctx: Any, inputs: Tensors, output: Any) -> None:
@@ -224,10 +296,23 @@ class Operators:
     def _forward(self, *given: Any) -> Any:
         *tensors, chosen = given
         inputs, counters = self._split(tensors)
+        repeats = chosen == self.usual and all(x is None for x in counters)
+        if repeats and (again := self.call.repeated_operator.call(inputs)) is not None:
+            return again(inputs)
         kept = self.call.empty_kept(inputs)
+        config = self.call.decode(chosen)[0]
         with torch.no_grad():
-            made = self.call.execute(inputs, None, self.call.decode(chosen)[0], None, (*kept, *counters))
+            made = self.call.execute(inputs, None, config, None, (*kept, *counters))
+        if repeats and config is None:
+            self.call.repeated_operator.note(self._prepared_of(inputs, kept), inputs)
         return _alone((*(made if isinstance(made, tuple) else (made,)), *kept))
+
+    def _prepared_of(self, inputs: Tensors, kept: Tensors) -> Any:
+        """Returns what was prepared for a call; None where that takes other tensors than it was given."""
+        if any(x.is_neg() for x in inputs):
+            return None
+        extras = (*kept, *self.call.no_extras[len(kept) :])
+        return self.call.prepared.get(self.call.key_of(inputs, None, None, extras))
 
     def _fake(self, *given: Any) -> Any:
         inputs, _ = self._split(given)
