@@ -205,3 +205,40 @@ def test_torch_func_works_inside_of_torch_compile(attend: Callable[..., torch.Te
         one = torch.autograd.grad(o, leaves, weights[number], retain_graph=True)
         for found, wanted in zip(batch, one, strict=True):
             torch.testing.assert_close(found[number], wanted)
+
+
+@pytest.mark.parametrize("wants", [False, True], ids=["results", "gradients"])
+@pytest.mark.parametrize("form", FORMS)
+def test_compiled_calls_that_follow_themselves_are_eager_ones(form: str, wants: bool) -> None:
+    """Launched without a look at their tensors, until these look otherwise."""
+    family = attnc.compile(TEXT.format(name="followed", rest=FORMS[form]), target="triton")
+    torch.compiler.reset()
+    compiled = torch.compile(lambda *given: family(*given), fullgraph=True, backend="aot_eager")
+    call = family.module.default.CALL
+    call.forget()
+    shapes = (1, 5, 2, 16), (1, 7, 2, 16), (1, 7, 2, 16)
+    guards = []
+    for number in range(9):
+        tensors = drawn(*shapes, seed=number)
+        if number == 7:
+            tensors[0] = tensors[0].mT.contiguous().mT.transpose(1, 2).contiguous().transpose(1, 2)
+        if number == 8:
+            tensors[1] = torch._neg_view(tensors[1])  # type: ignore[attr-defined]  # torch's
+        leaves = [x.detach().requires_grad_(wants) for x in tensors]
+        found, right = ([*_tuple(run(*leaves))] for run in (compiled, family))
+        if wants:
+            found += torch.autograd.grad(found[0], leaves, torch.ones_like(found[0]))
+            right += torch.autograd.grad(right[0], leaves, torch.ones_like(right[0]))
+        assert len(found) == len(right)
+        for x, y in zip(found, right, strict=True):
+            assert torch.equal(x, y)
+            assert x.stride() == y.stride()
+        guards.append(call.repeated_operator.guard)
+    assert guards[0] is None
+    assert guards[6] is not None
+    call.forget()
+    assert call.repeated_operator.guard is None
+
+
+def _tuple(results: Any) -> tuple[torch.Tensor, ...]:
+    return results if isinstance(results, tuple) else (results,)
