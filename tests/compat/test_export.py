@@ -262,7 +262,7 @@ def test_models_generate_what_they_do_with_eager(
 ) -> None:
     """Random weights, greedy tokens. transformers fetches from the hub what is here handed to it."""
     transformers = pytest.importorskip("transformers", reason="has the models")
-    hub = pytest.importorskip("transformers.integrations.hub_kernels")
+    hub = pytest.importorskip("transformers.integrations.hub_kernels", reason="loads the folder")
     monkeypatch.setattr(hub, "is_kernels_available", lambda *args, **options: True)
     monkeypatch.setattr(hub, "get_kernel", lambda *args, **options: loaded)
     kind, config = model(transformers)

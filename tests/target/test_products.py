@@ -15,7 +15,7 @@ from tests.profiles import is_night
 from tests.verify.judging import examples, spec
 from tests.verify.random_specs import specs
 
-pytest.importorskip("triton")
+pytest.importorskip("triton", reason="compiles the kernels")
 
 FOUND = Path(__file__).parents[1] / "gpu" / "found_specs" / "constant_added_to_the_product.attn"
 #: A constant is added to the product, or to what compilers find to be the product.
