@@ -59,7 +59,7 @@ class Syntax:
     An intrinsic may have a spelling for each type of its result (`abs:int`). number: text of a constant;
     to_float: what makes a float of an int dividend, where `/` of two ints is another operation.
     subtracts_from_dot: whether a constant is added to the product of q and k, and to what is made of it, by
-    subtracting its opposite.
+    subtracting its opposite. or_nan: a value where it is NaN, else another one.
     """
 
     binding: Mapping[str, int]
@@ -82,9 +82,41 @@ class Syntax:
     widen_counter: str = ""
     alike: str = "{}"
     subtracts_from_dot: bool = False
+    or_nan: str = ""
 
     def named(self, function: str) -> str:
         return self.functions.get(function) or self.function.format(function)
+
+
+#: Functions of reals that are never below 0, though they may be NaN.
+_NEVER_BELOW_0 = frozenset({"abs", "exp", "exp2"})
+
+
+def _decided_min(expr: Call) -> tuple[Expr, Expr] | None:
+    """Returns what is never below 0, and the constant of 0 or less that is its minimum but for NaN. Of such a
+    minimum, written as a comparison, ptxas of CUDA 12 and 13 makes the constant alone.
+    """
+    if expr.function != "min" or expr.type != "float":
+        return None
+    for one, other in (expr.args, expr.args[::-1]):
+        if isinstance(other, Const) and other.value <= 0 and _is_never_below_0(one):
+            return one, other
+    return None
+
+
+def _is_never_below_0(expr: Expr) -> bool:
+    match expr:
+        case Const(value=value):
+            return value >= 0
+        case Call(function=function) if function in _NEVER_BELOW_0:
+            return True
+        case Call(function="max", args=args):
+            return any(map(_is_never_below_0, args))
+        case Call(function="min", args=args):
+            return all(map(_is_never_below_0, args))
+        case Binary(op="+" | "*" | "/", left=left, right=right):
+            return _is_never_below_0(left) and _is_never_below_0(right)
+    return False
 
 
 #: The search from the end of a row that descends, by what is looked for from its beginning.
@@ -165,6 +197,8 @@ class Printer:
                 ):
                     shown = (self._widen(arg, 0, arg.type == "int") for arg in args)
                 last = self.syntax.keep_nan if function in ("min", "max") and expr.type == "float" else ""
+                if self.syntax.or_nan and (decided := _decided_min(expr)):
+                    return self.syntax.or_nan.format(self.operand(decided[0]), self(decided[1])), ATOM
                 return f"{name}({', '.join(shown)}{last})", ATOM
             case Search():
                 return self.syntax.search(expr, self), ATOM
@@ -184,9 +218,20 @@ class Printer:
         whole, mask = masked
         return f"({self._within(whole, ATOM)} & {mask})"
 
+    def _absolute(self, expr: Expr) -> str:
+        """Returns the absolute value of an int that may be -2^31 as that of a float; "" for anything else.
+        ptxas of CUDA 12 and 13 takes it for negative if it is an int that becomes a float.
+        """
+        match expr:
+            case Call(function="abs", args=(operand,)) if expr.type == "int" and is_wide(expr):
+                return f"{self.syntax.named('abs')}({self._real(operand)})"
+        return ""
+
     def _real(self, expr: Expr) -> str:
         if isinstance(expr, Const):
             return self.syntax.real_constant.format(self(expr))
+        if absolute := self._absolute(expr):
+            return absolute
         return self.syntax.real.format(self._within(expr, ATOM)) if expr.type == "int" else self(expr)
 
     def _constant(self, value: bool | int | float) -> tuple[str, int]:
@@ -216,10 +261,12 @@ class Printer:
         spelled = self.syntax.spelling.get(op, op)
         if wide and isinstance(left, Const):
             return f"{self(left)} {spelled} {self._widen(right, binding + 1, wide)}", binding
-        first = self._widen(left, binding, wide)
-        if op == "/" and "float" not in (left.type, right.type):
+        is_real = op == "/" or "float" in (left.type, right.type)
+        first, second = ((is_real and self._absolute(side)) or "" for side in (left, right))
+        if not first and op == "/" and "float" not in (left.type, right.type):
             first = self.syntax.to_float + self._within(left, ATOM if self.syntax.to_float else binding)
-        return f"{first} {spelled} {self._within(right, binding + 1)}", binding
+        first = first or self._widen(left, binding, wide)
+        return f"{first} {spelled} {second or self._within(right, binding + 1)}", binding
 
     def _widen(self, expr: Expr, binding: int, wide: bool) -> str:
         """Returns an operand, in 64 bits if the operation is wide; of a constant it is the other

@@ -22,8 +22,8 @@ from attnc.verify.runners import runner_of
 
 #: What is counted. rows, keys: of one sequence; packed: rows of one KV head; heads: of all sequences;
 #: entries: of what is searched; columns: of a block table; splits: of a sequence's keys; tiles: of all rows
-#: of the call; offsets: of elements, along an axis of some tensors; strides: of pages. Of a projection: rows,
-#: features (N) and depth (K).
+#: of the call; offsets: of elements, along an axis of some tensors; strides: of pages; sections: of heads,
+#: the last of them short. Of a projection: rows, features (N) and depth (K).
 Quantity: TypeAlias = Literal[
     "rows",
     "keys",
@@ -36,12 +36,13 @@ Quantity: TypeAlias = Literal[
     "tiles",
     "offsets",
     "strides",
+    "sections",
     "features",
     "depth",
 ]
-#: default: cases of any kind reach it; thin: one sequence and head, with hardly a key for each row; large: on
-#: a GPU.
-Reach: TypeAlias = Literal["default", "thin", "large"]
+#: default: cases of any kind reach it; thin: one sequence and head, with hardly a key for each row; own: a
+#: case is made for it, and the array does not look for one; large: on a GPU.
+Reach: TypeAlias = Literal["default", "thin", "own", "large"]
 
 #: A search looks at as many places in a round (`_bound` and `_find_sequence` of `templates/triton/device`).
 _ROUND = 128
@@ -62,7 +63,7 @@ _LONGEST, _MOST_KEYS = 320, 1 << 17
 class Boundary:
     """name: the constant and whose it is; quantity: what is compared with it; where: the config's fields that
     put it in force, of this kernel ("": of none); reach: which cases get there; axes: along which offsets
-    pass it, or strides are odd; of_mask: whether it is a number of the mask.
+    pass it, or strides are odd, or which heads have sections; of_mask: whether it is a number of the mask.
     """
 
     name: str
@@ -90,7 +91,7 @@ class Boundary:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaseFacts:
     """What a case is, as far as boundaries ask: sizes by quantity, the config of every kernel, and the axes
-    along which offsets pass 32 bits, or strides are odd.
+    along which offsets pass 32 bits, strides are odd, or sections of heads end with a short one.
     """
 
     sizes: Mapping[str, frozenset[int]]

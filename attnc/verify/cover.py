@@ -23,6 +23,7 @@ from attnc.verify.case import Case, TensorLayout
 from attnc.verify.data import ORDINARY, ORDINARY_VALUES, SPECIALS, styles_for
 from attnc.verify.far import AXES, far_case
 from attnc.verify.problem import draw_extras
+from attnc.verify.sections import Sections, Walk, sections_of
 from attnc.verify.storage import draw_lengths, lengths_for, memory_dims
 from attnc.verify.strategies import CALLS, all_dims, free_dims, locates_rows, size
 
@@ -37,6 +38,15 @@ LENGTHS_BY_TILES = ("1", "short", "tile - 1", "tile", "tile + 1", "long", "2 til
 GROUPS = (1, 2, 3, 5, 7, 8)
 #: What the boundary of an odd stride names as its axes.
 PAGES = "pages"
+#: What the boundary names as its axes beyond which groups of threads join the splits of a row.
+GROUPS_JOIN = "joins by groups"
+#: Heads of which some are in other sections than the first.
+_MANY = 33
+
+
+def in_sections(walk: Walk) -> str:
+    """Returns what the boundary of a walk over sections of heads names as its axes."""
+    return f"heads of {walk}"
 
 
 @dataclass(frozen=True)
@@ -44,7 +54,7 @@ class Space:
     """All that cases of a module can be: its factors with their levels, and the boundaries of its plan.
 
     configs, backward: those of the module, by number and for each kernel of the backward; usable: numbers of
-    the configs that cases are drawn from; processors: of the device.
+    the configs that cases are drawn from; processors: of the device; call: of the module, where it is known.
     """
 
     attention: Attention
@@ -53,12 +63,14 @@ class Space:
     backward: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     plan: ir.Module | None = None
     processors: int = PROCESSORS
+    call: Any = None
 
     @cached_property
     def boundaries(self) -> tuple[Boundary, ...]:
         found = () if self.plan is None else boundaries_of(self.plan, self.processors)
         in_force = tuple(boundary for boundary in found if any(map(boundary.is_in_force, self._all_configs)))
-        return (*in_force, *self._far, *self._odd) if in_force else ()
+        found_here = (*self._far, *self._odd, *self._in_sections, *self._joined_by_groups)
+        return (*in_force, *found_here) if in_force else ()
 
     @cached_property
     def _far(self) -> tuple[Boundary, ...]:
@@ -81,6 +93,62 @@ class Space:
         """
         if any(tensor.storage.is_paged for tensor in self.tensors):
             yield Boundary(name="pages at an odd stride", quantity="strides", value=1, axes=PAGES)
+
+    @property
+    def _joined_by_groups(self) -> Iterator[Boundary]:
+        if self.many_rows:
+            name = "rows whose splits groups of threads join"
+            yield Boundary(
+                name=name, quantity="rows", value=self.many_rows + 1, reach="own", axes=GROUPS_JOIN
+            )
+
+    @property
+    def many_rows(self) -> int:
+        """Rows of a call up to which a block joins the splits of each; 0 where it always does."""
+        layout = None if self.plan is None else self.plan.kernel.layout
+        return getattr(layout, "many_rows", 0) if getattr(layout, "few_splits", 0) else 0
+
+    def joins_by_groups(self, config: Any) -> bool:
+        """Returns whether a config has splits that groups of threads join, of many rows."""
+        layout = None if self.plan is None else self.plan.kernel.layout
+        fewest, most = getattr(layout, "some_splits", (0, 0))
+        return fewest < getattr(config, "splits", 0) <= most
+
+    @property
+    def _in_sections(self) -> Iterator[Boundary]:
+        for name in self.walks:
+            said = f"a short section of heads of {name}"
+            yield Boundary(name=said, quantity="sections", value=3, reach="own", axes=in_sections(name))
+
+    @cached_property
+    def walks(self) -> tuple[Walk, ...]:
+        """Walks over heads in sections, without those over so few, whatever the case, that all are in one."""
+        dims = {name: _MANY if name in ("B", "H", "Hkv", "G") else 3 for name in free_dims(self.attention)}
+        found = self.sections(Case(dims=dims, config=self.usable[0], lengths="full"))
+        return tuple(name for name, sections in found.items() if sections.heads >= _MANY)
+
+    def walks_in_short_sections(self, case: Case, memory: Mapping[str, int] | None = None) -> set[Walk]:
+        """Returns which walks over heads end with a short section. memory: as for `sections`."""
+        return {name for name, found in self.sections(case, memory).items() if found.ends_short}
+
+    def sections(self, case: Case, memory: Mapping[str, int] | None = None) -> dict[Walk, Sections]:
+        """Returns how each walk over heads is in sections, none of an empty case. memory: all sizes of its
+        tensors, where they are known.
+        """
+        attention = self.attention
+        if self.call is None:
+            return {}
+        if memory is None:
+            known = all_dims(attention, case.dims)
+            memory = memory_dims(attention, known, draw_lengths(attention, known, case.seed, case.lengths))
+        dims = all_dims(attention, memory)
+        kv_heads = size(attention.heads_kv, dims)
+        sizes = {"B": size(attention.batch, dims), **dims, "Hkv": kv_heads}
+        if 0 in sizes.values():
+            return {}
+        sizes["G"] = sizes["H"] // kv_heads
+        gpu = self.call.gpu_of(-1 if self.processors == PROCESSORS else 0)
+        return dict(sections_of(self.call, gpu, sizes, self.configs_of(case)))
 
     @property
     def _all_configs(self) -> tuple[dict[str, Any], ...]:
@@ -292,13 +360,15 @@ class Space:
             sizes["splits"] = {splits} if longest else set()
         elif split_size := getattr(config, "split_size", 0):
             sizes["splits"] = {-(-max(memory.get("N", longest), longest) // split_size)} if longest else set()
+        far = {axes for axes, far in self.far_cases.items() if far.layouts.items() <= case.layouts.items()}
+        far |= {PAGES} if longest and any(layout.more for layout in case.layouts.values()) else set()
+        far |= {in_sections(name) for name in self.walks_in_short_sections(case, memory)}
+        if self.many_rows and self.joins_by_groups(config) and count * heads * max(rows) > self.many_rows:
+            far.add(GROUPS_JOIN)
         return CaseFacts(
             sizes={name: frozenset(found) for name, found in sizes.items()},
             configs=self.configs_of(case),
-            far=frozenset(
-                axes for axes, far in self.far_cases.items() if far.layouts.items() <= case.layouts.items()
-            )
-            | ({PAGES} if longest and any(layout.more for layout in case.layouts.values()) else set()),
+            far=frozenset(far),
         )
 
     @cached_property

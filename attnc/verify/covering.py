@@ -93,6 +93,8 @@ def cases_beside_the_array(space: Space, limits: Limits) -> Iterator[Case]:
     for case in (*edges(space), *thin_cases(space, limits)):
         yield _with_lists(space, case, 0)
     yield from _rows_without_a_list(space, limits)
+    yield from _in_sections(space, limits)
+    yield from _joined_by_groups(space)
 
 
 def _with_lists(space: Space, case: Case, keys: int) -> Case:
@@ -114,7 +116,8 @@ def _with_lists(space: Space, case: Case, keys: int) -> Case:
 
 def _worth(coverage: Coverage, limits: Limits, case: Case) -> float:
     space = coverage.space
-    points = tuple(space.facts(case).points(space.boundaries))
+    looked_for = (boundary for boundary in space.boundaries if boundary.reach != "own")
+    points = tuple(space.facts(case).points(looked_for))
     cost = limits.cost(case.dims, case.config)
     return coverage.gain(space.levels(case), points) / math.sqrt(_OVERHEAD + cost)
 
@@ -417,6 +420,64 @@ def _rows_without_a_list(space: Space, limits: Limits) -> Iterator[Case]:
             dims = {name: sizes.get(name, _FEW if name not in _SEQUENCES else 1) for name in names}
             if limits.cost(dims, config) <= limits.most:
                 yield Case(dims=dims, seed=4, config=config, lengths=_full(space), extras="whole")
+
+
+def _in_sections(space: Space, limits: Limits) -> Iterator[Case]:
+    """Yields cases in which programs walk over two sections of several heads and one that is short, each walk
+    in one: that with the fewest steps, of long rows of keys or of queries beside hardly any of the other.
+    """
+    config, left = space.usable[-1], list(space.walks)
+    if not left:
+        return
+    found = [
+        (limits.cost(case.dims, config), space.walks_in_short_sections(case), case)
+        for case in (
+            Case(dims=dims, seed=1, config=config, lengths=_full(space)) for dims in _many_heads(space)
+        )
+    ]
+    found.sort(key=lambda item: item[0])
+    while left:
+        name = left.pop(0)
+        for _, short, case in found:
+            if name in short and (name == "forward" or limits.includes_gradients(case.dims, config)):
+                left = [other for other in left if other not in short]
+                yield _with_lists(space, case, 0)
+                break
+
+
+def _joined_by_groups(space: Space) -> Iterator[Case]:
+    """Yields a case of more rows than those whose splits have a block each, each row with a key of its own in
+    one of three splits: as many as there are groups, and the others saw nothing.
+    """
+    if not space.many_rows:
+        return
+    names = free_dims(space.attention)
+    several = next((name for name in ("G", "H", "Hkv", "B") if name in names), "B")
+    sizes = {several: space.many_rows // _JOINED_QUERIES + 1, "M": _JOINED_QUERIES}
+    for number in space.usable:
+        shape = space.configs[number]
+        if space.joins_by_groups(shape):
+            sizes["N"] = _GROUPS * shape.BLOCK_N
+            dims = {name: sizes.get(name, 1) for name in names}
+            yield Case(dims=dims, seed=5, config=number, logits="own_key", lengths=_full(space))
+            return
+
+
+#: Queries of each head of such a case, and groups of threads of a row.
+_JOINED_QUERIES, _GROUPS = 4, 3
+
+
+def _many_heads(space: Space) -> Iterator[dict[str, int]]:
+    """Yields sizes of many heads, or of as many sequences: heads may be fixed, or keys have but one."""
+    names = free_dims(space.attention)
+    several = [*[name for name in ("H", "Hkv", "G") if name in names][:1], "B"]
+    for many, long, heads in product(several, _LONG, _HEADS):
+        for sizes in ({"M": 3, "N": long}, {"M": long, "N": 3}):
+            yield {name: {**sizes, many: heads}.get(name, 1) for name in names}
+
+
+#: Rows of which some fill a cache that is small, and heads of two sections and one more.
+_LONG, _HEADS = (3, 12, 24, 48, 64, 96, 128, 192, 256, 384, 512, 1024), (5, 7, 9, 13, 17, 33)
 
 
 def _kept_cases(space: Space, limits: Limits) -> Iterator[Case]:

@@ -247,6 +247,8 @@ def _equal_values_show_delta(run: GradientRun) -> str | None:
     # dS may vanish in its 16 bits element by element, and dq, which may be as small, is rounded itself.
     least = DType(run.attention.q.dtype).smallest_subnormal
     for head in (head for group in other.heads.values() for head in group if len(head.v)):
+        if (head.v != head.v[:1]).any():  # pages that another sequence has as well, with values of its own
+            continue
         o, do = (head.place(run.attention.o, of) for of in (other.outputs, other.given))
         dlse = np.zeros(len(do))
         if run.attention.lse is not None and "lse" in other.given:
@@ -370,6 +372,13 @@ def _has_gradients_of(*names: str) -> Callable[[Attention], bool]:
     return lambda attention: set(names) <= set(attention.grads)
 
 
+def _tells_values_apart(attention: Attention) -> bool:
+    """Returns whether the part of dk that values have is known where they are columns of k: an epilogue
+    decides what of do they get.
+    """
+    return attention.epilogue is None or not attention.v.storage.is_part
+
+
 def _is_softmax(attention: Attention) -> bool:
     return attention.softmax.form == "softmax"
 
@@ -410,7 +419,9 @@ GRADIENT_PROPERTIES: tuple[GradientProperty, ...] = (
         holds=_values_sum_to_outputs,
     ),
     GradientProperty(
-        name="dq . q = dk . k", applies=_has_gradients_of("q", "k"), holds=_queries_trade_with_keys
+        name="dq . q = dk . k",
+        applies=lambda attention: _has_gradients_of("q", "k")(attention) and _tells_values_apart(attention),
+        holds=_queries_trade_with_keys,
     ),
     GradientProperty(
         name="equal values show delta",
@@ -429,6 +440,7 @@ GRADIENT_PROPERTIES: tuple[GradientProperty, ...] = (
             _has_gradients_of("k")(attention)
             and _is_softmax(attention)
             and attention.softmax.sink is None
+            and _tells_values_apart(attention)
             and not (attention.v.storage.is_part and attention.softmax.dropout is not None)
             and number(derive(attention.score).dot) is not None
         ),

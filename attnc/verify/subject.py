@@ -71,6 +71,7 @@ class Subject:
             backward=getattr(self.module, "BACKWARD_CONFIGS", {}) if self.gradients is not None else {},
             plan=self.plan,
             processors=PROCESSORS if self.device == "cpu" else self._gpu.multi_processor_count,
+            call=getattr(self.module, "CALL", None),
         )
 
     @property

@@ -13,6 +13,7 @@ from attnc.plan.sm90.layout import entry_registers
 from attnc.target.files import render_files
 from tests.plan import planning
 from tests.refusals import refused
+from tests.verify.judging import modules_of, spec
 
 ROOM = 232448
 CAUSAL = "kv_idx <= q_pos"
@@ -205,3 +206,27 @@ def test_what_cannot_run_is_refused_with_the_reason(dkdv: str, said: str) -> Non
     assert found.code == "E0601"
     assert said in found.primary.text
     assert "tile.q = 128, tile.kv = 128, warps = 12, stages = 2" in found.hints[0]
+
+
+@pytest.mark.parametrize(("storage", "spans"), [("", True), (" via ragged(ends)", False)])
+def test_spans_of_keys_are_of_sequences_that_lie_apart(storage: str, spans: bool) -> None:
+    """Tiles of packed keys are found by their sequences, and have no spans."""
+    keys = "S, H" if storage else "B, N, H"
+    (made,) = modules_of(
+        spec(
+            [
+                "input q: f16[B, M, H, 64]",
+                f"input k, v: f16[{keys}, 64]{storage}",
+                *(["input ends: i32[B + 1]"] if storage else []),
+                "score = dot(q, k)",
+                "normalize = softmax",
+                "output o: f16[B, M, H, 64]",
+                "grad q, k, v",
+            ],
+            "consumers = 2",
+            target="cuda.sm_90a",
+        )
+    )
+    assert made.backward is not None
+    assert isinstance(made.backward.layout, Sm90Backward)
+    assert made.backward.layout.spans_keys == spans

@@ -19,7 +19,7 @@ from attnc.verify.strategies import free_dims
 from attnc.verify.subject import Subject, subject_of
 from attnc.verify.verdict import Verdict
 from tests.plans import module_of, plans_of
-from tests.verify.judging import verify
+from tests.verify.judging import spec, subject_of_text, verify
 
 SIZES = {"B": 2, "M": 40, "N": 33, "H": 2, "Hkv": 1, "G": 2}
 #: Behind a module: gradients made from its own, by functions of autograd around its inputs and results.
@@ -148,3 +148,57 @@ def test_sums_in_any_order_are_not_held_to_bits_on_cuda_either() -> None:
     subjects = {one.target: subject_of(one) for one in made if one.variant.name == "bf16_d64"}
     assert subjects["cuda.sm_80"].atomic == {"q"}
     assert subjects["triton"].atomic == frozenset()
+
+
+#: Values that are columns of k, an epilogue, and rows past a length.
+CUT = (
+    "input q: bf16[B, M, H, 16]",
+    "input k: bf16[B, N, H, 16]",
+    "input v: bf16[B, N, H, 16]{prefix}",
+    "input rows: i32[B]",
+    "length M = rows[b]",
+    "score = dot(q, k)",
+    "normalize = softmax",
+    "output o: bf16[B, M, H, 16]{epilogue}",
+    "output lse: f32[B, H, M]",
+    "grad {grads}",
+)
+
+
+def cut(**parts: str) -> Subject:
+    return subject_of_text(spec([line.format(**parts) for line in CUT]))
+
+
+def test_gradients_of_o_past_a_length_reach_no_key() -> None:
+    """Where q has no gradient, a kernel of its own reads all rows of o and of its gradient, which is NaN."""
+    made = cut(prefix="", epilogue="", grads="k, v")
+    assert list(gradient_violations(made, Case(dims={"B": 2, "M": 45, "N": 5, "H": 1}, seed=3))) == []
+
+
+@pytest.mark.parametrize("grads", ["k", "q, k"])
+def test_an_epilogue_decides_what_values_in_keys_get(grads: str) -> None:
+    """So nothing is known of the sums of dk, of which dv is a part."""
+    made = cut(prefix=" via prefix(k)", epilogue=" = where(attention < 0, 0.25, attention)", grads=grads)
+    assert list(gradient_violations(made, Case(dims={"B": 2, "M": 9, "N": 5, "H": 1}, seed=3))) == []
+
+
+#: Keys in pages, of which sequences may have some in common, with values among their columns.
+IN_PAGES = (
+    "input q: bf16[T, H, 24] via ragged(q_ends)",
+    "input k: bf16[H, N, B, 24] via paged(slots, page = 1)",
+    "input v: bf16[H, N, B, 16] via prefix(k)",
+    "input q_ends: i32[B + 1]",
+    "input slots: i32[B, P]",
+    "input lens: i32[B]",
+    "length N = lens[b]",
+    "score = dot(q, k)",
+    "normalize = softmax",
+    "output o: bf16[H, T, 16]",
+    "grad q, k",
+)
+
+
+def test_keys_that_sequences_share_are_not_held_to_be_equal() -> None:
+    made = subject_of_text(spec(IN_PAGES))
+    one = Case(dims={"B": 4, "M": 1, "N": 3, "H": 1}, seed=4, lengths="full")
+    assert list(gradient_violations(made, one, "equal values show delta")) == []

@@ -126,10 +126,10 @@ _WIDEST, _WIDEST_OF_ALL = 128, 256
 class Sm90Backward(CudaBackwardLayout):
     """As for `CudaBackward`; by_wgmma: the kernels that multiply by wgmma, the others are the same. turns:
     how blocks take turns at adding to dq; None: they add in any order. alike: all queries see all keys, so
-    that no walk is longer than another. packed: sequences of queries follow each other. listed: queries
-    and keys of a block that a mask lists, which tiles divide; 0: it lists none. Where a block has no whole
-    tile of two warpgroups, one multiplies, and two blocks live on a multiprocessor. needs_p_alone: ds is p
-    times dp - delta.
+    that no walk is longer than another. packed: sequences of queries, or of keys, follow each other. listed:
+    queries and keys of a block that a mask lists, which tiles divide; 0: it lists none. Where a block has no
+    whole tile of two warpgroups, one multiplies, and two blocks live on a multiprocessor. needs_p_alone: ds
+    is p times dp - delta.
     """
 
     by_wgmma: frozenset[KernelName]
@@ -428,7 +428,7 @@ def plan_sm90_backward(variant: Variant, schedule: Schedule, layout: CudaLayout)
         if accumulate_of_dq(variant, schedule) == "ordered"
         else None,
         alike=variant.attention.mask == TRUE,
-        packed=variant.attention.q.storage.is_packed,
+        packed=any(t.storage.is_packed for t in (variant.attention.q, variant.attention.k)),
         needs_p_alone=is_p_enough(normalise(variant.attention)),
         listed=(0, 0) if (listing := listing_of(variant.attention)) is None else (listing.rows, listing.keys),
     )

@@ -158,6 +158,7 @@ SYNTAX = Syntax(
     to_float="(float)",
     widen="(long long){}",
     alike="(long long)({})",
+    or_nan="where<float>({0} != {0}, {0}, {1})",
 )  # fmt: skip
 
 #: Scalars, and values at row r of a tile.

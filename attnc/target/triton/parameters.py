@@ -50,12 +50,20 @@ class TritonTensors(Tensors):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrologueText:
-    """The prologue of a kernel that owns q tiles. masks_rows: there is no room for rows that are none."""
+    """The prologue of a kernel that owns q tiles. masks_rows: there is no room for rows that are none;
+    is_alone: the kernel does nothing else, and has rows past a sequence's length too.
+    """
 
     module: Module
     prologue: Prologue
     tensors: TritonTensors
     masks_rows: bool = False
+    is_alone: bool = False
+
+    @property
+    def meets_ends(self) -> bool:
+        """Whether there are rows past a length, of which do may be anything."""
+        return self.is_alone and "M" in self.module.variant.attention.lengths
 
     @property
     def has_dlse(self) -> bool:
@@ -126,7 +134,9 @@ class PreprocessText:
         self.config = config
         self.tma = module.kernel.tma  # what the module's functions take
         self.tensors = TritonTensors(module)
-        self.prologue = PrologueText(module=module, prologue=planned.prologue, tensors=self.tensors)
+        self.prologue = PrologueText(
+            module=module, prologue=planned.prologue, tensors=self.tensors, is_alone=True
+        )
 
     @property
     def program(self) -> tuple[Statement, ...]:
