@@ -34,6 +34,8 @@ MEANT: dict[str, dict[str, Any]] = {
         "ErrorBound.splits": 1,
         "Section.least": 1,
         "LastSection.before": 1,
+        "ListMaking.queries": 1,
+        "ListWalk.queries": 1,
         "Shift.least_probability": 1.0,
         "Shift.most_probability": 1.0,
         "Split.block_share": 1.0,

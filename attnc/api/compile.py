@@ -169,7 +169,7 @@ def family_of(
                 if forward := package.facts["forward"]:
                     ahead = made or make_forward(forward)
                 if ahead is not None:
-                    family.take_forward(ahead)
+                    family.take_forward(ahead, package.facts["above"])
                 _FAMILIES[folder] = family
                 if lost := package.facts["lost"]:
                     warn_of_loss(_FUNCTION, lost)
@@ -300,28 +300,33 @@ def _package(
     package, failure = first_made(targets, compile_package)
     if failure and targets[0] == HOPPER:
         lost = need_of(failure)
-    forward = _find_forward(program, name, ranked, package.facts["target"])
-    return replace(package, facts={**package.facts, "lost": lost, "forward": forward})
+    forward, above = _find_forward(program, name, ranked, package.facts["target"])
+    more = {"lost": lost, "forward": forward, "above": above}
+    return replace(package, facts={**package.facts, **more})
 
 
-def _find_forward(program: Program, name: str, ranked: Ranked, target: str) -> str:
-    """Returns a faster target of an attention whose gradients are made by another one's kernels, of what the
-    forward leaves; "" where there is none.
+def _find_forward(program: Program, name: str, ranked: Ranked, target: str) -> tuple[str, int]:
+    """Returns a faster target of an attention, and the queries up to which it is not: whose queries share
+    blocks, or whose gradients are made by another one's kernels, of what the forward leaves; "" where there
+    is none.
     """
     from attnc.model.variants import variants
     from attnc.plan.lists import adds_to_keys
     from attnc.plan.targets import shape_in, target_of
+    from attnc.tuned.tables import BLOCKS_ALONE
 
     if "" in ranked or name not in [attention.name for attention in program.attentions]:
-        return ""
+        return "", 0
     shape = shape_in(program, name)
     kind = kind_of(shape.dtype == "f32", shape.width, gradients=False)
     first = ranked[kind][0]
     if first == target or _list_scheduled(program, name):
-        return ""
+        return "", 0
+    if shape.lists_blocks_of_queries and shape.unites:
+        return (first, BLOCKS_ALONE) if first == HOPPER else ("", 0)
     made = (variant.attention for variant in variants(program, program.attention(name)))
     is_left = all(adds_to_keys(x) for x in made) and not target_of(first).has_selected_gradients
-    return first if is_left else ""
+    return (first, 0) if is_left else ("", 0)
 
 
 def refuse_heads(function: str, columns: tuple[int, int], dtype: str, refused: DiagnosticError) -> ValueError:

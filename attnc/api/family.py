@@ -187,10 +187,11 @@ class Family:
             name=self.name, place=place, reports={name: report for name, (_, report) in found.items()}
         )
 
-    def take_forward(self, other: Family) -> None:
+    def take_forward(self, other: Family, above: int) -> None:
         """Lets kernels of another target, made from the same spec, compute what calls return, with gradients
         and without; gradients are those of these kernels, of what the others leave. Where the other has
-        several schedules, it is that for sizes without a limit.
+        several schedules, it is that for sizes without a limit. above: queries up to which a call is not
+        theirs.
         """
         self.ahead = other
         guess = getattr(other.module, "GUESS", None)
@@ -202,7 +203,7 @@ class Family:
             found = [x for x in (stem, label, f"{stem}_{label}") if hasattr(other.module, x)]
             own, theirs = getattr(self.module, stem).CALL, getattr(other.module, found[-1]).CALL
             if (own.inputs, own.outputs, own.extras) == (theirs.inputs, theirs.outputs, theirs.extras):
-                own.forward = theirs
+                own.forward, own.forward_above = theirs, above
 
     def register_operators(self) -> None:
         """Registers the operators of the kernels with torch, under `torch.ops.attnc`.

@@ -82,10 +82,9 @@ class ListCell:
 
     @property
     def form(self) -> ListCell:
-        heads = self.heads if self.latent else 1
-        return replace(
-            self, model="", batch=1, queries=1, keys=1, entries=1, shared=0.0, heads=heads, kv_heads=1
-        )
+        heads, kv_heads = (self.heads, self.kv_heads) if self.rows == 1 else (1, 1)
+        alike = replace(self, model="", batch=1, queries=1, keys=1, entries=1, shared=0.0)
+        return replace(alike, heads=heads, kv_heads=kv_heads)
 
     @property
     def differentiated(self) -> tuple[str, ...]:
@@ -94,7 +93,7 @@ class ListCell:
 
     def spec(self, *, dense: bool = False) -> str:
         """Returns the spec of attnc, without a schedule. dense: over all keys."""
-        heads, kv_heads = (str(self.heads), "1") if self.latent else ("Hkv * G", "Hkv")
+        heads, kv_heads = (str(self.heads), str(self.kv_heads)) if self.rows == 1 else ("Hkv * G", "Hkv")
         v = f"v: bf16[B, N, {kv_heads}, {self.value}]"
         kv = f"input k: bf16[B, N, {kv_heads}, {self.width}]\n  input {v}"
         kv += " via prefix(k)" if self.latent else ""
@@ -137,6 +136,7 @@ def _list_selected_cells() -> Iterator[ListCell]:
             rows=1, block=block, entries=16, causal=True,
         )  # fmt: skip
         yield made
+        yield replace(made, shared=0.9)
         yield replace(made, job="gradients")
         yield replace(made, batch=32, queries=1)
 

@@ -180,6 +180,8 @@ def decisions(e: Explanation) -> list[tuple[str, str]]:
             what = (
                 f"tiles of {keys} in which the mask keeps a pair {of}, found on the device before each call"
             )
+        if made.queries > 1:
+            what = f"{what}: {made.queries} in a tile, which visits those of any"
         found.append((what, place_of(attention.mask.span)))
     if (rows := e.module.listed_rows) is not None:
         found.append((_describe_rows(rows), place_of(attention.mask.span)))

@@ -71,30 +71,34 @@ def plan_decode(
     schedule: Schedule,
     listing: Listing | None,
     listed_rows: ListedRows | None,
+    together: int = 1,
 ) -> Decode:
     """Returns the decode kernel of a normalised attention; the schedule is known to be lowerable.
 
-    listed_rows: what makes lists of rows of memory, of which the kernel takes all.
+    listed_rows: what makes lists of rows of memory, of which the kernel takes all; together: queries that
+    walk together over the blocks that any of them lists.
     """
     target = target_of(schedule.target)
     choices = target.configs(variant, schedule)
     default = choices[0]
     layout = target.layout(variant, schedule, default)
     packed = attention.q.storage.is_packed and target.decodes_packed_rows
-    folded, pack = attention, _pack_rows(attention, default, listing, listed_rows, is_packed=packed)
+    in_tile = together if listed_rows is None else listed_rows.queries
+    alone = listed_rows is not None or (listing is not None and listing.rows > 0) or packed
+    folded, pack = attention, _pack_rows(attention, default, alone=alone, queries=in_tile)
     packs = pack is not None
     if packs:
         attention = vary_heads(attention)
     names = LoadNames.of(attention, "q" if outruns(attention, "kv") else None)
     places = rows(attention, names, pages=listed_rows is None)
     lines = lengths(attention, names)
-    walk = _walk_keys(attention, target, names, listing, listed_rows, packs=packs)
+    walk = _walk_keys(attention, target, names, listing, listed_rows, packs=packs, together=together)
     loops, kept = walk.loops, walk.kept
     walks_segments = target.walks_segments(variant, schedule)
     segments = segments_of(attention, loops) if walks_segments else None
     split = None
     if not walks_segments and (attention.segment is not None or _splits(choices) > 1):
-        split = _split_keys(variant, attention, target, choices, layout, loops)
+        split = _split_keys(variant, attention, target, choices, layout, walk)
     if packs:
         softmax, score = _plan_packed_softmax(attention, folded, default, names)
     else:
@@ -184,19 +188,21 @@ def _walk_keys(
     listed_rows: ListedRows | None,
     *,
     packs: bool,
+    together: int,
 ) -> _KeyWalk:
     cut = outruns(attention, "kv")
     loops, tail = regions(attention.mask, "kv", attention.mask.span, outruns=cut)
     kept = kept_by_some(attention.mask)
     loops = with_fills(loops, kept)
-    by_entry = listing is not None and target.takes_listed_rows
+    by_entry = listing is not None and target.takes_listed_rows and together == 1
     found: tuple[Let, ...] = ()
     if by_entry and listed_rows is not None:
         loops, found = along_rows(loops, listed_rows)
     elif listing is not None and by_entry:  # which lists of single keys are not
         loops, found = along_entries(loops, listing, packs=packs)
     else:
-        loops = along_lists(loops, listing, "kv", packs=packs, bits=target.lists_are_bits)
+        bits = target.lists_are_bits
+        loops = along_lists(loops, listing, "kv", packs=packs, bits=bits, queries=together)
     return _KeyWalk(loops=named_bounds(loops, names), tail=tail, kept=kept, found=found, by_entry=by_entry)
 
 
@@ -206,8 +212,9 @@ def _split_keys(
     target: Target,
     choices: tuple[ForwardConfig, ...],
     layout: Layout | None,
-    loops: Regions,
+    walk: _KeyWalk,
 ) -> Split:
+    loops = walk.loops
     staged = tuple(target.count_staged_bytes(variant, config) for config in choices)
     lo, hi, listed = loops.loops[0].start, loops.loops[-1].stop, loops.loops[0].listed
     if listed is not None and not target.lists_are_bits:  # keys of the blocks that a list names, in its order
@@ -215,7 +222,7 @@ def _split_keys(
     return Split(
         lo=lo,
         hi=hi,
-        in_turn=target.splits_in_turn and attention.softmax.form != "stick_breaking",
+        in_turn=target.splits_in_turn and attention.softmax.form != "stick_breaking" and not walk.reads_bits,
         max_visible_keys=max_visible_keys(attention.mask),
         staged=staged,
         staging=_STAGING if any(staged) else (),
@@ -282,19 +289,15 @@ def pack_heads(attention: Attention, *, alone: bool) -> Pack | None:
 def _pack_rows(
     attention: Attention,
     config: ForwardConfig,
-    listing: Listing | None,
-    listed_rows: ListedRows | None,
     *,
-    is_packed: bool,
+    alone: bool,
+    queries: int,
 ) -> Pack | None:
-    """Returns which query heads are the rows of a tile, None where those of a tile have one. is_packed:
-    queries that tiles have alone, since those beside them may be of other sequences.
+    """Returns which query heads are the rows of a tile, None where those of a tile have one. alone: tiles
+    have no rows of other queries, which have lists or sequences of their own, but of so many together.
     """
-    alone = listed_rows is not None or (listing is not None and listing.rows > 0) or is_packed
     pack = pack_heads(attention, alone=alone) if config.pack == "gqa" else None
-    if pack is None or listed_rows is None or listed_rows.queries == 1:
-        return pack
-    return replace(pack, padded=TILE_ROWS // listed_rows.queries)
+    return pack if pack is None or queries == 1 else replace(pack, padded=TILE_ROWS // queries)
 
 
 def decodes_packed_rows(module: Module) -> bool:

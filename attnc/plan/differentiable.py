@@ -14,6 +14,7 @@ from attnc.model.tensors import Tensor
 from attnc.plan.fitting import unsupported
 from attnc.plan.gradients import wanted_loads
 from attnc.plan.key_rows import lay_in_rows
+from attnc.plan.listed_rows import unites_blocks
 from attnc.plan.lists import LEAST_TILE, adds_to_keys, listing_of, lists_blocks, selects_keys
 from attnc.plan.signature import is_plain, normalise
 from attnc.plan.target import Target
@@ -38,7 +39,8 @@ def leaves_gradients(attention: Attention, schedule: Schedule) -> bool:
     """Returns whether gradients of keys that queries select, which a spec asks for, are left to kernels of
     another target, of what the forward leaves for them.
     """
-    return adds_to_keys(attention) and not target_of(schedule.target).has_selected_gradients
+    are_left = adds_to_keys(attention) or (bool(attention.grads) and unites_blocks(attention, schedule))
+    return are_left and not target_of(schedule.target).has_selected_gradients
 
 
 #: What to write for gradients in place of a schedule that decodes.

@@ -15,7 +15,13 @@ from attnc.model.attention import Attention, Variant
 from attnc.model.dtypes import DType
 from attnc.model.schedule import Choice, Knob, Phase, Schedule
 from attnc.plan.fitting import several_values, unsupported
-from attnc.plan.listed_rows import lists_rows, queries_together, reads_by_row, unites_lists
+from attnc.plan.listed_rows import (
+    lists_rows,
+    queries_together,
+    reads_by_row,
+    unites_blocks,
+    unites_lists,
+)
 from attnc.plan.lists import (
     GROUP,
     KV_HEAD,
@@ -66,14 +72,23 @@ def _refuse_union(attention: Attention, listing: Listing | None, schedule: Sched
         label = "the mask has no list"
     elif not (schedule.is_decode and packs_heads(schedule)):
         label, instead = "tiles have one head", "write 'loops = [kv], pack = gqa'"
-    elif (listing.rows, listing.keys) != (1, 1):
-        label = "of lists of single keys, one for each query"
+    elif listing.rows != 1 or (listing.gathers and listing.keys != 1):
+        label = "of lists of single keys, or of blocks of a multiple of 16, one for each query"
+    elif listing.keys != 1 and attention.softmax.form == "stick_breaking":
+        label = "of stick_breaking, beside blocks"
     elif "M" in attention.lengths:
         label = "beside 'length M': all queries of a tile have lists"
+    elif unites_blocks(attention, schedule) and _has_rows_of_two(schedule):
+        label = "of blocks, in tiles of one warpgroup"
     elif queries_together(attention) == 1:
         label = f"of at most {WARPGROUP // 2} heads that share keys, as a number"
     if label:
         yield unsupported("a union of lists is not lowered here", knob.span, label, instead)
+
+
+def _has_rows_of_two(schedule: Schedule) -> bool:
+    knob = schedule.forward.get("tile.q")
+    return knob is not None and knob.choices != (WARPGROUP,)
 
 
 def _refuse_listing(
@@ -229,7 +244,7 @@ def _refuse_tokens(
         what, label = "lists of heads that share no keys are not lowered", "64 rows of a tile for one head"
     elif (knob := schedule.forward.get("warp_split")) is not None and "kv" in knob.choices:
         what, label, span = "lists shared by warps are not lowered", "remove it", knob.span
-    elif (misplaced := _find_misplaced(attention, listing)) is not None:
+    elif not unites_blocks(attention, schedule) and (misplaced := _find_misplaced(attention, listing)):
         what, label, span = misplaced
     elif are_narrow and unites_lists(schedule):
         what, label = "a union of lists of keys of 8 bits is not lowered", "remove 'lists = union'"

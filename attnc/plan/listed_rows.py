@@ -7,7 +7,9 @@ others lie. The kernel behind it attends over all rows of a list: packed queries
 and its text is that of a list alone.
 
 With `lists = union` the queries whose heads fill a tile have one list, of all keys that any of them names.
-Each key is read and multiplied once for all of them, and a bit for each query says whether it counts.
+Each key is read and multiplied once for all of them, and a bit for each query says whether it counts. Where
+lists name blocks that tiles divide, no key becomes a row of memory: tiles of queries walk over bits of
+blocks, as tiles of neighbouring queries with one list do, and a bit for each query says the same of a block.
 """
 
 from __future__ import annotations
@@ -26,7 +28,18 @@ from attnc.model.tensors import Dense, Paged, Ragged, Role, Tensor
 from attnc.plan.ir import Fetch, Let, Loop, Regions, Statement, fetch_expressions
 from attnc.plan.ir.lists import ListWalk
 from attnc.plan.ir.module import ListedRows
-from attnc.plan.lists import BLOCKS, GROUP, KV_HEAD, LIST_LENGTH, Listing, is_inside, listing_of, packs_heads
+from attnc.plan.lists import (
+    BLOCKS,
+    GROUP,
+    KV_HEAD,
+    LIST_LENGTH,
+    QUERY,
+    QUERY_ROW,
+    Listing,
+    is_inside,
+    listing_of,
+    packs_heads,
+)
 from attnc.plan.loads import LoadNames, is_nonnegative
 from attnc.plan.signature import kv_heads, normalise
 from attnc.plan.steps import dims_of, fetches_for, needed_for, shortened_lengths
@@ -34,15 +47,14 @@ from attnc.plan.target import Target
 from attnc.plan.width import ends_of
 
 #: The query of a list in its sequence, the row of memory of packed ones, and their sequence.
-_QUERY = Ref("query", "int", natural=True, within=(0, SIZE))
-_ROW = Ref("query_row", "int", natural=True, within=(0, SIZE))
+_QUERY, _ROW = QUERY, QUERY_ROW
 _SEQUENCE = Ref("sequence", "int", within=(-1, SIZE))
 #: Locals of the kernel, beside those of all kernels (`plan.names`).
 _LOCALS = frozenset(
     {"counts", "key", "keys", "keeps", "own", "own_lo", "own_words", "query", "query_row", "totals", "warp"}
     | {"members", "place", "query_lo"}
 )
-#: Rows of a tile of queries that share a list, and the most of them: a key has a byte of bits.
+#: Rows of a tile of queries that share a list, and the most of them: a key, or a block, has a byte of bits.
 TILE_ROWS, _MOST_QUERIES = 64, 8
 
 
@@ -50,6 +62,17 @@ def unites_lists(schedule: Schedule) -> bool:
     """Returns whether the schedule wants one list for the queries of a tile."""
     knob = schedule.forward.get("lists")
     return knob is not None and "union" in knob.choices
+
+
+def unites_blocks(attention: Attention, schedule: Schedule) -> bool:
+    """Returns whether the queries of a tile walk together over the blocks that any of them lists."""
+    listing = listing_of(attention)
+    return listing is not None and not listing.gathers and unites_lists(schedule)
+
+
+def queries_of_walk(attention: Attention, schedule: Schedule) -> int:
+    """Returns how many queries, each with a list of blocks, walk over them together."""
+    return queries_together(attention) if unites_blocks(attention, schedule) else 1
 
 
 def queries_together(attention: Attention) -> int:
@@ -66,7 +89,7 @@ def queries_together(attention: Attention) -> int:
 def can_unite(attention: Attention) -> bool:
     """Returns whether neighbouring queries can share tiles over the union of their lists."""
     listing = listing_of(attention)
-    if listing is None or (listing.rows, listing.keys) != (1, 1):
+    if listing is None or listing.rows != 1 or (listing.gathers and listing.keys != 1):
         return False
     if "M" in attention.lengths:
         return False
@@ -112,6 +135,8 @@ def lists_rows(attention: Attention, schedule: Schedule, target: Target) -> bool
     """
     listing = listing_of(attention)
     if listing is None or not (schedule.is_decode and packs_heads(schedule)):
+        return False
+    if unites_blocks(attention, schedule):
         return False
     if not target.takes_listed_rows:  # these test a mask key by key, and look up pages
         are_packed = attention.q.storage.is_packed and attention.k.storage.is_packed

@@ -15,11 +15,12 @@ from math import gcd
 from typing import TypeVar
 
 from attnc.expr.construct import ZERO, add, compare, conj, disj, floordiv, minimum, mul, where
+from attnc.expr.interval import SIZE
 from attnc.expr.nodes import And, Binary, Const, Dim, Expr, Index, InList, Load, Ref, walk
 from attnc.expr.simplify import substitute
 from attnc.model.attention import Attention, Variant
 from attnc.model.schedule import Knob, Phase, Schedule, TileConfig
-from attnc.model.tensors import Role
+from attnc.model.tensors import Ragged, Role
 from attnc.plan.ir import Axis, Let, Loop, Regions
 from attnc.plan.ir.list_making import KeptBlocks, ListMaking
 from attnc.plan.ir.lists import ListWalk, Memory
@@ -45,6 +46,10 @@ PRODUCT_KEYS, PRODUCT_COLUMNS, PRODUCT_STAGES = 64, 128, 3
 KEPT_BLOCKS = "_kept_blocks"
 #: Whether the mask keeps not all pairs of the tile at hand, which is one of such a list.
 HIDES_SOME = Ref("hides_some", "bool")
+#: The number of a tile of queries, and one of these, in its sequence and among all packed rows.
+TILE = Ref("tile", "int", natural=True)
+QUERY = Ref("query", "int", natural=True, within=(0, SIZE))
+QUERY_ROW = Ref("query_row", "int", natural=True, within=(0, SIZE))
 #: Keys that the list of a program names.
 LIST_LENGTH = Ref("list_length", "int", natural=True)
 #: Blocks that it names, where they are numbers.
@@ -201,18 +206,20 @@ def along_lists(
     packs: bool = False,
     bits: bool = False,
     gathers: bool = False,
+    queries: int = 1,
 ) -> Regions:
     """Returns the loops over tiles of `axis` as one walk over listed blocks, in which tiles outside of the
     ranges of the rest of the mask are partial: nothing of them is kept. packs: a tile has all query heads of
     a K/V head. bits: the loops stay as they are, and tiles that are in no listed block are skipped. gathers:
-    tiles are gathered from several blocks, also where they could divide one.
+    tiles are gathered from several blocks, also where they could divide one. queries: of a tile, each with a
+    list, which walk together over the blocks that any of them lists.
     """
     if listing is None:
         return loops
     condition, row_axis = listing.condition, listing.row_axis
     extents = condition.extents
     if axis == "kv":
-        line = _number(_of_queries(listing, packs=packs), listing.sizes)
+        line = TILE if queries > 1 else _number(_of_queries(listing, packs=packs), listing.sizes)
         stride, block = add(extents[-1], _ONE), listing.keys
     else:
         at = _heads_at(packs=packs)
@@ -233,6 +240,7 @@ def along_lists(
         block=block,
         gathers=axis == "kv" and (gathers or listing.gathers),
         knows_full=listing.knows_full,
+        queries=queries,
     )
     if bits and not listing.knows_full:
         kept = tuple(replace(loop, listed=walked) for loop in loops.loops)
@@ -354,6 +362,22 @@ def list_making(
         is_distinct=is_distinct,
         kept=kept,
     )
+
+
+def unite(made: ListMaking, attention: Attention, listing: Listing, queries: int) -> ListMaking:
+    """Returns the same where the queries of a tile walk together over the blocks that any of them lists."""
+    at: dict[Expr, Expr] = {**_heads_at(packs=True), _Q_IDX: QUERY}
+    if isinstance(q := attention.q.storage, Ragged):
+        ends = attention.tensor(q.cu_seqlens).shape
+        first = Load(q.cu_seqlens, (Index("b"),), ends, "int")
+        at[Binary("+", first, _Q_IDX)] = QUERY_ROW
+    places = tuple(substitute(index, at) for index in listing.condition.indices)
+    ends_inside = (
+        compare("<", place, size)
+        for place, size in zip(places, listing.condition.extents, strict=False)
+        if not is_inside(place, size) and (place, size) != (QUERY, Dim("M"))
+    )
+    return replace(made, queries=queries, places=places, exists=conj(*ends_inside))
 
 
 def list_sizes(attention: Attention, listing: Listing | None) -> tuple[Let, ...]:

@@ -22,8 +22,15 @@ from attnc.plan.ir import Decode, Forward, Module
 from attnc.plan.ir.backward import Backward
 from attnc.plan.kept_blocks import add_list, plan_kept_blocks
 from attnc.plan.key_rows import plan_key_rows
-from attnc.plan.listed_rows import as_rows, lists_rows, name_sequences, plan_listed_rows, row_sizes
-from attnc.plan.lists import list_making, list_sizes, listing_of
+from attnc.plan.listed_rows import (
+    as_rows,
+    lists_rows,
+    name_sequences,
+    plan_listed_rows,
+    queries_of_walk,
+    row_sizes,
+)
+from attnc.plan.lists import list_making, list_sizes, listing_of, unite
 from attnc.plan.signature import arguments, capacity, kept_for_gradients, normalise, results
 from attnc.plan.targets import TARGETS, as_written, complete_schedule, target_of
 from attnc.plan.verify import verify_module
@@ -64,16 +71,22 @@ def _plan(declared: Variant, variant: Variant, schedule: Schedule) -> Module:
         seen = variant = as_rows(variant, listed_rows)
         made = listing_of(normalise(name_sequences(declared.attention)))
     attention = normalise(variant.attention)
-    listing = listing_of(attention)
+    listing, together = listing_of(attention), queries_of_walk(variant.attention, schedule)
     sizes = (*capacity(normalise(declared.attention)), *list_sizes(attention, listing))
     sizes = (*row_sizes(normalise(declared.attention)), *sizes) if listed_rows else sizes
     differentiable = has_backward(attention, schedule)
     if listing is not None:
         attention = replace(attention, mask=listing.rest)
     if schedule.is_decode:
-        kernel: Decode | Forward = plan_decode(variant, attention, schedule, listing, listed_rows)
+        kernel: Decode | Forward = plan_decode(variant, attention, schedule, listing, listed_rows, together)
     else:
         kernel = plan_forward(variant, attention, schedule, listing)
+    lists = None
+    if made is not None:
+        is_distinct = kept is None and attention.tensor(made.condition.tensor).is_distinct
+        by_entry = made.gathers or listed_rows is not None
+        lists = list_making(made, is_distinct=is_distinct, by_entry=by_entry, kept=kept)
+        lists = lists if together == 1 else unite(lists, attention, made, together)
     decay = decay_of(attention, "kv") if kernel.bound.left_out else None
     stored = variant if conversion is None else declared  # before it, in pages
     has_pages = differentiable and stored.attention.k.storage.is_paged
@@ -95,14 +108,7 @@ def _plan(declared: Variant, variant: Variant, schedule: Schedule) -> Module:
         backward=_plan_gradients(variant if key_rows is None else key_rows.variant, schedule, kernel)
         if differentiable
         else None,
-        lists=None
-        if made is None
-        else list_making(
-            made,
-            is_distinct=kept is None and attention.tensor(made.condition.tensor).is_distinct,
-            by_entry=made.gathers or listed_rows is not None,
-            kept=kept,
-        ),
+        lists=lists,
         listed_rows=listed_rows,
         rows_of=None if listed_rows is None else seen,
     )

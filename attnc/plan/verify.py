@@ -11,7 +11,7 @@ from attnc.expr.nodes import COLUMN, Dim, Expr, Index, Load, Param, Ref, walk
 from attnc.plan.ir import Decode, Fetch, Forward, Kernel, Let, Module, Row, Statement, pack_of, split_of
 from attnc.plan.ir.backward import BackwardKernel
 from attnc.plan.ir.kernel import KEY_ROW, TILE_COLUMN
-from attnc.plan.lists import HIDES_SOME, KV_HEAD, LIST_LENGTH, LISTED
+from attnc.plan.lists import HIDES_SOME, KV_HEAD, LIST_LENGTH, LISTED, TILE
 from attnc.plan.steps import kept_fetches, select_per_head
 
 TILES = frozenset({"BLOCK_M", "BLOCK_N"})
@@ -68,7 +68,7 @@ def _verify_scopes(kernel: Kernel) -> None:
     known |= {KV_HEAD.name} if pack_of(kernel) or kernel.regions.axis == "q" else set()
     known |= {"split_lo", "split_hi"} if split_of(kernel) else set()
     if any(loop.listed is not None for loop in kernel.regions.loops):
-        known |= {LIST_LENGTH.name, LISTED.name}
+        known |= {LIST_LENGTH.name, LISTED.name, TILE.name}
     sizes, scopes = _sizes(kernel), scopes_of(kernel)
     for statement in kernel.program:
         _verify_statement(kernel, statement, known, scopes.program, sizes)

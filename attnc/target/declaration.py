@@ -319,7 +319,7 @@ def tiles(module: Module, kernel: Decode) -> str:
         each = f"cdiv({rows}, BLOCK_M) * B"
     elif kernel.pack is not None and decodes_packed_rows(module):
         each = f"{show(walk.rows)} * cdiv({show(kernel.pack.group)}, BLOCK_M)"
-    elif kernel.pack is not None and kernel.pack.alone and module.listed_rows is None:
+    elif kernel.pack is not None and kernel.pack.alone and not kernel.pack.padded:
         each = f"({show(walk.rows)} + B + 1) * cdiv({show(kernel.pack.group)}, BLOCK_M)"
     else:
         each = f"({rows} // BLOCK_M + B + 1)"

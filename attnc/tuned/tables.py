@@ -53,7 +53,10 @@ _CHUNKS, _PARTS, _CHUNK_TILES = (128, 256, 512), (32, 64), (16, 32, 64, 96)
 PROCESSORS, SHARED_ROWS, ROUNDED, BEGUN, JOINED, CROWDED = 132, 128, 1.03, 800, 9, 26
 #: Queries of a call that have tiles of their own, where others share them over the union of their lists. With
 #: shared ones steps of decoding take longer, and 4,096 queries a third of the time. Measured on an H200.
-_ALONE = 256
+ALONE = 256
+#: The same where lists name blocks: 128 queries of one sequence take as long by both. 256 take 84 us by
+#: Triton's kernels, 97 by Hopper's of one query a tile, and 69 together (NSA, 64 heads on 4, 16,384 keys).
+BLOCKS_ALONE = 128
 #: The largest sizes that a row admits, and the label of the schedule that it picks.
 LabelRows: TypeAlias = tuple[tuple[tuple[int | None, ...], str], ...]
 
@@ -289,9 +292,17 @@ def _guess_unions(family: Sequence[ir.Module]) -> LabelRows:
     """Returns rows for a kernel whose queries share tiles over the union of their lists, beside one where
     each has its own.
     """
-    united = [module for module in family if module.listed_rows and module.listed_rows.queries > 1]
+    united = [module for module in family if _unites(module)]
     apart = [module for module in family if module not in united]
-    return (((_ALONE, None, None), apart[0].label),) if united and apart else ()
+    if not united or not apart:
+        return ()
+    most = BLOCKS_ALONE if united[0].listed_rows is None else ALONE
+    return (((most, None, None), apart[0].label),)
+
+
+def _unites(module: ir.Module) -> bool:
+    made = module.listed_rows or module.lists
+    return made is not None and made.queries > 1
 
 
 def _reads_narrow(module: ir.Module) -> bool:

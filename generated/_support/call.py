@@ -145,6 +145,8 @@ class Attention(AsksForLess, ABC):
         self.gpu_of: Callable[[int], Gpu] = gpu_of
         #: Whose kernels make the results in place of these, on the GPUs that they are for (`api.family`).
         self.forward: Attention | None = None
+        #: Queries of a call up to which they do not, for their tiles have several.
+        self.forward_above = 0
         self.first_input = 2 if self.lse >= 0 else 1
         gradients = () if self.backward is None else self.backward.gradients
         self.wanted = tuple(self.input_names.index(gradient.name) for gradient in gradients)
@@ -463,8 +465,9 @@ class Attention(AsksForLess, ABC):
         if evaluate(self.work, sizes) == 0:
             return plain(results), (), ()
         gpu = self.gpu_of(first.get_device())
-        if config is None and self.forward is not None and self.forward.serves(gpu):
-            return self.forward._prepare(inputs, out, None, extras)
+        ahead = self.forward if not self.forward_above or sizes["M"] > self.forward_above else None
+        if config is None and ahead is not None and ahead.serves(gpu):
+            return ahead._prepare(inputs, out, None, extras)
         if config is not None and self.split is not None:
             self.split.check(config)
         config = choose_config(

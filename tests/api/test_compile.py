@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import pickle
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -405,3 +406,56 @@ def test_keys_that_each_query_lists_get_a_schedule_on_hopper_beside_gradients(ki
     with pytest.warns(attnc.SpecWarning, match="W0802"):
         named = attnc.compile(LISTED[kind], target="cuda.sm_90a", cache=False)
     assert "loops = [kv], pack = gqa" in named.spec
+
+
+BLOCKS_OF_QUERIES = """
+attention selected {{
+  input q: bf16[B, M, {heads}, 64]
+  input k, v: bf16[B, N, {kv_heads}, 64]
+  input blocks: i32[B, {kv_heads}, M, S]
+  score = dot(q, k) / 8
+  mask = listed(blocks, rows = 1, keys = 16) and causal
+  normalize = softmax
+  output o: bf16[B, M, {heads}, 64]
+  {grad}
+}}
+"""
+
+
+@pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize("grad", ["", "grad q, k, v"])
+def test_many_queries_that_share_blocks_have_hoppers_kernels(
+    grad: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Triton's have the few, and all gradients."""
+
+    class Taken(Exception):
+        pass
+
+    def take(whose: str) -> Callable[..., None]:
+        def tell(*_: object) -> None:
+            raise Taken(whose)
+
+        return tell
+
+    text = BLOCKS_OF_QUERIES.format(heads=8, kv_heads=2, grad=grad)
+    family = attnc.compile(text, cache=False)
+    call = family.module.default.CALL
+    assert (family.target, call.forward.file, call.forward_above) == ("triton", "union", 128)
+    assert bool(call.backward) == bool(grad)
+    monkeypatch.setattr(call.forward, "serves", lambda _: True)
+    monkeypatch.setattr(call.forward, "_prepare", take("Hopper"))
+    monkeypatch.setattr(call, "_order_configs", take("Triton"))
+    for queries, whose in ((128, "Triton"), (129, "Hopper")):
+        q, k = (torch.zeros(1, queries, heads, 64, dtype=torch.bfloat16) for heads in (8, 2))
+        lists = torch.zeros(1, 2, queries, 3, dtype=torch.int32)
+        with pytest.raises(Taken, match=whose):
+            call._prepare((q, k, k, lists), None, None, call.no_extras)
+
+
+@pytest.mark.usefixtures("hopper")
+def test_queries_whose_heads_are_no_number_share_no_blocks() -> None:
+    call = attnc.compile(
+        BLOCKS_OF_QUERIES.format(heads="Hkv * G", kv_heads="Hkv", grad=""), cache=False
+    ).module.default.CALL
+    assert (call.forward, call.forward_above) == (None, 0)

@@ -90,6 +90,8 @@ def test_what_a_list_names_and_who_shares_it_is_said() -> None:
     text = as_text(next(explanations("selected_rank")))
     assert "single keys that 'selected' lists for every query: 1152 B are gathered for each" in text
     assert "unites the lists of 4 queries, whose heads share a tile" in text
+    text = as_text(next(explanations("selected_prompts")))
+    assert "lists for every query: 4 in a tile, which visits those of any" in text
 
 
 def test_what_becomes_rows_of_memory_is_explained() -> None:

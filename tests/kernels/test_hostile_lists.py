@@ -93,6 +93,9 @@ KINDS: Mapping[str, Kind] = {
     "unions on Hopper": Kind(
         "cuda.sm_90a", 1, 1, f"{_PACKED}, lists = union", grads=False, heads=16, kv_heads=1
     ),
+    "unions of blocks on Hopper": Kind(
+        "cuda.sm_90a", 1, 32, f"{_PACKED}, lists = union", grads=False, heads=16, kv_heads=1
+    ),
 }
 #: (idx, cnt) of a kind: as they are, broadcast by who takes them.
 Lists: TypeAlias = Callable[[Kind, torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]

@@ -53,6 +53,9 @@ def test_a_plan_tells_what_is_walked_over_and_what_is_made() -> None:
         "row_axis = 2",
         "by_entry = false",
         "is_distinct = false",
+        "queries = 1",
+        "places = []",
+        "exists = true",
     ]
 
 

@@ -179,7 +179,8 @@ def test_a_cache_of_8_bits_gets_a_schedule_for_short_and_for_long_calls(
         ("32", 1, "", True),
         ("33", 1, "", False),
         ("G", 1, "", False),
-        ("16", 64, "", False),
+        ("16", 64, "", True),
+        ("16", 24, "", False),
         ("16", 1, "input m: i32[B]\n  length M = m[b]", False),
     ],
 )

@@ -1,5 +1,5 @@
 """Bugs planted where queries share tiles over the union of their lists: what the list has, which query a bit
-is of, and who reads it.
+is of, and who reads it; of keys, and of blocks.
 """
 
 from __future__ import annotations
@@ -76,5 +76,61 @@ BUGS: tuple[HopperBug, ...] = (
         story="a query was thought to have one row of a tile",
         anchor="m[r] = split == 0 && (16 * warp + 8 * r + g) / query_rows < list_queries",
         patch="m[r] = split == 0 && (16 * warp + 8 * r + g) < list_queries",
+    ),
+    HopperBug(
+        name="the bit of a neighbour, of a block",
+        attention="hopper_united_blocks",
+        story="bits were counted from the other end",
+        anchor="(int)(1u << (block % 4 * 8 + place / most))",
+        patch="(int)(1u << (block % 4 * 8 + (place / most ^ 1)))",
+    ),
+    HopperBug(
+        name="blocks of the union for all its queries",
+        attention="hopper_united_blocks",
+        story="a list was thought to be that of every query of a tile",
+        anchor="if (!(listed & query_bit[r]))",
+        patch="if (false)",
+    ),
+    HopperBug(
+        name="both rows of a thread for one query, of blocks",
+        attention="hopper_united_blocks",
+        story="a query was thought to have sixteen rows",
+        anchor="1u << (16 * warp + g + 8) / query_rows",
+        patch="1u << (16 * warp + g) / query_rows",
+    ),
+    HopperBug(
+        name="a warp that looks at its first rows",
+        attention="hopper_united_blocks",
+        story="a warp was thought to have rows of one query",
+        anchor="any_lane(listed & (query_bit[0] | query_bit[1]))",
+        patch="any_lane(listed & query_bit[0])",
+    ),
+    HopperBug(
+        name="the bits of the first tile",
+        attention="hopper_united_blocks",
+        story="lists were counted by queries, and are by tiles",
+        anchor="args._list_bits_ptr + 9ll * tile * words",
+        patch="args._list_bits_ptr + 9ll * (tile / 8) * words",
+    ),
+    HopperBug(
+        name="the byte of a tile for that of its block",
+        attention="hopper_united_blocks",
+        story="a block was thought to be a tile",
+        anchor="members[next_lo / LISTED_BLOCK]",
+        patch="members[next_lo / LISTED_TILE]",
+    ),
+    HopperBug(
+        name="entries of lists of the first query, of blocks",
+        attention="hopper_united_blocks",
+        story="the queries of a tile were thought to have one list of the caller's",
+        anchor="const int query = q_lo + place / most;",
+        patch="const int query = q_lo;",
+    ),
+    HopperBug(
+        name="bytes that were there before",
+        attention="hopper_united_blocks",
+        story="the words of bits were made zero, and not the bytes behind them",
+        anchor="bytes < 8;",
+        patch="bytes < 0;",
     ),
 )

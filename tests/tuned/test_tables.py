@@ -324,9 +324,10 @@ def test_joining_rows_changes_no_choice() -> None:
         assert picked(few, sizes) == picked(rows, sizes)
 
 
-def test_few_queries_that_select_keys_have_tiles_of_their_own() -> None:
-    text = (Path(__file__).parents[2] / "specs" / "selected_rank.attn").read_text(encoding="utf-8")
+@pytest.mark.parametrize(("name", "few"), [("selected_rank", 256), ("selected_prompts", 128)])
+def test_few_queries_that_select_keys_have_tiles_of_their_own(name: str, few: int) -> None:
+    text = (Path(__file__).parents[2] / "specs" / f"{name}.attn").read_text(encoding="utf-8")
     spec = text[: text.index("schedule")]
-    schedules = schedule_for(resolve_text(spec), "selected_rank", "cuda.sm_90a")
+    schedules = schedule_for(resolve_text(spec), name, "cuda.sm_90a")
     rows = guess_rows(modules_of(f"{spec}\n{schedules}"))
-    assert rows == (((256, None, None), "each"), ((None, None, None), "union"))
+    assert rows == (((few, None, None), "each"), ((None, None, None), "union"))

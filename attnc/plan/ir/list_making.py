@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from attnc.expr.nodes import Dim, Expr, Load, walk
+from attnc.expr.nodes import TRUE, Dim, Expr, Load, walk
 from attnc.plan.ir.kernel import Axis, Statement
 
 #: Sizes that kernels of lists have anyway.
@@ -62,7 +62,8 @@ class ListMaking:
     each list or of all, None: all. rows: queries of a block, 0 where lists have no axis of such; row_axis:
     which one that is. Its last rows may lie past the queries that there are. by_entry: blocks are left in the
     order of the list, for they are many more than entries; is_distinct: no list names one twice. kept: what
-    lists are found of that no caller passes.
+    lists are found of that no caller passes. queries: whose lists a tile has, as `ListWalk` says; places:
+    which list of the caller's one of them has; exists: whether there is one.
     """
 
     tensor: str
@@ -74,6 +75,9 @@ class ListMaking:
     by_entry: bool = False
     is_distinct: bool = False
     kept: KeptBlocks | None = None
+    queries: int = 1
+    places: tuple[Expr, ...] = ()
+    exists: Expr = TRUE
 
     @property
     def lines(self) -> tuple[Expr, ...]:

@@ -20,7 +20,8 @@ class ListWalk:
 
     memory: holds the lists, each after its length, or their bits; line: which one, negative where there is
     none; stride: of one, in entries or words; block: positions of a block, which tiles divide, unless a tile
-    `gathers` keys of several blocks.
+    `gathers` keys of several blocks. queries: whose lists one row of bits has, of which a tile has the rows:
+    behind the words stands a byte for each block, with a bit for every query that lists it.
     """
 
     memory: Memory
@@ -29,3 +30,4 @@ class ListWalk:
     block: int
     gathers: bool = False
     knows_full: bool = False
+    queries: int = 1

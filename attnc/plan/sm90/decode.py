@@ -40,7 +40,8 @@ from attnc.model.schedule import Choice, HopperConfig, Knob, Schedule, TileConfi
 from attnc.plan.device import DEVICES
 from attnc.plan.fitting import Tiles, nothing_fits, remedy, several_values, unsupported
 from attnc.plan.layout import Buffer, Estimate
-from attnc.plan.lists import lists_blocks
+from attnc.plan.listed_rows import unites_blocks
+from attnc.plan.lists import fit_blocks, lists_blocks
 from attnc.plan.signature import feature, normalise
 from attnc.plan.sm80.layout import GRANULE, MMA, UNALIGNED_ROWS
 from attnc.plan.sm90.decode_layout import REGISTERS, Sm90DecodeLayout
@@ -148,7 +149,7 @@ def check_sm90_decode(variant: Variant, schedule: Schedule) -> Iterator[Diagnost
     shares = layout.sharing == 2 and layout.v_in_k
     lazy = layout.walks_again or (attention.segment is not None and layout.consumers == 1)
     overlaps = layout.sharing == 1 and not (
-        layout.v_in_k or layout.in_order or layout.narrow or lists_blocks(attention)
+        layout.v_in_k or layout.in_order or layout.narrow or _lists_entries(attention, schedule)
     )
     yield from check_decode_knobs(knobs, schedule, shares=shares, lazy=lazy, overlaps=overlaps)
 
@@ -256,7 +257,8 @@ def sm90_decode_layout(variant: Variant, schedule: Schedule) -> Sm90DecodeLayout
     whole = 2 * PIECE if dv > WIDEST and not attention.v.storage.is_part else PIECE  # of both warpgroups
     shares = dv % (4 * PIECE) == 0 if columns is None else columns.choices != (dv,)
     narrow, in_k = narrow_of(attention), attention.v.storage.is_part
-    copies: Copies = "rows" if lists_blocks(attention) else copies_of(attention)
+    by_entry, is_plain = _lists_entries(attention, schedule), not lists_blocks(attention)
+    copies: Copies = "rows" if by_entry else copies_of(attention)
     return Sm90DecodeLayout(
         arch=schedule.target.removeprefix("cuda."),
         element=element,
@@ -271,15 +273,23 @@ def sm90_decode_layout(variant: Variant, schedule: Schedule) -> Sm90DecodeLayout
         by_rows=by_rows,
         shares=count == 2 and shares and in_k and attention.segment is None,
         in_order=attention.segment is not None,
-        page=1 if lists_blocks(attention) else page_of(attention),
+        page=1 if by_entry else page_of(attention),
         copies="registers" if narrow and count == 2 and in_k else copies,
         room=DEVICES["sm_90"].shared_per_block,
         narrow=narrow,
         joined=d - feature(attention.k),
         overlaps="overlap" in knobs,
-        walks_again="overlap" in knobs and attention.segment is None and _is_lazy(knobs.get("softmax")),
+        walks_again=is_plain
+        and "overlap" in knobs
+        and attention.segment is None
+        and _is_lazy(knobs.get("softmax")),
         few_splits=_FEW_SPLITS if "overlap" in knobs and _joins_rows(attention) else 0,
     )
+
+
+def _lists_entries(attention: Attention, schedule: Schedule) -> bool:
+    """Returns whether a kernel knows of no keys but those that a list names."""
+    return lists_blocks(attention) and not unites_blocks(attention, schedule)
 
 
 def _is_lazy(knob: Knob | None) -> bool:
@@ -298,6 +308,8 @@ def sm90_decode_configs(variant: Variant, schedule: Schedule) -> tuple[HopperCon
         ]
         for tiles in _list_tiles(variant.attention, layout)
     ]
+    if unites_blocks(variant.attention, schedule):
+        groups = [[*fit_blocks(group, variant, schedule, "forward")] for group in groups]
     fitting = next((g for g in groups if any(_misfit(config, layout) is None for config in g)), groups[0])
     if layout.walks_again and "stages" not in knobs:
         fitting = [x for config in fitting for x in (config, replace(config, stages=min(2, config.stages)))]

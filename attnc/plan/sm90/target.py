@@ -165,11 +165,11 @@ class Sm90a(Target):
 
     def default_schedule(self, shape: TileShape) -> Iterator[str]:
         if shape.width > WIDEST and (shape.latent or not shape.gradients or shape.shares_sums):  # prompts too
-            is_whole = shape.segment or (shape.packed and shape.listed is None)
+            is_whole = shape.segment or (shape.packed and shape.listed is None) or _unites_packed(shape)
             yield "loops = [kv], pack = gqa" + ("" if is_whole else ", split.kv = auto")
             return
         if _lists_rows(shape):  # of which no schedule has gradients
-            yield "loops = [kv], pack = gqa, split.kv = auto"
+            yield "loops = [kv], pack = gqa" + ("" if _unites_packed(shape) else ", split.kv = auto")
             return
         # tiles that see alike are as long as each other: there is no order to wait for, and a tile can be
         # claimed while the one before is copied
@@ -189,7 +189,10 @@ class Sm90a(Target):
         rows are few; and queries of few heads that select keys share tiles in prompts.
         """
         if shape.unites and _lists_rows(shape):
-            return {"union": ("lists = union",), "each": ("lists = each",)}
+            is_overlapped = shape.listed != (1, 1) and not shape.latent and shape.width <= WIDEST
+            union = ("lists = union", *(["overlap = true"] if is_overlapped else []))
+            each = (*(["split.kv = auto"] if _unites_packed(shape) else []), "lists = each")
+            return {"union": union, "each": each}
         if shape.segment and shape.is_one_segment and shape.width > WIDEST and not shape.gradients:
             if shape.packed:
                 return Target.default_labels(self, shape)
@@ -405,6 +408,11 @@ def _lists_rows(shape: TileShape) -> bool:
         return False
     rows, keys = shape.listed
     return 1 in (rows, keys) or (shape.packed and (rows == 0 or rows % WGMMA_ROWS != 0))
+
+
+def _unites_packed(shape: TileShape) -> bool:
+    """Returns whether packed queries walk over blocks together: their keys are not split."""
+    return shape.unites and shape.packed and shape.listed != (1, 1)
 
 
 def layout_of(kernel: OutputKernel) -> Sm90Layout:

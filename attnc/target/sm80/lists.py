@@ -60,7 +60,7 @@ class CudaListsText(Lists):
 
     @property
     def queries(self) -> int:
-        return 1
+        return self.made.queries
 
     @property
     def piece(self) -> int:

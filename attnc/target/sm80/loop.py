@@ -12,6 +12,9 @@ from attnc.plan.regions import guard_of, partial_test
 from attnc.plan.steps import fetches_for, kept_fetches
 from attnc.target.sm80.printer import local, scalar, statement
 
+#: Words for 32 blocks that queries list together: a bit and a byte for each.
+WORDS_OF_UNION = 1 + 8
+
 
 def _size_of(kernel: Kernel) -> str:
     return "BLOCK_N" if kernel.regions.axis == "kv" else "BLOCK_M"
@@ -143,6 +146,26 @@ class TileLoop:
     def knows_full(self) -> bool:
         walk = self.kernel.regions.loops[0].listed
         return walk is not None and walk.knows_full
+
+    @property
+    def line(self) -> str:
+        """The number of a list, times what it has for 32 blocks: a word of bits, and a second one of full
+        blocks, or bytes of blocks.
+        """
+        walk = self.kernel.regions.loops[0].listed
+        if walk is not None and walk.queries > 1:
+            return f"{WORDS_OF_UNION}ll * line"
+        return "2ll * line" if self.knows_full else "(long long)line"
+
+    @property
+    def members(self) -> str:
+        """Where the bytes of the blocks of a list are, "" where a tile has one query's."""
+        walk = self.kernel.regions.loops[0].listed
+        if walk is None or walk.queries == 1:
+            return ""
+        words = f"({self.listed})"
+        at = f"{self.line.replace('line', 'max(list_line, 0)')} * {words} + {words}"
+        return f"(const unsigned char*)(args.{self.bits}_ptr + {at})"
 
     def hides_some(self, at: str) -> str:
         """Returns what tells whether a tile of listed blocks is partial."""

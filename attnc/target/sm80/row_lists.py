@@ -19,6 +19,7 @@ from attnc.plan.steps import names_of
 from attnc.target.lists import RowLists
 from attnc.target.sm80.lists import CudaListsText
 from attnc.target.sm80.printer import local, scalar, sizes_of_call, statement
+from attnc.target.sm80.united_blocks import UnitedBlocksText
 
 
 class CudaRowListsText(RowLists, CudaListsText):
@@ -192,6 +193,8 @@ def lists_text(module: Module, dtypes: Mapping[str, DType]) -> CudaListsText | N
         return None
     if module.listed_rows is not None:
         return CudaRowListsText(module, module.lists, dtypes, module.listed_rows)
+    if module.lists.queries > 1:
+        return UnitedBlocksText(module, module.lists, dtypes)
     return CudaListsText(module, module.lists, dtypes)
 
 

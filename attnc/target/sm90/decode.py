@@ -25,8 +25,7 @@ class Sm90DecodeText(CudaDecodeText):
     """What `templates/sm90/decode.cu.jinja`, `decode_warps.cu.jinja` and their parts print; scores, masks and
     splits are as for `cuda.sm_80`.
 
-    starts_early: whether the first tile is known before any length is; leaves_early: whether a block whose
-    segment has no key ends before it reads anything; splits_in_turn: whether splits take
+    starts_early: whether the first tile is known before any length is; splits_in_turn: whether splits take
     tiles in turn; unseen_values: whether rows of v in a partial tile have to be made zero; conversion: of
     keys and values of 8 bits, before the kernel.
     """
@@ -45,10 +44,9 @@ class Sm90DecodeText(CudaDecodeText):
         self.conversion = ConversionText(module, self.dtypes, warps=warps) if module.conversion else None
         self.body = "decode_warps" if layout.by_warps else "decode"
         self.pack = replace(self.pack, last_first=layout.splits_keys)
-        by_entry, pages = self.lists is not None, self.lists.page_rows if self.lists else ""
+        by_entry, pages = (made.by_entry, made.page_rows) if (made := self.lists) else (False, "")
         self.rows = replace(self.rows, page=layout.page, by_entry=by_entry, listed_pages=pages)
         self.starts_early = knows_first_tile(kernel) and self.lists is None and not self.segment
-        self.leaves_early = self.segment > 0 and self.split is not None
         self.splits_in_turn = bool(kernel.split and kernel.split.in_turn and not self.segment)
         if self.split is not None:
             self.loop = replace(self.loop, step="split_step" if self.splits_in_turn else self.loop.step)
@@ -81,20 +79,19 @@ class Sm90DecodeText(CudaDecodeText):
         """The first lines of `program`, which ask memory and wait for nothing: where rows lie, lengths."""
         found = takewhile(lambda item: not isinstance(item, Let), self.kernel.program)
         of_list = [item for item in self.kernel.program if item.name != "N"]  # which no other reads
-        return list(map(self.step.statement, of_list if self.lists else found))
+        return list(map(self.step.statement, of_list if self.rows.by_entry else found))
 
     @property
     def program(self) -> Iterator[str]:
-        if self.lists is None:
+        if not self.rows.by_entry:
             yield from islice(super().program, len(self.first_loads), None)
 
     @cached_property
     def arguments(self) -> OutputArguments:
         made, lists = self.conversion, () if self.lists is None else self.lists.sizes
-        listed = ["int* _lists_ptr;"] if self.lists else []
         return self._pass_arguments(
             sizes=list(dict.fromkeys((*self._size_names, *lists, *(made.dims if made else ())))),
-            workspaces=[*self._split_results, *(made.pointers if made else ()), *self._sums, *listed],
+            workspaces=[*self._split_results, *(made.pointers if made else ()), *self._sums, *self._listed],
             maps=self.layout.mapped,
             boxes=self.layout.mapped,
             more_strides=[part.strides for part in made.parts] if made else (),
