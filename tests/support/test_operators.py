@@ -207,6 +207,7 @@ def test_torch_func_works_inside_of_torch_compile(attend: Callable[..., torch.Te
             torch.testing.assert_close(found[number], wanted)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("wants", [False, True], ids=["results", "gradients"])
 @pytest.mark.parametrize("form", FORMS)
 def test_compiled_calls_that_follow_themselves_are_eager_ones(form: str, wants: bool) -> None:
