@@ -16,6 +16,7 @@ import attnc
 from attnc.diagnostics import DiagnosticError
 from attnc.model.dtypes import DType
 from attnc.plan.device import DEVICES
+from attnc.plan.listed_rows import is_of_page
 from attnc.plan.signature import key_bytes
 from attnc.plan.triton.resources import estimate, misfit, unreadable
 from attnc.runtime.loader import load_text
@@ -132,7 +133,7 @@ def test_the_rule_for_8_bits_compares_every_config() -> None:
 
 
 @pytest.mark.parametrize(
-    ("scale", "is_of_page"),
+    ("scale", "is_alike"),
     [
         ("ks[table[b, kv_idx // 16], kv_idx % 16, d // 32]", True),
         ("ks[table[b, kv_idx // 16], 0, d // 32]", True),
@@ -141,7 +142,7 @@ def test_the_rule_for_8_bits_compares_every_config() -> None:
         ("ks[0, kv_idx, d // 32]", False),
     ],
 )
-def test_pages_are_converted_where_all_sequences_scale_them_alike(scale: str, is_of_page: bool) -> None:
+def test_pages_are_converted_where_all_sequences_scale_them_alike(scale: str, is_alike: bool) -> None:
     lines = (
         "input q: bf16[B, M, H, 128]",
         "input k, v: e4m3[B, N, H, 128] via paged(table, page = 16)",
@@ -155,7 +156,7 @@ def test_pages_are_converted_where_all_sequences_scale_them_alike(scale: str, is
     )
     (module,) = modules_of(spec(lines, "loops = [kv], pack = gqa"))
     attention = module.variant.attention
-    assert is_of_page(attention, attention.column_scales["k"]) == is_of_page
+    assert is_of_page(attention, attention.column_scales["k"]) == is_alike
 
 
 def test_three_of_four_cases_have_scales_of_all_pages() -> None:

@@ -65,7 +65,7 @@ def call_packed_rows(device: str) -> None:
     cache = torch.zeros(2, 4, 1, 656, dtype=torch.uint8, device=device)
     listed = torch.zeros(1, 1, 3, dtype=torch.int32, device=device)
     made = torch.zeros(1, 3, 576, dtype=torch.bfloat16, device=device)
-    packed_rows.unpack_listed(cache, (512, 128, 64, 656, 0), listed, made)
+    packed_rows.unpack_listed(cache, (512, 128, 64, 656, 0, False), listed, made)
 
 
 def call_slots(device: str) -> None:

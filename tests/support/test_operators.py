@@ -224,7 +224,7 @@ def test_compiled_calls_that_follow_themselves_are_eager_ones(form: str, wants: 
         if number == 7:
             tensors[0] = tensors[0].mT.contiguous().mT.transpose(1, 2).contiguous().transpose(1, 2)
         if number == 8:
-            tensors[1] = torch._neg_view(tensors[1])  # type: ignore[attr-defined]  # torch's
+            tensors[1] = torch._neg_view(tensors[1])
         leaves = [x.detach().requires_grad_(wants) for x in tensors]
         found, right = ([*_tuple(run(*leaves))] for run in (compiled, family))
         if wants:

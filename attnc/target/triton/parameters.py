@@ -61,9 +61,12 @@ class PrologueText:
     is_alone: bool = False
 
     @property
-    def meets_ends(self) -> bool:
-        """Whether there are rows past a length, of which do may be anything."""
-        return self.is_alone and "M" in self.module.variant.attention.lengths
+    def forget_ends(self) -> list[str]:
+        """The line that takes delta from rows past a length, of which do may be anything."""
+        if not self.is_alone or "M" not in self.module.variant.attention.lengths:
+            return []
+        line = 'delta = tl.where(lse == -float("inf"), 0.0, delta)'
+        return [f"{line}  # past a length do may be NaN, which 0 times is too"]
 
     @property
     def has_dlse(self) -> bool:
