@@ -46,8 +46,7 @@ from attnc.plan.steps import dims_of, fetches_for, needed_for, shortened_lengths
 from attnc.plan.target import Target
 from attnc.plan.width import ends_of
 
-#: The query of a list in its sequence, the row of memory of packed ones, and their sequence.
-_QUERY, _ROW = QUERY, QUERY_ROW
+#: The sequence of packed queries.
 _SEQUENCE = Ref("sequence", "int", within=(-1, SIZE))
 #: Locals of the kernel, beside those of all kernels (`plan.names`).
 _LOCALS = frozenset(
@@ -257,14 +256,14 @@ class _RowsPlanner:
         self._queries = queries
         self._packed = attention.q.storage.is_packed
         self._heads = kv_heads(attention)
-        self._mapping: dict[Expr, Expr] = {GROUP: KV_HEAD, Index("h"): KV_HEAD, Index("q_idx"): _QUERY}
-        self._mapping[Index("q_pos")] = Binary("-", Binary("+", _QUERY, Dim("N")), Dim("M"))
+        self._mapping: dict[Expr, Expr] = {GROUP: KV_HEAD, Index("h"): KV_HEAD, Index("q_idx"): QUERY}
+        self._mapping[Index("q_pos")] = Binary("-", Binary("+", QUERY, Dim("N")), Dim("M"))
         self._sequences: Expr = Dim("B")
         if isinstance(q := attention.q.storage, Ragged):
             self._sequences = add(attention.tensor(q.cu_seqlens).shape[0], Const(-1))
             ends = attention.tensor(q.cu_seqlens).shape
             of_row = Binary("+", Load(q.cu_seqlens, (Index("b"),), ends, "int"), Index("q_idx"))
-            self._mapping |= {Index("b"): _SEQUENCE, of_row: _ROW}
+            self._mapping |= {Index("b"): _SEQUENCE, of_row: QUERY_ROW}
         self._attention = replace(
             attention, lengths={name: self._here(value) for name, value in attention.lengths.items()}
         )
@@ -339,14 +338,14 @@ class _RowsPlanner:
         q, k = attention.q.storage, attention.k.storage
         if isinstance(q, Ragged):
             ends = attention.tensor(q.cu_seqlens).shape
-            search = Search("upper", q.cu_seqlens, (), ends, _ROW)
+            search = Search("upper", q.cu_seqlens, (), ends, QUERY_ROW)
             yield Let(name=_SEQUENCE.name, value=Binary("-", search, Const(1)))
             first, end = (
                 self._boundary(q, here, step, f"q_{name}") for step, name in enumerate(("first", "end"))
             )
             yield from (first, end)
             yield Let(name="M", value=Binary("-", _value(end), _value(first)))
-            yield Let(name=_QUERY.name, value=Binary("-", _ROW, _value(first)))
+            yield Let(name=QUERY.name, value=Binary("-", QUERY_ROW, _value(first)))
         if isinstance(k, Ragged):
             first, end = (
                 self._boundary(k, here, step, f"k_{name}") for step, name in enumerate(("first", "end"))
@@ -363,7 +362,7 @@ class _RowsPlanner:
 
     def _is_query(self) -> Expr:
         ends = [compare("<=", ZERO, _SEQUENCE), compare("<", _SEQUENCE, self._sequences)]
-        return conj(*(ends if self._packed else ()), compare("<", _QUERY, Dim("M")))
+        return conj(*(ends if self._packed else ()), compare("<", QUERY, Dim("M")))
 
     def _are_inside(self, indices: tuple[Expr, ...]) -> Iterator[Expr]:
         for index, size in zip(indices, self._listing.condition.extents, strict=False):
