@@ -15,11 +15,12 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from tests.by_day import read_listed
 from tools.mutants.lines import SOURCES, Lines, keep_sources, read_lines
 
 ROOT = Path(__file__).parents[1]
 #: Processor seconds that are worth a line of the list.
-LEAST = 0.2
+LEAST = 0.1
 #: Of the functions of a file that many stay.
 STAYING = 0.4
 _TARGETS = re.compile(r"(?<![\w.])(?:triton|cuda[._]sm_80|cuda[._]sm_90a)(?!\w)")
@@ -35,8 +36,8 @@ def propose(lines: Lines, *, least: float = LEAST) -> dict[str, float]:
     seconds = {name: sum(lines.tests[test] for test in each) for name, each in tests.items()}
     ran = _list_ran(lines)
     runners = Counter(number for numbers in ran.values() for number in numbers.elements())
-    of_file = Counter(_file(name) for name in tests)
-    left = Counter(of_file)
+    left = Counter(_file(name) for name in tests)
+    of_file = left + Counter(_file(name) for name in read_listed() if name not in tests)
     targets = Counter((_file(name), target) for name in tests for target in _targets(tests[name]))
     found: dict[str, float] = {}
     for name in sorted(seconds, key=lambda name: -seconds[name]):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tools.by_night import propose
 from tools.mutants.lines import Lines
 
@@ -22,13 +24,18 @@ def test_what_runs_a_line_alone_stays() -> None:
 
 
 def test_what_takes_most_leaves_first_and_what_takes_little_stays() -> None:
-    tests = {"tests/x.py::test_a": 2.0, "tests/x.py::test_b": 3.0, "tests/y.py::test_c": 0.1}
+    tests = {"tests/x.py::test_a": 2.0, "tests/x.py::test_b": 3.0, "tests/y.py::test_c": 0.05}
     assert propose(recorded(tests, "ab")) == {"tests/x.py::test_b": 3.0}
 
 
 def test_two_in_five_functions_of_a_file_stay() -> None:
     assert len(propose(recorded(named(*"abcde")))) == 3
     assert len(propose(recorded(named("a") | named("b", file="tests/test_y.py")))) == 0
+
+
+def test_functions_that_have_left_count_among_those_of_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tools.by_night.read_listed", lambda: dict.fromkeys(named("x", "y"), 0))
+    assert len(propose(recorded(named(*"abc")))) == 1
 
 
 def test_cases_of_a_function_leave_together() -> None:
