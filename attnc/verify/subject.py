@@ -6,7 +6,7 @@ wrote shows. A planned module is made ready on the GPU where there is one, else 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,16 +27,19 @@ from attnc.runtime.watchdog import watch
 from attnc.support.arguments import DTYPES
 from attnc.support.configs import shared_on
 from attnc.support.devices import Gpu
+from attnc.support.memory import Layout
 from attnc.target.files import render_files
 from attnc.verify.boundaries import PROCESSORS
 from attnc.verify.cover import Space
-from attnc.verify.memory import guarding
+from attnc.verify.memory import MemoryFault, guarding
 from attnc.verify.problem import Value
 from attnc.verify.runners import runner_of
 from attnc.verify.strategies import Limits
 
 #: Bytes of the L2 cache, as calls see it.
 _CACHE = 1 << 18
+#: Bytes on either side of what a call allocates, a multiple of what tensors are aligned to, and each of them.
+_GUARD, _UNWRITTEN = 1024, 255
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,11 +199,15 @@ def _split_more(config: Any) -> Any:
 
 @contextmanager
 def poison_allocations(module: ModuleType) -> Iterator[None]:
-    """Makes torch.empty and what calls of the module allocate by give NaN, and integers of all bits."""
-    call = getattr(module, "CALL", None)
-    own = nullcontext() if call is None else patch.object(call, "allocate", _all_filled(call.allocate))
+    """Makes torch.empty and what calls of the module allocate by give NaN, and integers of all bits; what the
+    calls allocate lies between guards. Raises MemoryFault where one is written to.
+    """
+    call, guards = getattr(module, "CALL", None), Guards()
+    own = nullcontext() if call is None else patch.object(call, "allocate", guards.around(call.allocate))
     with patch.object(torch, "empty", _fill_with_nan(torch.empty)), own:
         yield
+    if guards.are_written():
+        raise MemoryFault("memory around what a call allocates was written to")
 
 
 def _fill_with_nan(empty: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
@@ -210,11 +217,36 @@ def _fill_with_nan(empty: Callable[..., torch.Tensor]) -> Callable[..., torch.Te
     return make
 
 
-def _all_filled(allocate: Callable[..., list[torch.Tensor]]) -> Callable[..., list[torch.Tensor]]:
-    def make(*layouts: Any) -> list[torch.Tensor]:
-        return [_nan(made) for made in allocate(*layouts)]
+class Guards:
+    """Bytes in front of and behind what calls allocate: words of a line that is not there are among them."""
 
-    return make
+    def __init__(self) -> None:
+        self._kept: list[torch.Tensor] = []
+
+    def around(self, allocate: Callable[..., list[torch.Tensor]]) -> Callable[..., list[torch.Tensor]]:
+        """Returns a function that allocates likewise, between guards."""
+
+        def make(layouts: Sequence[Layout], *others: Any) -> list[torch.Tensor]:
+            sizes = [_bytes_of(layout) for layout in layouts]
+            wide = [((_GUARD + size + _GUARD,), (1,), torch.uint8) for size in sizes]
+            return [self._within(*made) for made in zip(allocate(wide, *others), sizes, layouts, strict=True)]
+
+        return make
+
+    def _within(self, buffer: torch.Tensor, size: int, layout: Layout) -> torch.Tensor:
+        self._kept += [buffer[:_GUARD].fill_(_UNWRITTEN), buffer[_GUARD + size :].fill_(_UNWRITTEN)]
+        shape, strides, dtype = layout
+        inside = buffer[_GUARD : _GUARD + size].view(dtype).as_strided(shape, strides)
+        return _nan(inside.detach())
+
+    def are_written(self) -> bool:
+        return bool(self._kept) and bool((torch.cat(self._kept) != _UNWRITTEN).any())
+
+
+def _bytes_of(layout: Layout) -> int:
+    shape, strides, dtype = layout
+    reach = sum((length - 1) * stride for length, stride in zip(shape, strides, strict=True))
+    return (1 + reach) * dtype.itemsize if all(shape) else 0
 
 
 def _nan(made: torch.Tensor) -> torch.Tensor:

@@ -10,6 +10,7 @@ import torch
 
 from attnc.support.devices import CPU
 from attnc.support.memory import allocate
+from attnc.verify.memory import MemoryFault
 from attnc.verify.subject import Subject, poison_allocations
 from tests.verify.judging import spec, subject_of_text
 
@@ -26,6 +27,27 @@ def test_memory_of_calls_is_full_of_what_nobody_has_written() -> None:
         assert torch.empty(2, dtype=torch.bool).all()
         assert torch.empty(4).isnan().all()
     assert module.CALL.allocate is allocate
+
+
+@pytest.mark.parametrize("behind", [False, True])
+def test_what_calls_allocate_lies_between_guards(behind: bool) -> None:
+    """Words in front of the first line are those of blocks that a list names, and nobody writes there."""
+    module = ModuleType("made")
+    module.CALL = SimpleNamespace(allocate=allocate)  # type: ignore[attr-defined]  # as generated modules have
+    layouts = [((2, 3), (4, 1), torch.int32), ((0, 3), (3, 1), torch.float32)]
+
+    def call(write: bool) -> None:
+        with poison_allocations(module):
+            made, empty = module.CALL.allocate(layouts, torch.zeros(1))
+            assert (made.shape, made.stride(), empty.shape) == ((2, 3), (4, 1), (0, 3))
+            outside = made.as_strided((1,), (1,), made.storage_offset() + (7 if behind else -1))
+            assert outside.tolist() == [-1]
+            made.fill_(0)
+            outside.fill_(0 if write else -1)
+
+    call(write=False)
+    with pytest.raises(MemoryFault, match="around what a call allocates"):
+        call(write=True)
 
 
 @pytest.mark.parametrize(("room", "numbers"), [(1 << 20, {0, 1}), (1, {1})])
