@@ -414,7 +414,7 @@ __device__ __forceinline__ void run_consumer(
             wgmma_fence();
             mma_rows<DV>(gradients, v_rows, wgmma_descriptor(do_tile, 16, 1024), true);
             // takes a load, and the products their time
-            unsigned char* const kept = KEEPS_DS ? find_kept(h, q_lo) : nullptr;
+            unsigned char* const kept_ds = KEEPS_DS ? find_kept(h, q_lo) : nullptr;
             wgmma_wait<1>();
             warpgroup_fence_operand(scores);
             #pragma unroll
@@ -475,7 +475,8 @@ __device__ __forceinline__ void run_consumer(
                 // In the order of its fragments, which the kernel that makes dq transposes.
                 #pragma unroll
                 for (int m = 0; m < BLOCK_M / 16; ++m)
-                    store_chunk(kept + m * KEPT_FRAGMENT, left_ds[m][0], left_ds[m][1], left_ds[m][2], left_ds[m][3]);
+                    store_chunk(kept_ds + m * KEPT_FRAGMENT, left_ds[m][0], left_ds[m][1], left_ds[m][2],
+                        left_ds[m][3]);
             }
             warpgroup_fence_operand(left_p);
             warpgroup_fence_operand(left_ds);
