@@ -22,6 +22,9 @@ from attnc.model.schedule import Knob, Phase, Schedule, TileConfig, Value, field
 from attnc.plan.layout import KernelName, Which
 from attnc.source import Span
 
+#: Columns of q or v beyond which every target has other loops or tiles.
+WIDE = 256
+
 C = TypeVar("C", bound=TileConfig)
 #: Why no GPU of the target can run a config; None if one can.
 Misfit: TypeAlias = Callable[[C], object | None]

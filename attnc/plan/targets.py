@@ -13,7 +13,7 @@ from attnc.model.knobs import ACCUMULATE_DQ
 from attnc.model.program import Program
 from attnc.model.schedule import Knob, Schedule
 from attnc.model.variants import variants
-from attnc.plan.fitting import Tiles, TileShape, shape_of
+from attnc.plan.fitting import WIDE, Tiles, TileShape, shape_of
 from attnc.plan.kept_blocks import add_list
 from attnc.plan.key_rows import in_rows
 from attnc.plan.listed_rows import can_unite
@@ -71,9 +71,8 @@ def schedule_for(
     fastest.
     """
     attention, made = program.attention(name), target_of(target)
-    whys = [made.refuse_wide_gradients(normalise(x.attention)) for x in variants(program, attention)]
-    shape = replace(shape_in(program, name), wanted=wanted or Tiles(), shares_sums=not any(whys))
-    lines = list(made.default_schedule(shape))
+    shape = replace(shape_in(program, name), wanted=wanted or Tiles())
+    lines = _forward_lines(program, name, made, shape)
     if "q" in attention.grads:
         lines += _backward_lines([
             (variant, _sum_of_dq(variant, made, deterministic=deterministic))
@@ -83,6 +82,35 @@ def schedule_for(
         summed = [f"  accumulate.d{grad} = atomic" for grad in attention.grads if grad in ("k", "v")]
         lines += ["backward {", *summed, "}"]
     return _schedule_texts(name, target, lines, made.default_labels(shape))
+
+
+def _forward_lines(program: Program, name: str, made: Target, shape: TileShape) -> list[str]:
+    """Returns the lines of a forward: where only some variants have wide rows, those of each kind under a
+    condition, unless they say something of a backward, which no condition holds.
+    """
+    found = [*variants(program, program.attention(name))]
+    widths = [shape_of(variant.attention).width for variant in found]
+    wide = [variant for variant, width in zip(found, widths, strict=True) if width > WIDE]
+    if not wide:
+        return list(made.default_schedule(shape))
+    whys = [made.refuse_wide_gradients(normalise(variant.attention)) for variant in wide]
+    of_wide = [*made.default_schedule(replace(shape, width=max(widths), shares_sums=not any(whys)))]
+    if len(wide) == len(found):
+        return of_wide
+    of_others = [*made.default_schedule(replace(shape, width=min(shape.width, WIDE)))]
+    if of_others == of_wide or any(line.endswith("{") for line in (*of_wide, *of_others)):
+        return of_others
+    others = [variant for variant in found if variant not in wide]
+    return [*_when(others, of_others), *_when(wide, of_wide)]
+
+
+def _when(held: Sequence[Variant], lines: Sequence[str]) -> list[str]:
+    """Returns lines that hold for some variants alone."""
+    return [f"when {' or '.join(map(_condition_of, held))} {{", *(f"  {line}" for line in lines), "}"]
+
+
+def _condition_of(variant: Variant) -> str:
+    return " and ".join(f"{name} == {_write(x)}" for name, x in variant.params.items())
 
 
 def _sum_of_dq(variant: Variant, target: Target, *, deterministic: bool) -> str:
@@ -105,7 +133,7 @@ def steps_for(program: Program, name: str, target: str) -> Iterator[str]:
     shape = shape_in(program, name)
     if attention.grads or shape.packed or shape.segment or shape.listed is not None:
         return
-    lines, labels = list(made.default_schedule(shape)), made.default_labels(shape)
+    lines, labels = _forward_lines(program, name, made, shape), made.default_labels(shape)
     steps = list(made.default_steps(shape))
     if not steps or lines[:1] == steps[:1]:
         return
@@ -192,8 +220,7 @@ def _backward_lines(sums: Sequence[tuple[Variant, str]]) -> list[str]:
     lines = []
     for variant, way in sums:
         if way != "two_pass":
-            condition = " and ".join(f"{name} == {_write(x)}" for name, x in variant.params.items())
-            lines.append(f"  when {condition} {{ accumulate.dq = {way} }}")
+            lines.append(f"  when {_condition_of(variant)} {{ accumulate.dq = {way} }}")
     return ["backward {", *lines, "}"]
 
 

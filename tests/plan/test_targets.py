@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from attnc.build import front
+from attnc.build import add_schedules, front
 from attnc.model.attention import Variant
 from attnc.model.configs import configs
 from attnc.model.program import Program
 from attnc.model.variants import variants
-from attnc.plan.targets import TARGETS, complete_schedule, schedule_for, target_of
+from attnc.plan.checks import check_lowerable
+from attnc.plan.targets import TARGETS, USUAL, complete_schedule, schedule_for, target_of
 from attnc.runtime.toolchains import toolchain_of
 from attnc.target.files import render_files
 from attnc.verify.runners import runner_of
@@ -200,3 +201,35 @@ def test_queries_of_few_heads_share_tiles_without_a_schedule(
 }}
 """)
     assert ("lists = union" in schedule_for(program, "a", "cuda.sm_90a")) == unites
+
+
+WIDTHS = """
+attention wide_too {{
+  param D in {{{widths}}}
+  input q: bf16[B, M, Hkv * G, D]
+  input k, v: bf16[B, N, Hkv, D]
+  score = dot(q, k) / sqrt(D)
+  mask = causal
+  normalize = softmax
+  output o: bf16[B, M, Hkv * G, D]
+  {grads}
+}}
+"""
+
+
+OF_WIDTHS = [
+    ("320, 512", "cuda.sm_90a", ""),
+    *(("128, 512", target, grads) for target in USUAL for grads in ("", "grad q, k, v")),
+]
+
+
+@pytest.mark.parametrize(("widths", "target", "grads"), OF_WIDTHS)
+def test_wide_rows_among_the_variants_need_no_schedule(widths: str, target: str, grads: str) -> None:
+    program = resolve_text(WIDTHS.format(widths=widths, grads=grads))
+    added = add_schedules(program, schedule_for(program, "wide_too", target))
+    found = [*variants(added, added.attention("wide_too"))]
+    assert len(found) == 2
+    for variant in found:
+        schedule = complete_schedule(variant, added.schedules[0])
+        assert not [*check_lowerable(variant, schedule)]
+        assert target_of(target).configs(variant, schedule)
