@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import torch
 
 from attnc.expr.evaluate import Env, evaluate
-from attnc.expr.nodes import Dim, Expr, show, walk
+from attnc.expr.nodes import Const, Dim, Expr, show, walk
 from attnc.model.dtypes import DType
 from attnc.model.tensors import Paged, Ragged, Role, Tensor
 from attnc.plan import ir
@@ -63,7 +63,9 @@ def problem_for(
         dims["H"] = _value(heads, dims)  # of a group of fixed size, say
     for arg in module.args:
         for bind in arg.axes:
-            if bind.name is not None:
+            if bind.name is not None and isinstance(bind.expected, Const):
+                dims[bind.name] = _value(bind.expected, dims)  # whatever `sizes` says of heads
+            elif bind.name is not None:
                 dims.setdefault(bind.name, length)
     generator = torch.Generator(device).manual_seed(0)
     located = _locate_rows(module, dims, generator)

@@ -202,7 +202,7 @@ def test_emptier_chunks_at_one_end_are_dealt_out(ranks: int, own: int, few: list
     owner = even_out(chunks, ranks)
     if owner is None:
         return
-    assert where != "within" or max(light) > 98 or len(work) // 2 + len(few) == len(work)
+    assert where != "within" or max(light) > 98 or len(work) // 2 + len(few) >= len(work)
     assert np.bincount(owner, minlength=ranks).tolist() == [own] * ranks
     heavy = owner[np.asarray(work) == 100.0]
     assert (np.diff(heavy) >= 0).all()

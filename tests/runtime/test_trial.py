@@ -36,6 +36,13 @@ def test_sequences_of_listed_rows_have_lengths_and_pages() -> None:
     assert shapes["q"][0] == shapes["selected"][0] == 2
 
 
+def test_heads_that_a_spec_counts_are_as_many_as_it_says() -> None:
+    """Whatever sizes are asked for: `Hkv` is a name of those of k, which the spec says."""
+    module = module_of(SPECS / "selected_prompts.attn", "cuda.sm_90a")
+    problem = problem_for(module, 16, device="cpu", tokens=16, sizes={"H": 4, "Hkv": 2, "G": 2})
+    assert [list(x.shape[-2:]) for x in problem[:3]] == [[64, 128], [4, 128], [4, 128]]
+
+
 def test_bytes_hold_what_is_drawn_for_long_sequences() -> None:
     """An eighth of a length is no byte. Of e8m0 scales 127 is 1, and 255 is no number."""
     module = module_of(SPECS / "kv8_blocks.attn", "cuda.sm_90a")

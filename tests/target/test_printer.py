@@ -9,7 +9,20 @@ from hypothesis import strategies as st
 
 from attnc.expr.construct import conj, disj
 from attnc.expr.evaluate import Env, evaluate
-from attnc.expr.nodes import Binary, BinaryOp, Call, Compare, CompareOp, Const, Expr, Index, Neg, Not, Ref
+from attnc.expr.nodes import (
+    Binary,
+    BinaryOp,
+    Call,
+    Compare,
+    CompareOp,
+    Const,
+    Expr,
+    Index,
+    Neg,
+    Not,
+    Ref,
+    uses,
+)
 from attnc.runtime.cubin import disassemble
 from attnc.runtime.nvrtc import compile_cubin
 from attnc.target.sm80.printer import scalar as in_cuda
@@ -33,8 +46,10 @@ def integers() -> st.SearchStrategy[Expr]:
 
 
 def conditions() -> st.SearchStrategy[Expr]:
+    """What simplification leaves: a comparison of constants it decides."""
+    compared = st.builds(Compare, st.sampled_from(COMPARISONS), integers(), integers())
     return st.recursive(
-        st.builds(Compare, st.sampled_from(COMPARISONS), integers(), integers()),
+        compared.filter(uses),
         lambda inner: st.one_of(inner.map(Not), st.builds(conj, inner, inner), st.builds(disj, inner, inner)),
         max_leaves=5,
     )

@@ -177,6 +177,7 @@ class BatchMLAPagedAttentionWrapper(Wrapper):
             checked = GivenTensors("plan")
             checked.check("kv_len_arr", given.kv_len_arr, "B", INTEGERS, anywhere=True)
             requests = len(given.kv_len_arr)
+            checked.check("kv_indptr", given.kv_indptr, "_", INTEGERS, anywhere=True)
             ends = given.kv_indptr[: requests + 1]  # behind which FlashInfer reads nothing
             axes = {"kv_indptr": (ends, "B+1"), "qo_indptr": (given.qo_indptr, "B+1")}
             for name, (x, shape) in (axes | {"kv_indices": (given.kv_indices, "pages")}).items():
