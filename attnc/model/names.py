@@ -95,6 +95,12 @@ _VALUES: Mapping[str, str] = {
     "False": "write 'false'",
     "None": "leave it out",
     **dict.fromkeys(("INF", "Inf", "infinity"), "write 'inf'"),
+    **dict.fromkeys(
+        ("i", "row", "query_idx", "query_pos"), "write 'q_pos', where the query stands among the keys"
+    ),
+    **dict.fromkeys(
+        ("j", "col", "key_idx", "key_pos", "k_pos", "kv_pos"), "write 'kv_idx', where the key stands"
+    ),
     **dict.fromkeys(("head", "head_idx", "h_idx", "q_head"), "write 'h', the query head"),
     **dict.fromkeys(("kv_head", "head_kv", "h_kv"), "write 'h // G', the K/V head"),
     **dict.fromkeys(("batch", "batch_idx", "batch_index"), "write 'b', the entry of the batch"),

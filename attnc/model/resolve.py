@@ -298,6 +298,8 @@ class _Resolver:
                 elif name.id not in self.scope.tensors:
                     known = tuple(self.scope.tensors)
                     hints = did_you_mean(name.id, known)
+                    if name.id in OUTPUTS:
+                        hints = ("gradients are of what is read: write 'grad q, k, v'",)
                     self.report.error(
                         "E0209", f"unknown input '{name.id}'", name.span, "not an input", hints=hints
                     )
