@@ -19,6 +19,7 @@ import torch
 
 from attnc.api.compile import SpecError
 from attnc.api.fastest import chosen_target
+from attnc.api.repeats import without_gradients
 from attnc.flex.arguments import Auxiliary
 from attnc.flex.blocks import Blocks, restrict
 from attnc.flex.dense import max_scores
@@ -247,10 +248,14 @@ def _operate(
     """
     said = read(program)
     traced, kernel = _find_kernel(query, key, value, captured, floats, integers, said, grads)
-    with torch.no_grad():
-        found = kernel.function(query, key, value, *kernel.arguments(traced))
+    found = _run(kernel.function, query, key, value, *kernel.arguments(traced))
     o, lse = found if said.lse or grads else (found, query.new_empty(0, dtype=torch.float32))
     return laid_out(as_logical(o, said.order), said.order), lse
+
+
+@without_gradients
+def _run(function: Callable[..., Any], *given: Any) -> Any:
+    return function(*given)
 
 
 @_operate.register_fake
@@ -278,8 +283,8 @@ def _operate_fake(
 
 @torch.library.custom_op("attnc::flex_attention_backward", mutates_args=())
 def _pull(
-    do: torch.Tensor,
-    dlse: torch.Tensor,
+    do: torch.Tensor | None,
+    dlse: torch.Tensor | None,
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
@@ -293,7 +298,8 @@ def _pull(
 ) -> list[torch.Tensor]:
     said = read(program)
     traced, kernel = _find_kernel(query, key, value, captured, floats, integers, said, grads)
-    do, o = (as_written(x if x.stride(-1) == 1 else x.contiguous(), said.order) for x in (do, o))
+    do = None if do is None else as_written(_with_rows(do), said.order)
+    o = as_written(_with_rows(o), said.order)
     inputs = [as_tensor(x, query) for x in kernel.arguments(traced)]
     assert kernel.gradients is not None
     own = [at for at in grads if at < 3]
@@ -309,10 +315,14 @@ def _pull(
     return [made[at] for at in grads]
 
 
+def _with_rows(x: torch.Tensor) -> torch.Tensor:
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
 @_pull.register_fake
 def _pull_fake(
-    do: torch.Tensor,
-    dlse: torch.Tensor,
+    do: torch.Tensor | None,
+    dlse: torch.Tensor | None,
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
@@ -331,10 +341,11 @@ def _pull_fake(
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
     query, key, value, captured, ctx.floats, ctx.integers, ctx.program, ctx.grads = inputs
     ctx.captured = len(captured)
+    ctx.set_materialize_grads(False)
     ctx.save_for_backward(query, key, value, *captured, *output)
 
 
-def _differentiate(ctx: Any, do: torch.Tensor, dlse: torch.Tensor) -> tuple[Any, ...]:
+def _differentiate(ctx: Any, do: torch.Tensor | None, dlse: torch.Tensor | None) -> tuple[Any, ...]:
     query, key, value, *captured, o, lse = ctx.saved_tensors
     found = torch.ops.attnc.flex_attention_backward(
         do, dlse, query, key, value, captured, ctx.floats, ctx.integers, o, lse, ctx.program, ctx.grads

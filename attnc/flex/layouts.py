@@ -64,8 +64,7 @@ def as_logical(o: torch.Tensor, order: str) -> torch.Tensor:
 
 def logical_axes(order: str) -> list[int] | None:
     """Returns where the axes [B, H, M, D] are of what a kernel wrote; None where they are in that order."""
-    written = written_order(order)
-    return None if written == "BHM" else [*(written.index(axis) for axis in "BHM"), 3]
+    return _LOGICAL[order]
 
 
 def as_written(o: torch.Tensor, order: str) -> torch.Tensor:
@@ -77,3 +76,11 @@ def as_written(o: torch.Tensor, order: str) -> torch.Tensor:
 def written_order(order: str) -> str:
     """Returns the order of B, H and M that a kernel writes."""
     return order.replace("D", "")
+
+
+def _find_logical(written: str) -> list[int] | None:
+    return None if written == "BHM" else [*(written.index(axis) for axis in "BHM"), 3]
+
+
+#: By the order of the axes of o: every call asks.
+_LOGICAL = {order: _find_logical(written_order(order)) for order in _ORDERS}

@@ -154,6 +154,8 @@ class Attention(AsksForLess, ABC):
         #: Of what is kept, by the shape of q.
         self.kept_layouts: dict[Any, tuple[Layout, ...]] = {}
         self.repeated = Repeated[Again](lambda call, _: make_again(self, call, ()))
+        #: The same while autograd is off, as inside of a compiled graph, whatever tensors require.
+        self.repeated_unrecorded = Repeated[Again](lambda call, _: make_again(self, call, ()), gradients=True)
         self.repeated_keeping = Repeated[Applied](self.settle_keeping, gradients=True)
         self.repeated_operator = Repeated[Again](partial(repeat_operator, self), gradients=True)
         #: By how many tensors there are, as the gradient of lse may be none, and how they are turned.
@@ -171,7 +173,7 @@ class Attention(AsksForLess, ABC):
         without memory and of those of torch.func.
         """
         prepared = self.prepared
-        repeated, keeping = self.repeated, self.repeated_keeping
+        recorded, unrecorded, keeping = self.repeated, self.repeated_unrecorded, self.repeated_keeping
         has_scalars, has_backward, is_single = self.has_scalars, self.backward is not None, self.is_single
         scalars = [at for at, tensor in enumerate(self.inputs) if tensor.is_scalar]
         count, name = len(self.outputs), self.name
@@ -198,9 +200,10 @@ class Attention(AsksForLess, ABC):
             for at in scalars:
                 if not isinstance(inputs[at], torch.Tensor):
                     is_plain = False
+            records = is_grad_enabled()
+            repeated = recorded if records else unrecorded
             if is_plain:
-                wants = keeping.guard is not None and is_grad_enabled()
-                if wants and getattr(inputs[0], "requires_grad", False):
+                if records and keeping.guard is not None and getattr(inputs[0], "requires_grad", False):
                     if (applied := keeping.call(inputs)) is not None:
                         return apply_again(applied, *inputs)
                 elif repeated.guard is not None and (again := repeated.call(inputs)) is not None:
@@ -309,6 +312,7 @@ class Attention(AsksForLess, ABC):
         vars(self).pop("alone", None)
         self.kept_layouts.clear()
         self.repeated.forget()
+        self.repeated_unrecorded.forget()
         self.repeated_keeping.forget()
         self.repeated_operator.forget()
         self.repeated_gradients.clear()

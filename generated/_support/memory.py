@@ -68,10 +68,17 @@ def lay_like(x: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """Returns a gradient with the strides that torch.empty_like gives one of its input: itself, or a copy."""
     if like.is_contiguous() and x.is_contiguous():
         return x
-    wanted = laid_like(memory_of(like), x.dtype, has_rows=False)
-    if memory_of(x).steps == wanted.steps:
-        return x
-    return torch.empty_strided(*wanted[:2], dtype=x.dtype, device=x.device).copy_(x)
+    wanted = _lay_like(*memory_of(x), like.stride())
+    return x if wanted is None else torch.empty_strided(*wanted, dtype=x.dtype, device=x.device).copy_(x)
+
+
+@lru_cache(maxsize=4096)
+def _lay_like(
+    shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype, like: tuple[int, ...]
+) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    """Returns the shape and strides of a copy; None where it would lie as the gradient does."""
+    wanted = _laid_like(shape, like, dtype, has_rows=False)
+    return None if Memory(shape, strides, dtype).steps == wanted.steps else wanted[:2]
 
 
 def plain(memories: Iterable[Memory]) -> tuple[Layout, ...]:

@@ -56,6 +56,9 @@ class TracedCall(DifferentiableCall, Protocol):
 _OPTIONS = ("str chosen", "int asked")
 #: The shape of a gradient that nobody asks for, which operators return in its place. Part of names, too.
 _UNASKED = (0,)
+#: The gradients of o and lse, None where nobody has one: a graph would fill a tensor with zeros. Part of
+#: names, too.
+_COTANGENTS = ("Tensor? do", "Tensor? dlse")
 
 
 def name_of(call: TracedCall) -> str:
@@ -72,6 +75,7 @@ def name_of(call: TracedCall) -> str:
         gradients,
         _OPTIONS,
         _UNASKED,
+        _COTANGENTS,
     )
     return call.operator + hashlib.sha256(repr(declared).encode()).hexdigest()[:8]
 
@@ -125,9 +129,9 @@ def put_on_devices(custom: Any, function: Callable[..., Any]) -> Callable[..., A
     return kernel
 
 
-def shorten(custom: Any, function: Callable[..., Any]) -> None:
+def shorten(custom: Any, function: Callable[..., Any]) -> Callable[..., Any]:
     """Makes calls of an operator that want no gradient go to its function at once; others go as torch made
-    it. It writes to no argument.
+    it. It writes to no argument. Returns the kernel.
     """
     kernel, differentiate = put_on_devices(custom, function), make_autograd_impl(custom._opoverload, custom)
 
@@ -136,6 +140,7 @@ def shorten(custom: Any, function: Callable[..., Any]) -> None:
         return kernel(*given) if not wants and goes_to_device(keyset) else differentiate(keyset, *given)
 
     _put_derivative(custom._opoverload, call)
+    return kernel
 
 
 def _put_derivative(operator: Any, call: Callable[..., Any]) -> None:
@@ -230,6 +235,9 @@ class Operators:
     def __init__(self, call: TracedCall) -> None:
         self.call = call
         self.usual = call.encode(None, None)
+        #: Of gradients by what operators take besides tensors: configs, which of all are asked for, and which
+        #: of those of the call that makes them.
+        self.chosen: dict[tuple[str, int], tuple[Any, list[bool], list[bool]]] = {}
 
     def register(self) -> None:
         call, name = self.call, f"attnc::{self.call.operator}"
@@ -245,7 +253,8 @@ class Operators:
         )
         forward.register_fake(self._fake)
         forward.register_vmap(_mapping(call.operator))
-        kernel = put_on_devices(forward, self._forward)
+        put = shorten if call.backward is None and not call.counters else put_on_devices
+        kernel = put(forward, self._forward)
         written = [
             f"Tensor(o{i}!){'?' if tensor in call.kept else ''} {tensor.name}"
             for i, tensor in enumerate((*call.outputs, *call.kept))
@@ -260,8 +269,7 @@ class Operators:
         into.register_vmap(self._refuse_vmap)
         if call.backward is None:
             return
-        cotangents = ["Tensor do", *(["Tensor dlse"] if call.lse >= 0 else [])]
-        given = [*cotangents, *inputs, "Tensor o", "Tensor lse", *_OPTIONS]
+        given = [*_COTANGENTS[: call.first_input], *inputs, "Tensor o", "Tensor lse", *_OPTIONS]
         count = len(call.backward.gradients)
         returned = "Tensor" if count == 1 else f"({', '.join(['Tensor'] * count)})"
         backward = torch.library.custom_op(
@@ -280,6 +288,7 @@ class Operators:
 
     def _keep(self, ctx: Any, inputs: Tensors, output: Any) -> None:
         *tensors, ctx.chosen = inputs
+        ctx.set_materialize_grads(False)
         written = output if isinstance(output, tuple) else (output,)
         ctx.save_for_backward(*tensors, *(written[at] for at in self.call.needed))
 
@@ -335,19 +344,26 @@ class Operators:
 
     def _backward(self, *given: Any) -> Any:
         *tensors, chosen, asked = given
-        wants = self._list_asked(asked)
+        configs, wants, each = self.chosen.get((chosen, asked)) or self._choose(chosen, asked)
         call = self.call.choose(wants)
-        prepared, made = launch_gradients(call, [*tensors], self.call.decode(chosen)[1])
-        each = [wants[self.call.wanted.index(at)] for at in call.wanted]
-        found = prepared.finish(made, each) if prepared.chooses else prepared.finish(made)
-        by_place = dict(zip(call.wanted, found, strict=True))
         inputs = tensors[self.call.first_input :]
+        prepared, made = launch_gradients(call, tensors, configs)
+        found = prepared.finish(made, each) if prepared.chooses else prepared.finish(made)
+        if all(wants):
+            return _alone([lay_like(x, inputs[at]) for at, x in zip(call.wanted, found, strict=True)])
+        by_place = dict(zip(call.wanted, found, strict=True))
         return _alone(
             [
                 lay_like(by_place[at], inputs[at]) if wanted else _make_unasked(gradient, inputs[at])
                 for at, gradient, wanted in zip(self.call.wanted, self._gradients, wants, strict=True)
             ]
         )
+
+    def _choose(self, chosen: str, asked: int) -> tuple[Any, list[bool], list[bool]]:
+        wants = self._list_asked(asked)
+        each = [wants[self.call.wanted.index(at)] for at in self.call.choose(wants).wanted]
+        made = self.chosen[chosen, asked] = self.call.decode(chosen)[1], wants, each
+        return made
 
     @property
     def _gradients(self) -> Sequence[Gradient]:
@@ -358,7 +374,7 @@ class Operators:
         return [bool(asked >> i & 1) for i in range(len(self.call.wanted))]
 
     def _backward_fake(self, *given: Any) -> Any:
-        inputs = dict(zip(self.call.input_names, given[2 if self.call.lse >= 0 else 1 :], strict=False))
+        inputs = dict(zip(self.call.input_names, given[self.call.first_input :], strict=False))
         made = []
         for gradient, wanted in zip(self._gradients, self._list_asked(given[-1]), strict=True):
             x = inputs[gradient.name]
@@ -368,7 +384,7 @@ class Operators:
 
     def _differentiate(self, ctx: Any, *cotangents: Any) -> tuple[Any, ...]:
         operator = getattr(torch.ops.attnc, f"{self.call.operator}_backward")
-        wanted = cotangents[: 2 if self.call.lse >= 0 else 1]
+        wanted = cotangents[: self.call.first_input]
         asked = sum(wants << i for i, wants in enumerate(list_asked(self.call, ctx)))
         found = operator(*wanted, *ctx.saved_tensors, ctx.chosen, asked)
         found = found if isinstance(found, tuple) else (found,)

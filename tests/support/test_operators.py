@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 import torch
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch.aot_autograd import make_boxed_func
 from torch.func import grad, hessian, jacfwd, jacrev, jvp, vmap
 
 import attnc
@@ -243,3 +245,32 @@ def test_compiled_calls_that_follow_themselves_are_eager_ones(form: str, wants: 
 
 def _tuple(results: Any) -> tuple[torch.Tensor, ...]:
     return results if isinstance(results, tuple) else (results,)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("of", [(0,), (1,), (0, 1)], ids=["o", "lse", "both"])
+def test_a_graph_holds_no_gradient_that_nobody_has(of: tuple[int, ...]) -> None:
+    """One of zeros would be filled, and read by the kernels."""
+    family = attnc.compile(TEXT.format(name="followed", rest=FORMS["returned"]), target="triton")
+    graphs: list[str] = []
+
+    def show(graph: torch.fx.GraphModule, given: Sequence[Any]) -> Any:
+        graphs.append(graph.code)
+        return make_boxed_func(graph.forward)
+
+    def attend(*given: torch.Tensor) -> torch.Tensor:
+        found = family(*given)
+        return torch.cat([found[at].flatten() for at in of])
+
+    torch.compiler.reset()
+    backend = aot_autograd(fw_compiler=show, bw_compiler=show)
+    compiled = torch.compile(attend, fullgraph=True, backend=backend)
+    leaves = [x.requires_grad_() for x in drawn((1, 5, 2, 16), (1, 7, 2, 16), (1, 7, 2, 16))]
+    found, right = (torch.autograd.grad(run(*leaves).sum(), leaves) for run in (compiled, attend))
+    for x, y in zip(found, right, strict=True):
+        torch.testing.assert_close(x, y)
+    _, backward = graphs
+    given = backward.partition("_backward.default(")[2].split(", ")[:2]
+    assert [x == "None" for x in given] == [at not in of for at in (0, 1)]
+    assert "zeros" not in backward
+    assert "full" not in backward

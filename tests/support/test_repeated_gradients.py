@@ -185,6 +185,24 @@ def test_fewer_gradients_are_looked_at(attention: Any) -> None:
     assert not (again[0] if isinstance(again, tuple) else again).requires_grad
 
 
+def test_calls_without_gradients_repeat_whatever_tensors_require(
+    attention: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As inside of a compiled graph, whose inputs may require some; and not beyond."""
+    call = attention.module.default.CALL
+    given = [x.requires_grad_() for x in drawn(0)[:3]]
+    with torch.no_grad():
+        first, *_ = (attention(*given) for _ in range(6))
+        assert call.repeated_unrecorded.guard is not None
+        monkeypatch.setattr(call, "key_of", None)  # no look at them
+        torch.testing.assert_close(attention(*given), first, rtol=0, atol=0)
+        monkeypatch.undo()
+    found = attention(*given)
+    assert (found[0] if isinstance(found, tuple) else found).requires_grad
+    call.forget()
+    assert call.repeated_unrecorded.guard is None
+
+
 WINDOW = TEXT.format(lse="output lse: f32[B, H, M]").replace(
     "mask = causal", "input left: i32[]\n  mask = q_pos - left <= kv_idx and causal"
 )
