@@ -140,6 +140,12 @@ CASES: Mapping[str, Mapping[str, str]] = {
         "  input cnt: i32[T, 2]",
         "MASK": "listed(idx, rows = 1, keys = 32, count = cnt) and causal",
     },
+    "of blocks of packed queries, whose lists have rows of their own": {
+        **PACKED,
+        "EXTRAS": "input cu: i32[B + 1]\n  input n: i32[B]\n  length N = n[b]",
+        "LISTS": "R",
+        "MASK": "listed(idx[cu[b] + q_idx], keys = 16) and causal",
+    },
     "of blocks of packed sequences, beside a sink": {
         **PACKED,
         "KEYS": "U",

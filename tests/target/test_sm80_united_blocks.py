@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from attnc.model.dtypes import DType
@@ -51,6 +53,8 @@ def test_sizes_are_declared_that_are_read() -> None:
     packed = kernel_of(**PACKED)
     assert "args.M" not in packed
     assert "int M = sequence < B ? q_rows : 0;" in packed
+    with_rows = kernel_of(**PACKED | {"LISTS": "R", "idx, rows = 1": "idx[cu[b] + q_idx]"})
+    assert re.search(r"const int [^;]*\bT = args\.T\b", with_rows) is not None
 
 
 def test_the_kernel_walks_over_the_bits_of_its_tile() -> None:

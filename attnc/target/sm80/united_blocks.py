@@ -45,7 +45,8 @@ class UnitedBlocksText(CudaListsText):
         texts = (*place, *self.of_query, self.exists, self.offset, self.count, pack.heads)
         read = {word for text in texts for word in _WORD.findall(re.sub(r"args\.\w+", "", text))}
         read |= {"B"} if packed else {"B", "M"}
-        known = [*self.made.dims, "B", "M", "H", "G", "Hkv"]
+        rows = [] if pack.sequences is None else [scalar(pack.sequences.rows)]
+        known = [*self.made.dims, "B", "M", "H", "G", "Hkv", *rows]
         yield from sizes_of_call(
             name for name in dict.fromkeys(known) if name in read and not (packed and name == "M")
         )
