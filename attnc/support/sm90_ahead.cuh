@@ -21,13 +21,13 @@ static inline void compute_here(float&) {}
 static inline float reciprocal(float x) { return x >= 0x1p126f ? 0.0f : 1.0f / x; }
 #endif
 
-// x and y become their sigmoids times `factor`, by one reciprocal: 1 / a = b / (a b). Returns false where it does not
-// serve, for a b is NaN, or so large that its reciprocal times a factor would be too small.
-__device__ __forceinline__ bool sigmoids(float& x, float& y, float factor = 1.0f)
+// x and y become their sigmoids over l >= 2^-60, by one reciprocal: of a = l (1 + exp(-x)), 1 / a = b / (a b). Returns
+// false where it does not serve, for a b is NaN, or so large that b over it would be too small.
+__device__ __forceinline__ bool sigmoids(float& x, float& y, float l = 1.0f)
 {
     constexpr float log2e = 1.4426950408889634f;
-    const float a = 1.0f + exp2_(-log2e * x), b = 1.0f + exp2_(-log2e * y), inverse = reciprocal(a * b);
-    x = b * (inverse * factor);
-    y = a * (inverse * factor);
-    return inverse > 0x1p-64f;
+    const float a = exp2_(-log2e * x) * l + l, b = exp2_(-log2e * y) * l + l, inverse = reciprocal(a * b);
+    x = b * inverse;
+    y = a * inverse;
+    return inverse > 0x1p-100f;
 }

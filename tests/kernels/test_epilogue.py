@@ -55,6 +55,13 @@ PACKED = (
     "output o: bf16[T, H, 16] = sigmoid(gate[ends[b] + q_idx, h]) * attention",
     "grad q, k, v, gate",
 )
+#: o is divided by more than the sum of a row.
+BESIDE_A_SINK = (
+    *(line.replace("softmax", "softmax(sink = sink[h], dropout = p, seed = seed)") for line in GATE),
+    "input sink: f32[Hkv * G]",
+    "input p: f32[]",
+    "input seed: i64[]",
+)
 
 
 KINDS = {"gate": GATE, "all": ALL}
@@ -160,11 +167,15 @@ def test_rows_that_a_number_of_each_query_finds(schedule: str) -> None:
 @pytest.mark.one_in(3)
 @needs_gxx
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", each_by_day(["all", "gate", "packed"], of=2))
+@pytest.mark.parametrize(
+    "kind", each_by_day(["all", "beside a sink", "gate", "of small sums", "packed"], of=2)
+)
 def test_epilogue_on_hopper(kind: str) -> None:
-    lines = {**KINDS, "packed": PACKED}[kind]
+    kinds = {**KINDS, "packed": PACKED, "beside a sink": BESIDE_A_SINK, "of small sums": GATE}
+    lines, headroom = kinds[kind], 80 if kind == "of small sums" else 12
     wide = tuple(line.replace("16]", "64]").replace("24]", "64]") for line in lines)
-    made = subject_of_text(spec(wide, "softmax = online(maximum = lazy(12))", target="cuda.sm_90a"))
+    schedule = f"softmax = online(maximum = lazy({headroom}))"
+    made = subject_of_text(spec(wide, schedule, target="cuda.sm_90a"))
     rows = {"M": 21, "N": 21} if kind == "packed" else {"M": 70, "N": 133}
     assert_within_bound(made, Case(dims={"B": 2, "H": 2, "Hkv": 1, "G": 2, **rows}))
 

@@ -395,8 +395,12 @@ __device__ __forceinline__ void run_consumer(const Args& args, u32 base, WorkTil
             #pragma unroll
             for (int r = 0; r < ROWS; ++r)
                 lse[r] = (m[r] + log2f(l[r])) * LN2;
+            float over[ROWS];  // what o is divided by
+            #pragma unroll
+            for (int r = 0; r < ROWS; ++r)
+                over[r] = l[r] == 0.0f ? 1.0f : l[r];
             auto compute_ahead = [&](auto in_pairs) {
-                bool served = true;
+                bool served = fminf(over[0], over[1]) >= 0x1p-60f;
                 #pragma unroll
                 for (int j = 0; j < DV / 8; j += 2) {
                     const int row = 64 * consumer + 16 * warp + lane % 16;
@@ -412,7 +416,7 @@ __device__ __forceinline__ void run_consumer(const Args& args, u32 base, WorkTil
                             x[c] = gate_tile;
                         }
                         if constexpr (in_pairs.value) {
-                            served &= sigmoids(x[0], x[1], scale[i % 2]);
+                            served &= sigmoids(x[0], x[1], over[i % 2]);
                         } else {
                             x[0] = sigmoid_(x[0]) * scale[i % 2];
                             x[1] = sigmoid_(x[1]) * scale[i % 2];
