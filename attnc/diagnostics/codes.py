@@ -469,6 +469,11 @@ _PLAN_WARNINGS = {
         "and passed through functions of bounded slope, and each query has to see the key at its own "
         "position.",
     ),
+    "W0706": CodeInfo(
+        "bits that a word does not have",
+        "'bit(word, i % size)' reads 'size' bits of each word, and the type of the word has fewer: 8 of u8, "
+        "32 of i32, 64 of i64. Of an i32, the bits above are its sign.",
+    ),
     "W0802": CodeInfo(
         "gradients that are not generated",
         "The attention asks for gradients, but the schedule makes a forward kernel only. The callable "

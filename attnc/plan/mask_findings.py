@@ -2,19 +2,35 @@
 
 The same solve that gives a kernel its loop bounds shows a mask that keeps nothing, one that lets no tile be
 skipped, conditions of data for which none is, and rows that see nothing when there are more queries than
-keys.
+keys. Types of words show bits that they do not have.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import combinations
 from typing import TypeAlias
 
 from attnc.diagnostics import Diagnostic, Label, warning
 from attnc.expr.affine import KV_LO, Q_LO, Affine, affine, at_least
 from attnc.expr.construct import negate
-from attnc.expr.nodes import TRUE, And, Compare, Const, Dim, Expr, Index, InList, Load, Or, show, uses, walk
+from attnc.expr.nodes import (
+    TRUE,
+    And,
+    Binary,
+    Call,
+    Compare,
+    Const,
+    Dim,
+    Expr,
+    Index,
+    InList,
+    Load,
+    Or,
+    show,
+    uses,
+    walk,
+)
 from attnc.expr.simplify import nnf, simplify, substitute
 from attnc.expr.solve import Ranges, solve
 from attnc.model.attention import Variant
@@ -41,6 +57,7 @@ def check_mask(variant: Variant) -> Iterator[Diagnostic]:
             notes=("every row sees nothing: o = 0, lse = -inf",),
         )
         return
+    yield from _missing_bits(mask, {x.name: str(x.dtype) for x in variant.attention.inputs})
     dense = () if _lists(mask) else tuple(dense_conditions(mask))  # listed blocks alone are visited
     written: dict[Span, list[Expr]] = {}
     for condition in dense:  # several of one def's stand in one place
@@ -61,6 +78,33 @@ def check_mask(variant: Variant) -> Iterator[Diagnostic]:
             "keeps some tiles whole and excludes none" if keys.any_full else "is evaluated for every element",
             notes=("nothing in it bounds kv_idx by q_idx, by a length or by a sorted input",),
             hints=("if a bound is meant, say it too: 'causal and ...', 'kv_idx < length[b] and ...'",),
+        )
+
+
+#: Bits of a word, by its type.
+_BITS = {"u8": 8, "i32": 32, "i64": 64}
+
+
+def _missing_bits(mask: Expr, types: Mapping[str, str]) -> Iterator[Diagnostic]:
+    """Warnings about remainders that name bits which a loaded word does not have."""
+    found: dict[str, int] = {}
+    for node in walk(mask):
+        match node:
+            case Call("bit", (Load(tensor=tensor), Binary(op="%", right=Const(value=int(size))))):
+                if size > _BITS.get(types.get(tensor, ""), size):
+                    found[tensor] = size
+    for tensor, size in found.items():
+        assert mask.span is not None
+        bits = _BITS[types[tensor]]
+        rest = "are false" if bits == min(_BITS.values()) else f"are its sign, bit {bits - 1}"
+        yield warning(
+            "W0706",
+            f"words of {size} bits are read from '{tensor}', which has words of {bits}",
+            mask.span,
+            f"bits {bits} to {size - 1} of a word {rest}",
+            hints=(
+                f"read {bits} of each word: '// {bits}' and '% {bits}', or 'draft_tree({tensor}, {bits})'",
+            ),
         )
 
 
