@@ -39,6 +39,14 @@ _ATTNC = (
 _Run = Callable[[tuple[object, ...]], int | None]
 
 
+def searched(*more: Path) -> str:
+    """Returns PYTHONPATH of a program elsewhere: the checkout and more, before what this process was given,
+    which may be where all dependencies are.
+    """
+    given = os.environ.get("PYTHONPATH")
+    return os.pathsep.join([str(Path(__file__).parent.parent), *map(str, more), *([given] if given else [])])
+
+
 def run_program(
     program: str | Path,
     *arguments: str | Path,

@@ -33,7 +33,7 @@ from attnc.model.variants import variants
 from attnc.source import Source
 from attnc.syntax import ast
 from attnc.syntax.parser import parse
-from tests.processes import run_program
+from tests.processes import run_program, searched
 from tools import (
     documented,
     documented_commands,
@@ -276,7 +276,7 @@ def test_the_example_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pyt
         if block.language == "python" and block.is_runnable:
             environment = {
                 **os.environ,
-                "PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}",
+                "PYTHONPATH": searched(tmp_path),
                 "CUDA_VISIBLE_DEVICES": "",
             }
             path = Path(str(block.file))

@@ -1,6 +1,8 @@
 """What a test is told of processes that are forked for it."""
 
+import os
 from multiprocessing import Pipe, get_context
+from pathlib import Path
 
 import pytest
 
@@ -19,3 +21,11 @@ def test_a_module_that_cannot_be_imported_is_named(monkeypatch: pytest.MonkeyPat
     finally:
         server.kill()
         server.join()
+
+
+def test_programs_elsewhere_search_where_this_process_was_told_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    root = str(Path(__file__).parents[1])
+    monkeypatch.setenv("PYTHONPATH", "dependencies")
+    assert processes.searched(Path("of_test")).split(os.pathsep) == [root, "of_test", "dependencies"]
+    monkeypatch.delenv("PYTHONPATH")
+    assert processes.searched() == root

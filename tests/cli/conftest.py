@@ -14,6 +14,7 @@ import pytest
 
 from attnc.cli import main
 from attnc.verify.interpreter import ensure_interpreter
+from tests.processes import searched
 
 ensure_interpreter()
 
@@ -83,7 +84,7 @@ def spawn(folder: Path) -> Run:
         done = subprocess.run(
             (sys.executable, "-m", "attnc", *arguments),
             cwd=cwd,
-            env={**inherited, "PYTHONPATH": str(ROOT), **(environment or {})},
+            env={**inherited, "PYTHONPATH": searched(), **(environment or {})},
             capture_output=True,
             text=True,
             encoding="utf-8",

@@ -31,7 +31,8 @@ def test_bytes_do_not_depend_on_the_environment(
 ) -> None:
     spec = folder / "specs" / "tiny.attn"
     spec.write_text(spec.read_text().replace("attention", "# naïve → ok\nattention", 1), encoding="utf-8")
-    spawn("compile", environment={"PYTHONHASHSEED": "0"})
+    done = spawn("compile", environment={"PYTHONHASHSEED": "0"})
+    assert done.code == 0, done.err
     expected = tree(folder / "generated")
     assert len([path for path in expected if not path.startswith("_support/")]) == 6
     done = spawn("compile", "--check", environment=environment)

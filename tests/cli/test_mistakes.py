@@ -13,7 +13,8 @@ from types import SimpleNamespace
 import pytest
 
 from attnc.cli import main
-from tests.cli.conftest import ROOT, TINY, Run
+from tests.cli.conftest import TINY, Run
+from tests.processes import searched
 
 COMMANDS = ("compile", "check", "fmt", "explain", "demo", "verify", "fuzz", "calibrate")
 
@@ -338,7 +339,7 @@ def test_a_reader_that_goes_away(folder: Path) -> None:
     command = f"{writer} | head -c 1"
     done = subprocess.run(
         ["bash", "-c", command],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"},
+        env={**os.environ, "PYTHONPATH": searched(), "PYTHONUNBUFFERED": "1"},
         capture_output=True,
         text=True,
         check=False,
@@ -372,7 +373,7 @@ def heed_interrupts() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("send", [os.kill, os.killpg])  # somebody's kill; a terminal, to all of a group
 def test_an_interrupt_is_a_word_and_130(folder: Path, send: Callable[[int, int], None]) -> None:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "PYTHONPATH": searched()}
     with subprocess.Popen(
         [sys.executable, "-c", ENDLESS],
         env=environment,
@@ -393,7 +394,7 @@ def test_an_interrupt_is_a_word_and_130(folder: Path, send: Callable[[int, int],
 @pytest.mark.parametrize("closed", ["1", "2"])
 def test_streams_that_the_caller_closed(folder: Path, closed: str) -> None:
     command = f'exec "{sys.executable}" -m attnc check {closed}>&-'
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "PYTHONPATH": searched()}
     done = subprocess.run(
         ["sh", "-c", command], cwd=folder, env=environment, capture_output=True, check=False
     )
@@ -407,7 +408,7 @@ def test_a_reader_who_has_gone_is_no_finding(folder: Path, arguments: Sequence[s
     reading, writing = os.pipe()
     os.close(reading)
     command = [sys.executable, "-m", "attnc", *arguments]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "PYTHONPATH": searched()}
     try:
         done = subprocess.run(
             command, cwd=folder, env=environment, stdout=writing, stderr=subprocess.PIPE, check=False

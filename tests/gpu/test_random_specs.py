@@ -14,7 +14,7 @@ from attnc.verify.case import Case
 from tests.gpu import random_specs
 from tests.gpu.random_reruns import again
 from tests.gpu.random_specs import Mode, Record, Result, as_data, draw
-from tests.processes import cpu_seconds
+from tests.processes import cpu_seconds, searched
 
 
 @pytest.fixture(autouse=True)
@@ -77,7 +77,7 @@ def test_a_spec_without_room_in_memory_is_kept_and_runs_again(
     record.write(path)
     found = Record.of(path)
     assert [spec["text"] for spec in found.unjudged] == [SPEC, SPEC]
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+    monkeypatch.setenv("PYTHONPATH", searched())
     monkeypatch.chdir(Path(__file__).parents[2])
     again(found, 1, path, Mode())
     assert (Record.of(path).unjudged, Record.of(path).failures) == ([], [])
