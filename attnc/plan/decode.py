@@ -24,6 +24,7 @@ from attnc.plan.columns import plan_column_scales
 from attnc.plan.device import DEVICES
 from attnc.plan.epilogue import plan_epilogue
 from attnc.plan.error_bound import error_bound
+from attnc.plan.fitting import keys_of_split
 from attnc.plan.ir import Decode, Grid, Let, Softmax, expressions_of
 from attnc.plan.ir.kernel import Pack, Regions, Split
 from attnc.plan.ir.module import ListedRows, Module
@@ -330,15 +331,6 @@ def _move_to_row(expr: Expr) -> Expr:
     if not children(expr):
         return ROW_HEAD if expr == Index("h") else expr
     return make(expr, tuple(map(_move_to_row, children(expr))))
-
-
-def keys_of_split(config: ForwardConfig) -> int:
-    """Returns how many keys a split has, if the config fixes them; 0 if splits are counted instead."""
-    match config.split_kv:
-        case Choice(args={"size": int() as size}):
-            return size
-        case _:
-            return 0
 
 
 def has_fixed_splits(kernel: Decode) -> bool:

@@ -18,7 +18,17 @@ from attnc.diagnostics import Diagnostic, DiagnosticError, error
 from attnc.expr.nodes import TRUE, Const, Index, walk
 from attnc.model.attention import Attention, Form
 from attnc.model.dtypes import DType
-from attnc.model.schedule import Knob, Phase, Schedule, TileConfig, Value, field_of, key_of
+from attnc.model.schedule import (
+    Choice,
+    ForwardConfig,
+    Knob,
+    Phase,
+    Schedule,
+    TileConfig,
+    Value,
+    field_of,
+    key_of,
+)
 from attnc.plan.layout import KernelName, Which
 from attnc.source import Span
 
@@ -78,6 +88,15 @@ def first_fitting(
         if any(misfit(config) is None for config in tried):
             return tried
     return tuple(map(adapted, found))
+
+
+def keys_of_split(config: ForwardConfig) -> int:
+    """Returns how many keys a split has, if the config fixes them; 0 if splits are counted instead."""
+    match config.split_kv:
+        case Choice(args={"size": int() as size}):
+            return size
+        case _:
+            return 0
 
 
 def phase_of(kernel: Which) -> Phase:

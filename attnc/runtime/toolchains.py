@@ -20,8 +20,8 @@ from typing import Any, ClassVar
 from attnc.model.dtypes import DType
 from attnc.model.schedule import BackwardConfig, DkDvConfig, ForwardConfig
 from attnc.plan import ir
-from attnc.plan.decode import keys_of_split
 from attnc.plan.device import Device
+from attnc.plan.fitting import keys_of_split
 from attnc.plan.ir import Module, split_of
 from attnc.plan.layout import Which
 from attnc.plan.signature import block, feature

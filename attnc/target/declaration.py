@@ -15,7 +15,8 @@ from attnc.expr.nodes import Binary, Const, Expr, Load, show
 from attnc.model.schedule import DkDvConfig
 from attnc.model.tensors import Role, group_size, is_static
 from attnc.plan.access import Section
-from attnc.plan.decode import MOST_SPLITS, decodes_packed_rows, has_fixed_splits, keys_of_split
+from attnc.plan.decode import MOST_SPLITS, decodes_packed_rows, has_fixed_splits
+from attnc.plan.fitting import keys_of_split
 from attnc.plan.ir import Arg, Bind, Decode, Forward, Kernel, Module, unified_of
 from attnc.plan.ir.backward import Adjoint, BackwardKernel, Gradient, GradientPart
 from attnc.plan.ir.kernel import IDLE_GAIN, PARTIAL_TRIPS, Split

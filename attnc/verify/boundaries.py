@@ -16,7 +16,8 @@ from attnc.expr.nodes import Const, Expr, Search, walk
 from attnc.model.schedule import ProductConfig
 from attnc.model.tensors import Paged, Ragged
 from attnc.plan import ir
-from attnc.plan.decode import MOST_SPLITS, keys_of_split
+from attnc.plan.decode import MOST_SPLITS
+from attnc.plan.fitting import keys_of_split
 from attnc.plan.projection import MOST_ROWS, ProjectionModule, impl_of
 from attnc.verify.runners import runner_of
 

@@ -52,7 +52,8 @@ def planned(
         f"output o: {dtype}[B, M, {queries}, {dv or d}]",
     )
     body = "\n  ".join(lines)
-    knobs = f"loops = [kv], pack = gqa\n  split.kv = auto\n  {schedule}"
+    split = "" if "split.kv" in schedule else "split.kv = auto"
+    knobs = f"loops = [kv], pack = gqa\n  {split}\n  {schedule}"
     text = f"attention under_test {{\n  {body}\n}}\nschedule under_test for cuda.sm_90a {{\n  {knobs}\n}}\n"
     program = resolve(parse(Source("under_test.attn", text)), prelude())
     (variant,) = variants(program, program.attentions[0])
@@ -108,6 +109,12 @@ def test_blocks_can_share_the_columns_of_o() -> None:
 )
 def test_narrow_rows_come_in_wide_tiles_where_two_do_not_hold_all_keys(d: int, mask: str, keys: int) -> None:
     assert planned(d=d, mask=mask).kernel.configs[0].tile_kv == keys
+
+
+@pytest.mark.parametrize(("d", "dv", "size"), [(64, 0, 64), (64, 0, 192), (192, 128, 64), (64, 0, 256)])
+def test_splits_of_a_fixed_size_are_made_of_whole_tiles(d: int, dv: int, size: int) -> None:
+    configs = planned(f"split.kv = fixed({size})", d=d, dv=dv).kernel.configs
+    assert [size % config.tile_kv for config in configs] == [0] * len(configs)
 
 
 def test_two_blocks_of_one_warpgroup_live_on_a_multiprocessor() -> None:

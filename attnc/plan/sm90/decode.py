@@ -38,7 +38,7 @@ from attnc.model.configs import configs
 from attnc.model.dtypes import DType
 from attnc.model.schedule import Choice, HopperConfig, Knob, Schedule, TileConfig, Value
 from attnc.plan.device import DEVICES
-from attnc.plan.fitting import Tiles, nothing_fits, remedy, several_values, unsupported
+from attnc.plan.fitting import Tiles, keys_of_split, nothing_fits, remedy, several_values, unsupported
 from attnc.plan.layout import Buffer, Estimate
 from attnc.plan.listed_rows import unites_blocks
 from attnc.plan.lists import fit_blocks, lists_blocks
@@ -310,6 +310,7 @@ def sm90_decode_configs(variant: Variant, schedule: Schedule) -> tuple[HopperCon
     ]
     if unites_blocks(variant.attention, schedule):
         groups = [[*fit_blocks(group, variant, schedule, "forward")] for group in groups]
+    groups = [kept for group in groups if (kept := [x for x in group if keys_of_split(x) % x.tile_kv == 0])]
     fitting = next((g for g in groups if any(_misfit(config, layout) is None for config in g)), groups[0])
     if layout.walks_again and "stages" not in knobs:
         fitting = [x for config in fitting for x in (config, replace(config, stages=min(2, config.stages)))]
