@@ -310,7 +310,7 @@ def sm90_decode_configs(variant: Variant, schedule: Schedule) -> tuple[HopperCon
     ]
     if unites_blocks(variant.attention, schedule):
         groups = [[*fit_blocks(group, variant, schedule, "forward")] for group in groups]
-    groups = [kept for group in groups if (kept := [x for x in group if keys_of_split(x) % x.tile_kv == 0])]
+    groups = [cut for group in groups if (cut := [x for x in group if keys_of_split(x) % x.tile_kv == 0])]
     fitting = next((g for g in groups if any(_misfit(config, layout) is None for config in g)), groups[0])
     if layout.walks_again and "stages" not in knobs:
         fitting = [x for config in fitting for x in (config, replace(config, stages=min(2, config.stages)))]
