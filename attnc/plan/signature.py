@@ -339,8 +339,11 @@ def capacity(attention: Attention) -> tuple[Let, ...]:
 
 
 def longest(attention: Attention, role: Role) -> Expr:
-    """Returns the most rows that a sequence can have: M or N, or all rows of a ragged tensor."""
-    tensor = attention.q if role is Role.QUERY else attention.k
+    """Returns the most rows that a sequence can have: M or N, or all rows of a ragged tensor, as generated
+    code calls them.
+    """
+    normal = normalise(attention)
+    tensor = normal.q if role is Role.QUERY else normal.k
     return tensor.size(role) if tensor.storage.is_packed else Dim("M" if role is Role.QUERY else "N")
 
 

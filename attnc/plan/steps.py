@@ -32,7 +32,7 @@ from attnc.plan.ir.kernel import KEY_ROW, TILE_COLUMN, ColumnScale
 from attnc.plan.loads import LoadNames
 from attnc.plan.names import own_name
 from attnc.plan.regions import before_the_end
-from attnc.plan.signature import kv_heads
+from attnc.plan.signature import kv_heads, normalise
 from attnc.plan.width import ends_of, narrow_bound
 
 IN_BOUNDS = Compare("<", Index("kv_idx"), Dim("N"))
@@ -346,9 +346,10 @@ Q_ROWS = Ref("q_rows", "int", within=(0, SIZE))
 
 def sequences(attention: Attention, over: Axis = "q") -> Sequences | None:
     """Returns how tiles of ragged queries, or keys, are numbered; None when every sequence has M, or N, rows
-    of memory.
+    of memory. Their sizes are called as in generated code.
     """
-    tensor, role = (attention.q, Role.QUERY) if over == "q" else (attention.k, Role.KEY)
+    normal = normalise(attention)
+    tensor, role = (normal.q, Role.QUERY) if over == "q" else (normal.k, Role.KEY)
     match tensor.storage:
         case Ragged(cu_seqlens=cu):
             return Sequences(cu_seqlens=cu, rows=tensor.size(role))

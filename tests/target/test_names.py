@@ -25,7 +25,7 @@ from attnc.plan.names import (
     own_sizes,
     words,
 )
-from attnc.plan.targets import target_of
+from attnc.plan.targets import schedule_for, target_of
 from attnc.runtime.loader import load_module, program_of
 from attnc.runtime.nvrtc import compile_cubin
 from attnc.source import Source
@@ -33,8 +33,10 @@ from attnc.syntax.parser import parse, prelude
 from attnc.target.files import render_files
 from tests.kernels.test_selected import CASES as SELECTED
 from tests.kernels.test_selected import subject as select
+from tests.model.resolving import resolve_text
 from tests.plan.planning import planned, resolved
 from tests.targets import TARGETS
+from tests.verify.judging import modules_of
 
 GENERATED = Path(__file__).parents[2] / "generated"
 SPECS_FOLDER = GENERATED.with_name("specs")
@@ -346,6 +348,26 @@ def test_kernels_read_sizes_of_any_name(target: str) -> None:
         own = own_sizes(SIZES, ("x0",)).get(size, size)
         assert re.search(rf"floor_mod\w*\(h, {own}\)|h % {own}\b", kernels), size
     load_module(module)
+
+
+@pytest.mark.parametrize("target", [*TARGETS, pytest.param("cuda.sm_90a", marks=pytest.mark.nightly)])
+def test_rows_of_packed_sequences_have_any_name(target: str) -> None:
+    text = """
+attention packed {
+  input q: bf16[half, H, 64] via ragged(ends)
+  input k, v: bf16[wide, H, 64] via ragged(ends)
+  input ends: i32[B + 1]
+  score = dot(q, k) / sqrt(D)
+  mask = causal
+  normalize = softmax
+  output o: bf16[half, H, 64]
+  grad q, k, v
+}
+"""
+    (module,) = modules_of(text + schedule_for(resolve_text(text), "packed", target))
+    declared = render_files(module, path="x.attn", sha256="0")["default.py"].partition("\nCALL = ")[2]
+    assert re.findall(r"\b(half|wide)\b", declared) == []
+    assert 'work="B * H * half_size"' in declared
 
 
 #: Inputs with a value for each row, key, pair, head and distance.
