@@ -15,8 +15,9 @@ from math import gcd
 from typing import Any, Literal, Self, TypeAlias, TypeVar
 
 from attnc.diagnostics import Diagnostic, DiagnosticError, error
-from attnc.expr.nodes import TRUE, Const, Index, walk
-from attnc.model.attention import Attention, Form
+from attnc.expr.nodes import TRUE, Call, Const, Index, walk
+from attnc.expr.solve import solve
+from attnc.model.attention import Attention, Form, Softmax
 from attnc.model.dtypes import DType
 from attnc.model.schedule import (
     Choice,
@@ -190,7 +191,8 @@ class TileShape:
     schedules have the same; 0: there are none. is_one_segment: of all variants. shares_sums: there are
     gradients beside a forward that decodes (`Target.refuse_wide_gradients`). unites: neighbouring queries can
     share tiles over the union of their lists. drifts: scores depend on where a key is, and may grow from tile
-    to tile. group: query heads of a K/V head, 0 where they are no number.
+    to tile. group: query heads of a K/V head, 0 where they are no number. packs_all: keys are packed as
+    queries are, and all scores are scaled products, under a causal mask at most.
     """
 
     dtype: str
@@ -209,6 +211,7 @@ class TileShape:
     unites: bool = False
     drifts: bool = False
     group: int = 0
+    packs_all: bool = False
 
     @property
     def lists_blocks_of_queries(self) -> bool:
@@ -239,7 +242,21 @@ def shape_of(attention: Attention) -> TileShape:
         narrow_cache=_has_narrow_cache(attention),
         drifts=any(node == Index("kv_idx") for node in walk(attention.score)),
         group=_count_group(attention),
+        packs_all=_packs_all(attention),
     )
+
+
+def _packs_all(attention: Attention) -> bool:
+    softmax, ranges = attention.softmax, solve(attention.mask)
+    is_usual = softmax == Softmax() and attention.epilogue is None and not attention.lengths
+    is_usual = is_usual and attention.segment is None
+    if not is_usual or not (attention.q.storage.is_packed and attention.k.storage.is_packed):
+        return False
+    if ranges.may_lo is not None or ranges.tile_may is not None:
+        return False
+    nodes = [*walk(attention.score)]
+    functions = {node.function for node in nodes if isinstance(node, Call)}
+    return functions <= {"sqrt"} and not any(isinstance(node, Index) for node in nodes)
 
 
 def _count_group(attention: Attention) -> int:

@@ -86,6 +86,9 @@ from attnc.plan.sm90.warps import (
 )
 from attnc.plan.target import Target
 
+#: Columns up to which two blocks of a warpgroup each share a multiprocessor.
+_WIDEST_OF_TWO = 128
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sm90a(Target):
@@ -180,6 +183,14 @@ class Sm90a(Target):
         # The plan has the other sizes, which depend on the mask and on dropout; warps follow from consumers.
         if sizes := shape.wanted.without(["warps"]).by_key():
             yield ", ".join(f"{key} = {value}" for key, value in sizes.items())
+        # Of two configs of packed sequences the second is for short ones, which end within tiles.
+        elif shape.packs_all and PIECE < shape.width <= _WIDEST_OF_TWO:
+            yield "overlap = true"
+            yield "config consumers = 2, tile.kv = 128, stages = 2, blocks = 1, pingpong = true"
+            yield "config consumers = 1, tile.kv = 64, stages = 2, blocks = 2, pingpong = false"
+        elif shape.packs_all and shape.width <= PIECE:
+            yield "config tile.kv = 128, stages = 4, blocks = 1"
+            yield "config tile.kv = 64, stages = 2, blocks = 2"
         elif shape.width <= PIECE and not shape.masked and shape.form != "none":
             yield "blocks in {1, 2}"  # two for short sequences
 
