@@ -166,16 +166,16 @@ BUGS: tuple[HopperBug, ...] = (
     HopperBug(
         name="scales of the listed keys of the tile before",
         attention="hopper_narrow_joined",
-        story="keys are looked up a tile before their scales are loaded",
-        anchor="load_k_scales(next_lo); look_up_k_rows(next(next_lo));",
-        patch="look_up_k_rows(next(next_lo)); load_k_scales(next_lo);",
+        story="keys are looked up a tile before their rows are loaded",
+        anchor="find_scales(next_lo, next_page);",
+        patch="find_scales(next_lo, page);",
     ),
     HopperBug(
-        name="scales of a key that is not there",
+        name="scales of the half of a row that has been converted",
         attention="hopper_narrow_joined",
-        story="every other key is inside of its tensor",
-        anchor="= 0 <= key_row && column / 64 <",
-        patch="= column / 64 <",
+        story="blocks of columns were counted from the first one of a half",
+        anchor="block_of_half(i, FIRST, odd); };",
+        patch="block_of_half(i, 0, odd); };",
     ),
     HopperBug(
         name="tile of a prompt converted before its rows are there",

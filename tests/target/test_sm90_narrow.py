@@ -60,3 +60,27 @@ def test_rows_are_asked_for_a_tile_ahead_where_registers_are_left(name: str, ask
     text = next(text for file, text in files.items() if file.endswith(".cu"))
     for said in ('#include "sm90_ask.cuh"', "row_of(next_lo, next_page));"):
         assert (said in text) == asks
+
+
+def test_scales_of_rows_take_no_room_of_tiles_beside_sums_in_an_absolute_order() -> None:
+    place = "block_table[b, kv_idx // 64], kv_idx % 64, d"
+    lines = [
+        "input q: bf16[B, M, G, 576]",
+        "input k: e4m3[B, N, 1, 512] via paged(block_table, page = 64)",
+        "input v: e4m3[B, N, 1, 512] via prefix(k)",
+        "input scale: f32[R, 64, 4]",
+        "input rope: bf16[R, 64, 64]",
+        "input block_table: i32[B, P]",
+        f"score = dot(q, cat(k * scale[{place} // 128], rope[{place}])) / sqrt(192)",
+        f"normalize = softmax(v_scale = scale[{place} // 128])",
+        "order = absolute(1024)",
+        "output o: bf16[B, M, G, 512]",
+    ]
+    schedule = "loops = [kv], pack = gqa, split.kv = fixed(1024), tile.kv = 64"
+    (module,) = modules_of(spec(lines, schedule, target="cuda.sm_90a"))
+    (config, *_) = module.kernel.configs
+    assert "scales" not in decode_layout_of(module.kernel).shared_memory(config)
+    files = render_files(module, path="a.attn", sha256="")
+    text = next(text for name, text in files.items() if name.endswith(".cu"))
+    assert "load_row_scales" in text
+    assert "SCALES_AT" not in text

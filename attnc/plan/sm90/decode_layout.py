@@ -226,7 +226,7 @@ class Sm90DecodeLayout(CudaLayout):
 
     @property
     def sums_in_p(self) -> bool:
-        """Whether sums of rows take the place of the last p: beside scales they have no room of their own."""
+        """Whether sums of rows take the place of the last p."""
         return self.gathers and not self.in_order
 
     def key_stages(self, config: TileConfig) -> int:
@@ -272,7 +272,7 @@ class Sm90DecodeLayout(CudaLayout):
             "k": self.key_stages(config) * tile_kv * self.qk.panels * _ROW,
             "v": 0 if self.v_in_k else stages * tile_kv * self.v.panels * _ROW,
             "8 bits": ahead * self.narrow.tile_bytes(tile_kv),
-            "scales": self.narrow.scale_bytes(tile_kv, whole=not self.gathers),
+            "scales": 0 if self.gathers else self.narrow.scale_bytes(tile_kv),
             "p": WGMMA_ROWS * _ROW if self.shares_columns else 0,
             "statistics": self.statistic_bytes if self.shares_columns else 0,
             "failures": 4 * self.consumers * _WORD if self.walks_again else 0,

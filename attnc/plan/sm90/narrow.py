@@ -121,10 +121,9 @@ class Narrow:
         """Returns bytes of a tile of 8 bits of so many keys, of all tensors."""
         return tile_kv * self.panels * PIECE_OF_BYTES
 
-    def scale_bytes(self, tile_kv: int, *, whole: bool = True) -> int:
-        """Returns bytes of the scales of a tile of so many keys; whole: in whole runs of the swizzle."""
-        size = 4 * tile_kv * self.scales
-        return -(-size // SCALE_GRANULE) * SCALE_GRANULE if whole else size
+    def scale_bytes(self, tile_kv: int) -> int:
+        """Returns bytes of the scales of a tile of so many keys, in whole runs of the swizzle."""
+        return -(-4 * tile_kv * self.scales // SCALE_GRANULE) * SCALE_GRANULE
 
     def count_ahead(self, tile_kv: int, rooms: Iterable[int]) -> int:
         """Returns how many tiles of 8 bits a block has: as many as the first of these rooms that has bytes

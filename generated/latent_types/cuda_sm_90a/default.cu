@@ -46,6 +46,8 @@
 #include "sm90_convert.cuh"
 #include "sm90_gather.cuh"
 #include "sm90_join.cuh"
+#include "sm90_scales.cuh"
+#include "sm90_row_scales.cuh"
 
 // Warpgroups that multiply and that convert, and warps of these that have rows of a tile.
 constexpr int CONSUMERS = 2, COPYING = WARPS / 4 - CONSUMERS,
@@ -65,7 +67,7 @@ constexpr int TILES_END = K_AT + STAGES * K_BYTES;
 constexpr int OWN_ROWS = 8;
 constexpr int PAGE = 64;  // keys
 constexpr int K_PANELS = QK_PANELS - 1;  // of K; those behind are of another input
-constexpr int K_SCALES = 7, K_SCALES_AT = TILES_END + BLOCK_M * 128, RAW_END = K_SCALES_AT + 4 * BLOCK_N * K_SCALES;
+constexpr int K_SCALES = 7, RAW_END = TILES_END + BLOCK_M * 128;
 // The last p, and maxima and sums of rows of each consumer.
 constexpr int P_AT = TILES_END, MAXIMA_AT = RAW_END, SUMS_AT = P_AT;
 constexpr int BARRIERS_AT = MAXIMA_AT + 2 * BLOCK_M * 4;
@@ -266,39 +268,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) latent_types_forwa
             return kv_lo < end && kv_idx < N ? pool.first + page * pool.page_stride + (u32)kv_idx % PAGE * pool.stride
                 : nullptr;
         };
-        // A lane has every so many-th scale of one row.
-        constexpr int LANES_OF_ROW = 32 / OWN_ROWS, SCALES_OF_LANE = (K_SCALES + LANES_OF_ROW - 1) / LANES_OF_ROW;
-        int block_table_q_of_row = 0;
-        auto look_up_k_rows = [&](int kv_lo) {
-            const int key_row = kv_lo + own_row + lane % OWN_ROWS;
-            const int block_table_q = key_row / 64 < P
-                ? args.block_table_ptr[b * args.stride_block_table_0 + (key_row / 64) * args.stride_block_table_1] : 0;
-            block_table_q_of_row = block_table_q;
-        };
-        int scale_tile_of_lane[SCALES_OF_LANE] = {};
-        auto load_k_scales = [&](int kv_lo) {
-            const int key_row = kv_lo + own_row + lane % OWN_ROWS;
-            const int block_table_q = block_table_q_of_row;
-            #pragma unroll
-            for (int i = 0; i < SCALES_OF_LANE; ++i) {
-                const int column = min(lane / OWN_ROWS + i * LANES_OF_ROW, K_SCALES - 1) * 64;
-                const int scale_tile = 0 <= block_table_q && block_table_q < R && key_row % 64 < 64 && column / 64 < 8
-                    ? args.scale_ptr[block_table_q * args.stride_scale_0 + (key_row % 64) * args.stride_scale_1
-                    + (column / 64) * args.stride_scale_2] : 0;
-                scale_tile_of_lane[i] = scale_tile;
-            }
-        };
-        auto store_k_scales = [&](int kv_lo) {
-            const int key_row = kv_lo + own_row + lane % OWN_ROWS;
-            #pragma unroll
-            for (int i = 0; i < SCALES_OF_LANE; ++i) {
-                const int number = min(lane / OWN_ROWS + i * LANES_OF_ROW, K_SCALES - 1);
-                const int scale_tile = scale_tile_of_lane[i];
-                // what lies behind the last key may have any scale, and its numbers are 0
-                store_shared(base + K_SCALES_AT + own_row * K_SCALES * 4 + (number * OWN_ROWS + lane % OWN_ROWS) * 4,
-                    key_row < N ? exp2f((scale_tile - 127)) : 0.0f);
-            }
-        };
         // Number i of the panels of a tile. The consumer that makes p of it releases its columns of V first, with the
         // columns of K that are not in V: of even tiles the first one.
         constexpr int HALF = V_PANELS / 2, FIRST = QK_PANELS - HALF;
@@ -307,6 +276,44 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) latent_types_forwa
         };
         auto column_panel = [&](int panel) { return own_panel(panel); };  // whose columns of a row it has
         auto is_own = [&](int panel) { return column_panel(panel) < K_PANELS; };  // whether these are columns of K
+        // Blocks of columns of the panels of half of V: from one of their own on, or of each panel; and of the panels
+        // behind V.
+        constexpr int OF_BLOCK = 64 > 64 ? 64 / 64 : 1, OTHERS = FIRST > HALF ? FIRST - HALF : 1;
+        constexpr bool FOLLOW = 64 % 64 == 0 && HALF % OF_BLOCK == 0;
+        constexpr int BLOCKS = FOLLOW ? HALF / OF_BLOCK : HALF;
+        int block_table_q_of_row = 0;
+        auto look_up_scales = [&](int kv_lo) {
+            const int key_row = kv_lo + own_row + gathered_row();
+            const int block_table_q = key_row / 64 < P
+                ? args.block_table_ptr[b * args.stride_block_table_0 + (key_row / 64) * args.stride_block_table_1] : 0;
+            block_table_q_of_row = block_table_q;
+        };
+        const unsigned char* scale_tile_from = nullptr;
+        Neighbours<unsigned char, BLOCKS> scale_tile_early, scale_tile_late;
+        Neighbours<unsigned char, OTHERS> scale_tile_others;
+        auto find_scales = [&](int kv_lo) {
+            const int kv_idx = kv_lo + own_row + gathered_row();
+            // what lies behind the last key may have any scale, and its numbers are 0
+            const bool exists = kv_lo < end && kv_idx < N;
+            const int key_row = kv_idx, column = 0;
+            const int block_table_q = block_table_q_of_row;
+            const unsigned char* const scale_tile_line =
+                &args.scale_ptr[block_table_q * args.stride_scale_0 + (key_row % 64) * args.stride_scale_1
+                + (column / 64) * args.stride_scale_2];
+            scale_tile_from = exists && 0 <= block_table_q && block_table_q < R && key_row % 64 < 64 && column / 64 < 8
+                ? scale_tile_line : nullptr;
+        };
+        auto block_of = [&](int panel) {
+            return min((64 * column_panel(panel) + gathered_column()) / 64, K_SCALES - 1);
+        };
+        // Block i of those of a half of a tile that begins with panel `from` in the order of panels: of such as are not
+        // of K, one that does not exist.
+        auto block_of_half = [&](int i, int from, bool odd) {
+            if constexpr (FOLLOW)
+                return 64 * column_panel(panel_of(from, odd)) / 64 + i;
+            else
+                return block_of(panel_of(from + i, odd));
+        };
         PipelineState<STAGES> stage = {0, 1};  // the tile that is written next
         // Waits until a part of the tile may be overwritten; and says that it may be read.
         auto begin = [&](int part) { mbarrier_wait(barrier_of(base, EMPTY, PARTS * stage.index + part), stage.phase); };
@@ -349,45 +356,46 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) latent_types_forwa
                 }
             }
             int next_page = page_at(next(first));
-            look_up_k_rows(first);
-            load_k_scales(first);
-            look_up_k_rows(next(first));
+            look_up_scales(first);
+            find_scales(first);
+            look_up_scales(next(first));
+            {
+                auto block = [&](int i) { return block_of_half(i, 0, odd); };
+                load_row_scales<decltype(whole)::value,
+                    FOLLOW>(scale_tile_early, scale_tile_from, args.stride_scale_2, block, K_SCALES);
+            }
+            {
+                auto block = [&](int i) { return block_of(panel_of(HALF + i, odd)); };
+                load_row_scales<decltype(whole)::value,
+                    false>(scale_tile_others, scale_tile_from, args.stride_scale_2, block, K_SCALES);
+            }
             #pragma unroll 1
             for (int kv_lo = first; kv_lo < end;) {
-                store_k_scales(kv_lo);
-                __syncwarp();  // lanes read each other's scales
                 const int next_lo = next(kv_lo);
-                load_k_scales(next_lo);
-                look_up_k_rows(next(next_lo));
                 begin(odd);
                 copy_joined(whole, kv_lo, page, odd, 0, FIRST);
                 {
                     const u32 tile = base + K_AT + stage.index * K_BYTES + own_row * 128;
                     const RowPlace place = row_place(tile + panel_of(0, odd) * BLOCK_N * 128);
-                    const u32 scales = base + K_SCALES_AT + own_row * K_SCALES * 4 + gathered_row() * 4;
-                    const int first_block = 64 * column_panel(panel_of(0, odd)) / 64;
-                    // Blocks of these columns, whole ones if half of the columns of V are.
-                    constexpr int OF_BLOCK = 64 / 64, BLOCKS = HALF % OF_BLOCK == 0 ? HALF / OF_BLOCK : HALF;
-                    float scale[BLOCKS];
-                    #pragma unroll
-                    for (int i = 0; i < BLOCKS; ++i)
-                        scale[i] = load_shared<float>(scales
-                            + (HALF % OF_BLOCK == 0 ? min(first_block + i, K_SCALES - 1)
-                            : min((64 * column_panel(panel_of(i, odd)) + gathered_column()) / 64, K_SCALES - 1))
-                            * OWN_ROWS * 4);
                     auto scale_of = [&](int number) {
-                        return number < HALF ? scale[HALF % OF_BLOCK == 0 ? number / OF_BLOCK : number]
-                            : load_shared<float>(scales + min((64 * column_panel(panel_of(number, odd))
-                            + gathered_column()) / 64, K_SCALES - 1) * OWN_ROWS * 4);
+                        const int slot = FOLLOW ? number / OF_BLOCK : number;
+                        const int scale_tile = number < HALF ? get_scale(scale_tile_early, slot)
+                            : get_scale(scale_tile_others, number - HALF);
+                        return power_of(scale_tile);
                     };
                     const unsigned char* const row = row_of(kv_lo, page);
                     const int first_panel = column_panel(panel_of(FIRST, odd)),
                         column = 64 * first_panel + gathered_column();
+                    {
+                        auto block = [&](int i) { return block_of_half(i, FIRST, odd); };
+                        load_row_scales<decltype(whole)::value,
+                            FOLLOW>(scale_tile_late, scale_tile_from, args.stride_scale_2, block, K_SCALES);
+                    }
                     #pragma unroll
                     for (int i = 0; i < FIRST; ++i) {
                         const int behind = i < HALF ? i : panel_of(i, odd) - panel_of(0, odd);
                         if (is_own(panel_of(i, odd)))
-                            store_scaled<e4m3>(place, behind * BLOCK_N * 128, loaded[i], scale_of(i));
+                            store_times_power<e4m3>(place, behind * BLOCK_N * 128, loaded[i], scale_of(i));
                         if (i < (QK_PANELS - FIRST)) {
                             const int ahead = i < HALF ? 64 * i
                                 : 64 * (column_panel(panel_of(FIRST + i, odd)) - first_panel);
@@ -399,24 +407,26 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) latent_types_forwa
                 end_part(odd);
                 begin(!odd);
                 copy_joined(whole, kv_lo, page, odd, FIRST, QK_PANELS);
+                find_scales(next_lo);
+                look_up_scales(next(next_lo));
+                {
+                    auto block = [&](int i) { return block_of_half(i, 0, !odd); };
+                    load_row_scales<decltype(whole)::value,
+                        FOLLOW>(scale_tile_early, scale_tile_from, args.stride_scale_2, block, K_SCALES);
+                }
+                {
+                    auto block = [&](int i) { return block_of(panel_of(HALF + i, !odd)); };
+                    load_row_scales<decltype(whole)::value,
+                        false>(scale_tile_others, scale_tile_from, args.stride_scale_2, block, K_SCALES);
+                }
                 {
                     const u32 tile = base + K_AT + stage.index * K_BYTES + own_row * 128;
                     const RowPlace place = row_place(tile + panel_of(FIRST, odd) * BLOCK_N * 128);
-                    const u32 scales = base + K_SCALES_AT + own_row * K_SCALES * 4 + gathered_row() * 4;
-                    const int first_block = 64 * column_panel(panel_of(FIRST, odd)) / 64;
-                    // Blocks of these columns, whole ones if half of the columns of V are.
-                    constexpr int OF_BLOCK = 64 / 64, BLOCKS = HALF % OF_BLOCK == 0 ? HALF / OF_BLOCK : HALF;
-                    float scale[BLOCKS];
-                    #pragma unroll
-                    for (int i = 0; i < BLOCKS; ++i)
-                        scale[i] = load_shared<float>(scales
-                            + (HALF % OF_BLOCK == 0 ? min(first_block + i, K_SCALES - 1)
-                            : min((64 * column_panel(panel_of(FIRST + i, odd)) + gathered_column()) / 64, K_SCALES - 1))
-                            * OWN_ROWS * 4);
                     auto scale_of = [&](int number) {
-                        return number < HALF ? scale[HALF % OF_BLOCK == 0 ? number / OF_BLOCK : number]
-                            : load_shared<float>(scales + min((64 * column_panel(panel_of(FIRST + number, odd))
-                            + gathered_column()) / 64, K_SCALES - 1) * OWN_ROWS * 4);
+                        const int slot = FOLLOW ? number / OF_BLOCK : number;
+                        const int scale_tile = number < HALF ? get_scale(scale_tile_late, slot)
+                            : get_scale(scale_tile_others, number - HALF);
+                        return power_of(scale_tile);
                     };
                     const unsigned char* const row = row_of(next_lo, next_page);
                     const int first_panel = column_panel(panel_of(0, !odd)),
@@ -426,7 +436,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) latent_types_forwa
                         if (i < (QK_PANELS - FIRST)) {
                             const int behind = i < HALF ? i : panel_of(FIRST + i, odd) - panel_of(FIRST, odd);
                             if (is_own(panel_of(FIRST + i, odd)))
-                                store_scaled<e4m3>(place, behind * BLOCK_N * 128, loaded[i], scale_of(i));
+                                store_times_power<e4m3>(place, behind * BLOCK_N * 128, loaded[i], scale_of(i));
                         }
                         const int ahead = i < HALF ? 64 * i : 64 * (column_panel(panel_of(i, !odd)) - first_panel);
                         loaded[i] = load_columns<decltype(whole)::value>(is_own(panel_of(i, !odd)) ? row : nullptr,
@@ -442,8 +452,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) latent_types_forwa
             }
         };
         if (448 % 64 == 0 && ((u64)pool.first | pool.page_stride | pool.stride) % 16 == 0
-            && ((u64)args.rope_ptr | 2 * (args.stride_rope_0 | args.stride_rope_1)) % 16 == 0
-            && args.stride_rope_2 == 1)
+            && ((u64)args.rope_ptr | 2 * (args.stride_rope_0 | args.stride_rope_1)) % 16 == 0 && args.stride_rope_2 == 1
+            && args.stride_scale_2 == 1 && ((u64)args.scale_ptr | args.stride_scale_0 | args.stride_scale_1) % 4 == 0)
             run(TrueType{});
         else
             run(FalseType{});
