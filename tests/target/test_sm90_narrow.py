@@ -63,16 +63,14 @@ def test_rows_are_asked_for_a_tile_ahead_where_registers_are_left(name: str, ask
 
 
 def test_scales_of_rows_take_no_room_of_tiles_beside_sums_in_an_absolute_order() -> None:
-    place = "block_table[b, kv_idx // 64], kv_idx % 64, d"
     lines = [
         "input q: bf16[B, M, G, 576]",
-        "input k: e4m3[B, N, 1, 512] via paged(block_table, page = 64)",
+        "input k: e4m3[B, N, 1, 512]",
         "input v: e4m3[B, N, 1, 512] via prefix(k)",
-        "input scale: f32[R, 64, 4]",
-        "input rope: bf16[R, 64, 64]",
-        "input block_table: i32[B, P]",
-        f"score = dot(q, cat(k * scale[{place} // 128], rope[{place}])) / sqrt(192)",
-        f"normalize = softmax(v_scale = scale[{place} // 128])",
+        "input scale: f32[B, N, 4]",
+        "input rope: bf16[B, N, 64]",
+        "score = dot(q, cat(k * scale[b, kv_idx, d // 128], rope[b, kv_idx, d])) / sqrt(192)",
+        "normalize = softmax(v_scale = scale[b, kv_idx, d // 128])",
         "order = absolute(1024)",
         "output o: bf16[B, M, G, 512]",
     ]
