@@ -34,7 +34,7 @@ from attnc.expr.nodes import (
 from attnc.model.attention import Attention
 from attnc.plan.ir import Axis, Fetch, Row
 from attnc.plan.names import KERNEL, own_name
-from attnc.plan.signature import block, feature
+from attnc.plan.signature import block, feature, value_columns
 
 
 def axes_of(expr: Expr) -> tuple[Axis, ...]:
@@ -139,7 +139,8 @@ class LoadNames:
         others = {*KERNEL, *(node.name for node in sizes if isinstance(node, Dim)), *taken}
         columns = 0
         if attention.epilogue is not None:  # of the widest tile of o: that of keys, where these are values
-            columns = block(feature(attention.k if attention.v.storage.is_part else attention.o))
+            is_part = attention.v.storage.is_part
+            columns = block(feature(attention.k)) if is_part else value_columns(attention)
         return cls(taken=others, unproved=() if past_end is None else (f"{past_end}_hi",), columns=columns)
 
     def apart(self) -> LoadNames:

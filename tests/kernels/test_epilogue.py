@@ -76,6 +76,19 @@ def test_epilogue(kind: str, target: str) -> None:
     right_by_day(subject_of_text(spec(KINDS[kind], small_tiles(target), target=target)), count=2)
 
 
+@pytest.mark.parametrize("target", EACH)
+def test_a_tile_may_have_more_columns_than_a_gate(target: str) -> None:
+    """Triton's tiles of v, and so those of o, are as wide as k's."""
+    skip_without_compiler(target)
+    wider = (
+        "input q: bf16[B, M, Hkv * G, 32]",
+        "input k: bf16[B, N, Hkv, 32]",
+        "input v: bf16[B, N, Hkv, 16]",
+    )
+    made = subject_of_text(spec((*wider, *GATE[2:]), small_tiles(target), target=target))
+    assert_within_bound(made, Case(dims={"B": 1, "M": 5, "N": 7, "Hkv": 1, "G": 1}))
+
+
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize("target", EACH)
 def test_gate_of_packed_rows(target: str) -> None:
