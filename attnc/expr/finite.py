@@ -57,6 +57,24 @@ def may_exclude(score: Expr) -> bool:
     )
 
 
+def is_never_below_0(value: Expr) -> bool:
+    """Returns whether a float is 0 or more wherever it is a number."""
+    match value:
+        case Const(value=constant):
+            return constant >= 0
+        case Call(function="abs"):
+            return True
+        case Call(function="max", args=args):
+            return any(map(is_never_below_0, args))
+        case Call(function="min", args=args):
+            return all(map(is_never_below_0, args))
+        case Call(function=function) if function in REAL:
+            return REAL[function].low >= 0
+        case Binary(op="+" | "*" | "/", left=left, right=right):
+            return is_never_below_0(left) and is_never_below_0(right)
+    return False
+
+
 def _may_be_pole(node: Expr) -> bool:
     match node:
         case Binary(op="/", right=right):

@@ -85,6 +85,18 @@ def compile_ptx(source: str, options: Sequence[str]) -> str:
         return _text(_bytes(library.nvrtcGetPTXSize, library.nvrtcGetPTX, program))
 
 
+def digest_ptx(source: str, options: Sequence[str]) -> str:
+    """Returns SHA-256 of a source's PTX, from the cache when it has been compiled before. Raises as
+    `compile_ptx` does.
+    """
+    key = hashlib.sha256("\0".join([nvrtc_version(), *options, source]).encode()).hexdigest()
+
+    def make() -> bytes:
+        return hashlib.sha256(compile_ptx(source, options).encode()).hexdigest().encode()
+
+    return kept_entry(f"{key}.ptx", make).payload.decode()
+
+
 def nvrtc_version() -> str:
     """Returns the version, "13.0". Raises FileNotFoundError when NVRTC is not installed."""
     major, minor = ctypes.c_int(), ctypes.c_int()

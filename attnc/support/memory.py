@@ -53,9 +53,8 @@ def laid_like(like: Memory, dtype: torch.dtype, has_rows: bool) -> Memory:
     return _laid_like(*like[:2], dtype, has_rows)
 
 
-@lru_cache(
-    maxsize=4096
-)  # torch computes what a tensor without memory is in Python, for longer than a call takes
+# torch lays out a tensor without memory in Python, which takes longer than a call
+@lru_cache(maxsize=4096)
 def _laid_like(
     shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype, has_rows: bool
 ) -> Memory:

@@ -83,7 +83,7 @@ class Split:
             return self._shallow_first(configs, names, gpu)
         if not self.few:
             return self._least_first(configs, names, gpu)
-        sizes = {**names, "BLOCK_M": configs[0].BLOCK_M, "BLOCK_N": configs[0].BLOCK_N}
+        sizes = _with_tiles(names, configs[0])
         keys = evaluate(self.tiles, sizes) * evaluate(self.key_tiles, sizes)
         is_few = keys < self.few * gpu.multiprocessors
         return sorted(configs, key=lambda config: (self.columns > config.BLOCK_D) != is_few)
@@ -91,9 +91,8 @@ class Split:
     def _shallow_first(self, configs: Sequence[Any], names: Names, gpu: Gpu) -> Sequence[Any]:
         """Returns the configs, that of the fewest stages first where walks over keys are short."""
         first = configs[0]
-        sizes = {**names, "BLOCK_M": first.BLOCK_M, "BLOCK_N": first.BLOCK_N}
         splits = first.splits or self._plan(names, first, gpu)[0]
-        walked = -(-evaluate(self.key_tiles, sizes) // splits)
+        walked = -(-evaluate(self.key_tiles, _with_tiles(names, first)) // splits)
         return sorted(configs, key=lambda config: int(config.STAGES)) if walked <= self.short else configs
 
     def _least_first(self, configs: Sequence[Any], names: Names, gpu: Gpu) -> Sequence[Any]:
@@ -104,8 +103,7 @@ class Split:
         alike = [x for x in configs if _is_alike(x, first) and self.room(x, gpu) <= gpu.shared]
         if self.segment or self.columns or len(alike) < 2:
             return configs
-        sizes = {**names, "BLOCK_M": first.BLOCK_M, "BLOCK_N": first.BLOCK_N}
-        if evaluate(self.key_tiles, sizes) > _SHORT:
+        if evaluate(self.key_tiles, _with_tiles(names, first)) > _SHORT:
             return configs
         costs = [self._plan(names, x, gpu)[1] for x in alike]
         most = min(costs) * _ABOUT  # of tiles that are as fast the largest
@@ -113,7 +111,7 @@ class Split:
         return (chosen, *configs) if min(costs) < _CLEARLY * costs[0] else configs
 
     def _plan(self, names: Names, config: Any, gpu: Gpu) -> tuple[int, float]:
-        sizes = {**names, "BLOCK_M": config.BLOCK_M, "BLOCK_N": config.BLOCK_N}
+        sizes = _with_tiles(names, config)
         return plan_splits(
             evaluate(self.tiles, sizes) * (self.columns // config.BLOCK_D if self.columns else 1),
             evaluate(self.key_tiles, sizes),
@@ -146,6 +144,11 @@ class Split:
         major = gpu.capability[0]
         staged = getattr(config, "staged", 0) if major in self.staging else 0
         return int(staged or shared_on(config, major))
+
+
+def _with_tiles(names: Names, config: Any) -> Names:
+    """Returns the sizes of a call and those of a config's tiles."""
+    return {**names, "BLOCK_M": config.BLOCK_M, "BLOCK_N": config.BLOCK_N}
 
 
 def _is_alike(config: Any, first: Any) -> bool:

@@ -11,6 +11,7 @@ from attnc.model.attention import Attention
 from attnc.model.dtypes import DType
 from attnc.model.tensors import Paged, Prefix, Ragged, Tensor
 from attnc.plan.ir import Arg, Bind, Module, unified_of
+from attnc.target.terms import times
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +226,7 @@ def key_rows_notes(module: Module) -> list[str]:
     names = " and ".join(arg.tensor.name for arg in rows.rows)
     each = " each" if len(rows.rows) > 1 else ""
     computed = {size.name: show(size.value) for size in module.sizes}
-    taken = " * ".join(computed.get(size, size) for size in map(_size, rows.rows[0].axes))
+    taken = times(*(computed.get(size, size) for size in map(_size, rows.rows[0].axes)))
     notes = [f"For gradients, a call copies the pages of {names} to rows of memory, {taken} elements{each}."]
     if {arg.tensor.name for arg in rows.rows} & set(rows.variant.attention.grads):
         notes.append("A page that several sequences name gets the sum of theirs, in the order of the table.")

@@ -13,6 +13,7 @@ from typing import ClassVar
 
 from attnc.effort import spend
 from attnc.expr.construct import in_float32
+from attnc.expr.finite import is_never_below_0
 from attnc.expr.functions import REAL
 from attnc.expr.nodes import (
     COLUMN,
@@ -88,10 +89,6 @@ class Syntax:
         return self.functions.get(function) or self.function.format(function)
 
 
-#: Functions of reals that are never below 0, though they may be NaN.
-_NEVER_BELOW_0 = frozenset({"abs", "exp", "exp2"})
-
-
 def _decided_min(expr: Call) -> tuple[Expr, Expr] | None:
     """Returns what is never below 0, and the constant of 0 or less that is its minimum but for NaN. Of such a
     minimum, written as a comparison, ptxas of CUDA 12 and 13 makes the constant alone.
@@ -99,24 +96,9 @@ def _decided_min(expr: Call) -> tuple[Expr, Expr] | None:
     if expr.function != "min" or expr.type != "float":
         return None
     for one, other in (expr.args, expr.args[::-1]):
-        if isinstance(other, Const) and other.value <= 0 and _is_never_below_0(one):
+        if isinstance(other, Const) and other.value <= 0 and is_never_below_0(one):
             return one, other
     return None
-
-
-def _is_never_below_0(expr: Expr) -> bool:
-    match expr:
-        case Const(value=value):
-            return value >= 0
-        case Call(function=function) if function in _NEVER_BELOW_0:
-            return True
-        case Call(function="max", args=args):
-            return any(map(_is_never_below_0, args))
-        case Call(function="min", args=args):
-            return all(map(_is_never_below_0, args))
-        case Binary(op="+" | "*" | "/", left=left, right=right):
-            return _is_never_below_0(left) and _is_never_below_0(right)
-    return False
 
 
 #: The search from the end of a row that descends, by what is looked for from its beginning.
@@ -232,7 +214,9 @@ class Printer:
             return self.syntax.real_constant.format(self(expr))
         if absolute := self._absolute(expr):
             return absolute
-        return self.syntax.real.format(self._within(expr, ATOM)) if expr.type == "int" else self(expr)
+        if expr.type != "int":
+            return self(expr)
+        return self.syntax.real.format(self(expr) if self.syntax.real == "{}" else self._within(expr, ATOM))
 
     def _constant(self, value: bool | int | float) -> tuple[str, int]:
         if isinstance(value, bool):

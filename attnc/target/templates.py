@@ -19,6 +19,7 @@ from jinja2.ext import Extension
 
 from attnc.resources import keep, kept_code, read_kept, resource
 from attnc.target.quote import quote
+from attnc.target.terms import factor, minus, modulo, over, plus, times
 
 
 def template_environment(start: str = "{{", end: str = "}}") -> jinja2.Environment:
@@ -40,6 +41,7 @@ def template_environment(start: str = "{{", end: str = "}}") -> jinja2.Environme
         bytecode_cache=KeptTemplates(start),
     )
     environment.filters.update(quote=quote, lines=join_lines, each=fill_each)
+    environment.filters.update(plus=plus, minus=minus, times=times, over=over, modulo=modulo, factor=factor)
     return environment
 
 

@@ -3,7 +3,8 @@ the new text.
 
 A rename changes the text of a kernel, so its record lapses, though no GPU can tell the difference. Where the
 compiler that the record names makes the same machine code of both texts, for each kernel and config, and the
-declaration says the same of launches, what was verified of the one holds of the other. So it does where
+declaration says the same of launches, what was verified of the one holds of the other. Machine code is made
+of PTX, and is compared where that differs, as it does by names of functions. So it does where
 comments, docstrings, line breaks, annotations of functions around kernels, and factors of 1 before the size
 of a tile alone have changed, which no compiler sees, of Triton's kernels too.
 """
@@ -21,9 +22,9 @@ from typing import Any
 
 from attnc.runtime.cubin import list_differences
 from attnc.runtime.loader import load_file
-from attnc.runtime.nvrtc import CompilationError, compile_cubin, nvrtc_version
-from attnc.support.binaries import inline_headers
-from attnc.verify.record import Record, Records, hash_of, kernel_sources
+from attnc.runtime.nvrtc import CompilationError, compile_cubin, digest_ptx, nvrtc_version
+from attnc.support.binaries import flags_of, inline_headers
+from attnc.verify.record import Record, Records, hash_of, kernel_sources, without_comments
 
 #: What kernels are compiled for when records are carried, by the name of the device that has run them.
 _ARCHITECTURES: Mapping[str, str] = {
@@ -42,16 +43,16 @@ _COMPILED = ("file", "element", "operator")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pair:
     """The machine code of a kernel at one config, before and after. Registers and spilled bytes are of a
-    thread.
+    thread, and not counted where PTX is the same.
 
     differs: the sections that are not alike.
     """
 
     kernel: str
     options: str
-    registers: tuple[int, int]
-    spills: tuple[int, int]
-    differs: tuple[str, ...]
+    registers: tuple[int, int] = (0, 0)
+    spills: tuple[int, int] = (0, 0)
+    differs: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,14 +203,25 @@ def _compare(
     job: tuple[tuple[str, int, bool], tuple[str, tuple[str, ...]], tuple[str, tuple[str, ...]]],
 ) -> Pair:
     (name, _, _), old, new = job
+    options = " ".join(option for option in new[1] if option.startswith("-D"))
+    if _is_same_ptx(old, new):
+        return Pair(kernel=name, options=options)
     before, after = compile_cubin(*old), compile_cubin(*new)
     return Pair(
         kernel=name,
-        options=" ".join(option for option in new[1] if option.startswith("-D")),
+        options=options,
         registers=(before.registers, after.registers),
         spills=(before.spills, after.spills),
         differs=tuple(list_differences(before.image, after.image)),
     )
+
+
+def _is_same_ptx(old: tuple[str, tuple[str, ...]], new: tuple[str, tuple[str, ...]]) -> bool:
+    if (old[1], flags_of(old[0])) != (new[1], flags_of(new[0])):
+        return False
+    if without_comments(old[0]) == without_comments(new[0]):
+        return True
+    return digest_ptx(*old) == digest_ptx(*new)
 
 
 # --- declarations -------------------------------------------------------------------------------------------

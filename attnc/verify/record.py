@@ -156,7 +156,12 @@ def kernel_sources(module: Path) -> Iterator[tuple[str, str]]:
     for name in kernel_files(code, (path.name for path in module.parent.glob("*.cu"))):
         text = module.with_name(name).read_text(encoding="utf-8")
         source = with_headers(text, support if support.is_dir() else None)
-        yield name, " ".join(_COMMENTS.sub(r"\1", source).split())
+        yield name, " ".join(without_comments(source).split())
+
+
+def without_comments(source: str) -> str:
+    """Returns C++ without comments."""
+    return _COMMENTS.sub(r"\1", source)
 
 
 @cache

@@ -152,8 +152,7 @@ class Attention(AsksForLess, ABC):
         self.wanted = tuple(self.input_names.index(gradient.name) for gradient in gradients)
         self.unwanted = tuple(set(range(len(self.inputs))) - set(self.wanted))
         self.decoded_configs: dict[str, tuple[KernelConfig | None, dict[str, KernelConfig]]] = {}
-        #: Of what is kept, by the shape of q.
-        self.kept_layouts: dict[Any, tuple[Layout, ...]] = {}
+        self.kept_layouts: dict[Any, tuple[Layout, ...]] = {}  #: of what is kept, by the shape of q
         self.repeated = Repeated[Again](lambda call, _: make_again(self, call, ()))
         #: The same while autograd is off, as inside of a compiled graph, whatever tensors require.
         self.repeated_unrecorded = Repeated[Again](lambda call, _: make_again(self, call, ()), gradients=True)

@@ -46,7 +46,7 @@ def dsa_paged_training(
     Key j of sequence b is row j % 64 of page block_table[b, j // 64].
     Entries of the table past the end of a sequence may hold anything.
     The values are the first columns of k.
-    For gradients, a call copies the pages of k to rows of memory, B * P * 64 * 1 * 576 elements.
+    For gradients, a call copies the pages of k to rows of memory, B * P * 64 * 576 elements.
     A page that several sequences name gets the sum of theirs, in the order of the table.
     out: (o, lse) to write to.
     target: which one, instead of the table's choice.

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from attnc.expr.finite import has_pole, is_finite, may_exclude, outgrows
+from attnc.expr.finite import has_pole, is_finite, is_never_below_0, may_exclude, outgrows
 from attnc.expr.nodes import Binary, Call, Const, Dot, Expr, Index, Neg, Ref
 
 DOT, KEY, INF = Dot(), Index("kv_idx"), Const(math.inf)
@@ -49,3 +49,22 @@ def test_what_may_be_no_finite_number(
 def test_a_constant_is_infinite_where_a_factor_of_log2_e_makes_it_so() -> None:
     assert is_finite(Const(2e38))
     assert not is_finite(Const(3e38))
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (ONE, True),
+        (Const(-1.0), False),
+        (DOT, False),
+        *((Call(function, (DOT,)), True) for function in ("abs", "exp", "exp2", "sigmoid")),
+        (Call("tanh", (DOT,)), False),
+        (Call("max", (DOT, ZERO)), True),
+        (Call("min", (Call("exp", (DOT,)), DOT)), False),
+        (Binary("*", Call("exp", (DOT,)), ONE), True),
+        (Binary("-", Call("exp", (DOT,)), ONE), False),
+        (Binary("/", ONE, Call("exp", (DOT,))), True),
+    ],
+)
+def test_what_is_never_below_0_but_may_be_nan(value: Expr, expected: bool) -> None:
+    assert is_never_below_0(value) is expected

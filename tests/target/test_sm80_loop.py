@@ -50,7 +50,7 @@ def test_a_walk_goes_from_one_listed_tile_to_the_next() -> None:
     assert listed.skips
     call = "next_listed(args._list_bits_ptr, list_line, (list_blocks + 31) / 32, kv_lo)"
     assert (listed.behind, listed.goes_on, listed.captures) == (call, f"= {call}", "[&]")
-    assert listed.first == "next(0 - BLOCK_N)"
+    assert listed.first == "next(-BLOCK_N)"
     usual = loop("causal_gqa")
     assert (usual.behind, usual.goes_on, usual.captures) == ("kv_lo + BLOCK_N", "+= BLOCK_N", "[]")
 

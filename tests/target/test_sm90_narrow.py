@@ -42,7 +42,8 @@ def test_what_is_converted_is_told_by_type_and_panels(
     assert parts == expected
     for name, stored, _, panels in expected:
         letter = name.upper()
-        assert f"RAW_{letter}_BYTES = {panels} * BLOCK_N * 128" in text
+        panel = "BLOCK_N * 128"
+        assert f"RAW_{letter}_BYTES = {panel if panels == 1 else f'{panels} * {panel}'}" in text
         assert f"convert_rows<{stored}, OWN_ROWS, {'QK' if name == 'k' else 'V'}_PANELS>" in text
 
 

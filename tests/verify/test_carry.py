@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from attnc.runtime.nvrtc import nvrtc_version
+from attnc.runtime import nvrtc
+from attnc.runtime.nvrtc import Cubin, nvrtc_version
+from attnc.verify import carry
 from attnc.verify.carry import (
     Comparison,
     adopt_carried,
@@ -101,6 +103,30 @@ def test_a_record_is_carried_to_a_text_with_the_same_machine_code(
     new = hash_of(after / NAME)
     assert carried.verified == {NAME: replace(known.verified[NAME], sha256=new)}
     assert carried.sanitized == {NAME: replace(known.sanitized[NAME], sha256=new)}
+
+
+@pytest.mark.parametrize(("name", "compiled"), [("twice", 0), ("two_times", 4)])
+def test_machine_code_is_made_only_where_ptx_differs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, compiled: int
+) -> None:
+    """A function that is not inlined has its name in PTX; both kernels have two texts."""
+
+    def write_calling(folder: str, name: str, variable: str) -> Path:
+        text = f"__noinline__ __device__ float {name}(float {variable}) {{ return 2.0f * {variable}; }}\n"
+        calling = f"{text}{HEADER.replace('2.0f * x', f'{name}(x)')}"
+        return write(tmp_path / folder, {"part.cuh": (HEADER, calling)})
+
+    before, after = write_calling("before", "twice", "x"), write_calling("after", name, "value")
+    sources = list[str]()
+
+    def compile_cubin(source: str, options: Sequence[str]) -> Cubin:
+        sources.append(source)
+        return nvrtc.compile_cubin(source, options)
+
+    monkeypatch.setattr(carry, "compile_cubin", compile_cubin)
+    known = recorded(before)
+    assert carry_records(known, before, after).verified[NAME].sha256 == hash_of(after / NAME)
+    assert len(sources) == compiled
 
 
 TRITON = '''"""A module."""

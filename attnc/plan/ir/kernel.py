@@ -190,7 +190,7 @@ class Split:
     The bounds are found on the device, so the number of programs, which is all that a launch fixes, does not
     depend on any length. A split may be empty.
 
-    in_turn: a split that is counted, and not of a fixed size, has every so many-th tile, so that its first
+    in_turn: a split that is counted, and not of a fixed size, has every SPLITS-th tile, so that its first
     tile is known before any length is; else its tiles follow each other.
 
     max_visible_keys: the most keys that one row visits, where the mask limits them to a window; None: as many

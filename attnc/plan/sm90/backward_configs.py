@@ -27,12 +27,15 @@ def sm90_backward_configs(
     knobs = schedule.phases[phase]
     tile_q, tile_kv = plan.tile(kernel)
     tiles = Tiles(tile_q, tile_kv, 4 * (plan.consumers(kernel) + 1), STAGES)
-    given = configs(schedule, phase, variant)
-    found = [tiles.without(knobs).of(config) for config in given]
+
+    def fill(stages: int) -> list[BackwardConfig]:
+        unset = replace(tiles, stages=stages).without(knobs)
+        return [unset.of(config) for config in configs(schedule, phase, variant)]
+
+    found = fill(STAGES)
     if kernel == "dkdv" and plan.gives_p:
-        deep = [replace(tiles, stages=_STAGES_OF_SHARED).without(knobs).of(config) for config in given]
-        fit = [config for config in deep if _misfit(config, plan, kernel) is None]
-        found = fit or found
+        deep = (config for config in fill(_STAGES_OF_SHARED) if _misfit(config, plan, kernel) is None)
+        found = [*deep] or found
     if over_rows(kernel) and "order" not in knobs:
         found = [replace(config, order="longest_first") for config in found]  # costs nothing
     candidates = tuple(dict.fromkeys(found))

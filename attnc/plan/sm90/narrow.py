@@ -134,10 +134,6 @@ class Narrow:
         return next((count for count in found if count >= FEWEST_AHEAD), FEWEST_AHEAD)
 
 
-#: Where k and v have 16 bits.
-NOTHING_NARROW = Narrow()
-
-
 def refuse_column_scale(attention: Attention, schedule: Schedule, name: str) -> tuple[str, ...]:
     """Returns why tiles of k or v cannot be multiplied by a scale of their columns as they are converted, and
     what to write instead; nothing if they can.

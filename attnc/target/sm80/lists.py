@@ -63,6 +63,11 @@ class CudaListsText(Lists):
         return self.made.queries
 
     @property
+    def unites(self) -> str:
+        """What queries of a tile list together: "blocks", as bits, or "keys"; "" where it has one query."""
+        return "" if self.queries == 1 else "keys" if self.by_entry else "blocks"
+
+    @property
     def piece(self) -> int:
         """Keys of a block that surely have one word of bits, 0 where a list names keys."""
         return 0

@@ -11,6 +11,7 @@ from attnc.plan.ir import Kernel, Statement
 from attnc.plan.regions import guard_of, partial_test
 from attnc.plan.steps import fetches_for, kept_fetches
 from attnc.target.sm80.printer import local, scalar, statement
+from attnc.target.terms import minus, plus
 
 #: Words for 32 blocks that queries list together: a bit and a byte for each.
 WORDS_OF_UNION = 1 + 8
@@ -56,9 +57,15 @@ class TileLoop:
     def first(self) -> str:
         start, step = self.lo, self.step
         if self.descends:
-            start, step = f"({self.end} - 1) / BLOCK_N * BLOCK_N", "-BLOCK_N"
-        found = f"next({start} {'+ BLOCK_N' if self.descends else f'- {step}'})" if self.skips else start
-        return f"{self.end} > {self.lo} ? {found} : {self.lo} - BLOCK_N" if self.descends else found
+            start = f"({self.end} - 1) / BLOCK_N * BLOCK_N"
+        before = plus(start, "BLOCK_N") if self.descends else minus(start, step)
+        found = f"next({before})" if self.skips else start
+        return f"{self.end} > {self.lo} ? {found} : {self.before_first}" if self.descends else found
+
+    @property
+    def before_first(self) -> str:
+        """Where a walk that descends ends: a tile before the first one."""
+        return minus(self.lo, "BLOCK_N")
 
     @property
     def more(self) -> str:

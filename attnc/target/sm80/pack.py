@@ -9,6 +9,7 @@ from typing import ClassVar
 from attnc.plan.access import Sequences
 from attnc.plan.ir import Decode, Forward
 from attnc.target.sm80.printer import local, scalar
+from attnc.target.terms import factor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,14 +51,14 @@ class HeadPack:
         return f"{queries} * {self.rows}" if self.rows else queries
 
     def query_of(self, row: str) -> str:
-        return f"{row} / {self.rows}" if self.rows else row
+        return f"{factor(row)} / {self.rows}" if self.rows else row
 
     def head_of(self, row: str) -> str:
-        return f"{self.first_head}{row} % {self.rows}" if self.rows else "h"
+        return f"{self.first_head}{factor(row)} % {self.rows}" if self.rows else "h"
 
     def if_head(self, row: str) -> str:
         """Returns a further condition for a row to have a head, "" where all have one."""
-        return f" && {row} % {self.rows} < {self.alone}" if self.alone else ""
+        return f" && {factor(row)} % {self.rows} < {self.alone}" if self.alone else ""
 
     @property
     def place(self) -> list[str]:

@@ -13,8 +13,8 @@ from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from attnc.expr.construct import conj
-from attnc.expr.nodes import TRUE, Const, Expr, Index, Search
+from attnc.expr.construct import ZERO, conj
+from attnc.expr.nodes import TRUE, Expr, Index, Search
 from attnc.model.attention import Variant
 from attnc.model.dtypes import DType
 from attnc.plan.access import ALIKE, LastSection, Sequences, TileWalk
@@ -23,6 +23,7 @@ from attnc.plan.ir.backward import Adjoint
 from attnc.plan.signature import RowZero
 from attnc.plan.steps import fetches_for
 from attnc.target.printer import IN_KEYS, IN_ROWS, REVERSED, AdjointText, Printer, Syntax
+from attnc.target.terms import factor, plus
 
 #: What stands around an offer, and between its type, names and values: characters that no text has.
 _START, _BETWEEN, _END = "\ue000", "\ue001", "\ue002"
@@ -179,16 +180,11 @@ def address(base: str, tensor: str, indices: tuple[Expr, ...], show: Printer, *,
     The first `done` indices are in the base already.
     """
     terms = [
-        f"{_factor(show(index), index)} * args.stride_{tensor}_{axis}"
+        f"{factor(show(index))} * args.stride_{tensor}_{axis}"
         for axis, index in enumerate(indices)
-        if axis >= done
+        if axis >= done and index != ZERO
     ]
-    return f"{base}[{' + '.join(terms) or '0'}]"
-
-
-def _factor(text: str, index: Expr) -> str:
-    is_name = re.fullmatch(r"\w+(\[\w+\])?", text) is not None
-    return text if is_name or isinstance(index, Const) else f"({text})"
+    return f"{base}[{plus(*terms)}]"
 
 
 def load(fetch: Fetch, dtype: DType, show: Printer = at_row) -> str:
@@ -280,26 +276,8 @@ class CudaWalk:
     def place(self) -> Iterator[str]:
         """From `tile` to b, the head and the first row, and to the length of a packed sequence."""
         tiles, lo, size, head = self.walk.tiles, self.walk.lo, self.size or self.walk.size, self.walk.head
-        section, in_section = f"args.{self.section}", f"{tiles} * args.{self.section}"
-        if not self.section:
-            yield from self._heads_in_turn
-        elif self.last.rounds:
-            yield f"// The last section has more heads: {_SHORT_TAIL}"
-            work = f"{tiles} * {self.heads_of_part}" if self.heads_of_part else tiles
-            divisor = f"({work})" if self.heads_of_part else work
-            last = f"({self.last.rounds} * {self.blocks} + {work} - 1) / {divisor}"
-            last = f"min({last}, {self.last.sections} * {section})" if self.last.sections else last
-            yield f"const int last = {last};"
-            others = f"max(({self.all_heads} - last) / {section}, {self.last.before})"
-            yield f"const int others = {others} * {section};"
-            yield f"const int first_head = min(tile / ({in_section}) * {section}, others);"
-            yield f"const int heads = first_head < others ? {section} : {self.all_heads} - others;"
-            yield f"const int rank = tile - first_head * {tiles};"
-        else:
-            yield f"const int first_head = tile / ({in_section}) * {section};"
-            heads = f"min({section}, {self.all_heads} - first_head)"
-            yield f"const int heads = {heads}, rank = tile % ({in_section});"
-        number = "first_head + rank % heads"
+        yield from self._sections
+        number, in_head = self._head_and_tile
         if self.parts:
             yield f"const int in_turn = {number};  // a head, and a part of it"
             number = f"in_turn / {self.parts}"
@@ -309,42 +287,70 @@ class CudaWalk:
             number = "in_call"
         if self.walk.sequences is not None:
             if not self.farthest_first:
-                yield f"const int {head} = {number}, number = rank / heads;"
+                yield f"const int {head} = {number}, number = {in_head};"
             else:
                 cu, shrinks = self.walk.sequences.cu_seqlens, str(self.farthest_first == "shrink").lower()
                 given = f"args.{cu}_ptr, args.stride_{cu}_0, in_order, {self.of_call}B, {size}"
-                yield f"const int {head} = {number}, in_order = rank / heads;"
+                yield f"const int {head} = {number}, in_order = {in_head};"
                 yield "int number = in_order;  // in the last section, the farthest of long walks come first"
                 yield f"if (first_head + heads == {self.all_heads} && {self.heads_of_part} > 1)"
                 yield f"    number = find_longest<{shrinks}>({given});"
             yield from self.find_sequence(self.walk.sequences, size)
             return
-        tile = f"({tiles} - 1 - rank / heads)" if self.walk.last_first else "rank / heads"
+        tile = f"({tiles} - 1 - {in_head})" if self.walk.last_first else in_head
         if self.spans:
             spans = f"{self.of_call}{self.spans}"
-            yield f"const int number = rank / heads, span = ((number + 1) * {spans} - 1) / {tiles};"
+            yield f"const int number = {in_head}, span = ((number + 1) * {spans} - 1) / {tiles};"
             first, end = f"{tiles} * span / {spans}", f"{tiles} * (span + 1) / {spans}"
             yield f"const int span_first = {first}, span_end = {end};"
             tile = "(span_first + span_end - 1 - number)"
         yield f"const int {lo} = {tile} * {size};"
-        number = f"({number})" if self.in_rounds is None else number
+        number = f"({number})" if " + " in number else number
         yield f"const int b = {number} / {self.walk.heads}, {head} = {number} % {self.walk.heads};"
 
     @property
-    def _heads_in_turn(self) -> Iterator[str]:
-        """From `tile` to its rank: in its head, among the last heads, or, of packed sequences, among all."""
-        tiles = self.walk.tiles
-        if self.walk.sequences is not None:  # which come in turn: blocks are at all heads of a few
-            yield f"const int first_head = 0, heads = {self.all_heads}, rank = tile;"
+    def _sections(self) -> Iterator[str]:
+        """From `tile` to its section: the first head, how many there are, and the rank among their tiles."""
+        tiles, section = self.walk.tiles, f"args.{self.section}"
+        if not self._has_sections:
             return
-        if not self.last.rounds:
-            yield f"const int first_head = tile / {tiles}, heads = 1, rank = tile % {tiles};"
-            return
-        yield f"// The last heads are one section: {_SHORT_TAIL}"
-        yield f"const int last = ({self.last.rounds} * {self.blocks} + {tiles} - 1) / {tiles};"
-        yield f"const int others = max({self.all_heads} - last, 0), first_head = min(tile / {tiles}, others);"
-        yield f"const int heads = first_head < others ? 1 : {self.all_heads} - others;"
-        yield f"const int rank = tile - first_head * {tiles};"
+        if not self.section:
+            yield f"// The last heads are one section: {_SHORT_TAIL}"
+            yield f"const int last = ({self.last.rounds} * {self.blocks} + {tiles} - 1) / {tiles};"
+            others = f"max({self.all_heads} - last, 0)"
+            yield f"const int others = {others}, first_head = min(tile / {tiles}, others);"
+            yield f"const int heads = first_head < others ? 1 : {self.all_heads} - others;"
+            yield f"const int rank = tile - first_head * {tiles};"
+        elif self.last.rounds:
+            yield f"// The last section has more heads: {_SHORT_TAIL}"
+            work = f"{tiles} * {self.heads_of_part}" if self.heads_of_part else tiles
+            divisor = f"({work})" if self.heads_of_part else work
+            last = f"({self.last.rounds} * {self.blocks} + {work} - 1) / {divisor}"
+            last = f"min({last}, {self.last.sections} * {section})" if self.last.sections else last
+            yield f"const int last = {last};"
+            others = f"max(({self.all_heads} - last) / {section}, {self.last.before})"
+            yield f"const int others = {others} * {section};"
+            yield f"const int first_head = min(tile / ({tiles} * {section}) * {section}, others);"
+            yield f"const int heads = first_head < others ? {section} : {self.all_heads} - others;"
+            yield f"const int rank = tile - first_head * {tiles};"
+        else:
+            yield f"const int first_head = tile / ({tiles} * {section}) * {section};"
+            heads = f"min({section}, {self.all_heads} - first_head)"
+            yield f"const int heads = {heads}, rank = tile % ({tiles} * {section});"
+
+    @property
+    def _has_sections(self) -> bool:
+        return bool(self.section) or (self.last.rounds > 0 and self.walk.sequences is None)
+
+    @property
+    def _head_and_tile(self) -> tuple[str, str]:
+        """The head of `tile`, among all of them, and its number among the tiles of that."""
+        if self._has_sections:
+            return "first_head + rank % heads", "rank / heads"
+        if self.walk.sequences is not None:  # blocks are at all heads of a few sequences
+            heads = factor(self.all_heads)
+            return f"tile % {heads}", f"tile / {heads}"
+        return f"tile / {self.walk.tiles}", f"tile % {self.walk.tiles}"
 
     def find_sequence(self, sequences: Sequences, size: str) -> Iterator[str]:
         """Yields the way from `number` among the tiles of packed sequences, of `size` rows, to the tile's

@@ -13,6 +13,7 @@ from attnc.plan.signature import stride_name
 from attnc.target.kernel_view import OutputView
 from attnc.target.sm80.pack import HeadPack
 from attnc.target.sm80.printer import STORED, offset, scalar
+from attnc.target.terms import plus
 
 #: Matrices whose rows are copied or stored in tiles, and what their places are called in a kernel.
 PLACES = {"q": "queries", "k": "keys", "v": "values", "o": "outputs"}
@@ -88,7 +89,7 @@ class GlobalRows:
             return self._place_of_heads(name)
         rows = self.view.rows(name)
         of, letter = rows.tensor, "n" if name in ("k", "v") else "m"
-        first = f"args.{of}_ptr + {self.offset(name)}"
+        first = plus(f"args.{of}_ptr", self.offset(name))
         if rows.page:
             strides = f"args.stride_{of}p, args.stride_{of}n"
             table = f"{rows.table}, args.{rows.table_stride}"

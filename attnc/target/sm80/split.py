@@ -11,9 +11,9 @@ from attnc.target.sm80.printer import scalar
 class Split:
     """Of a kernel whose keys are split. columns: of o of a split; joined_by: the name of the kernel that
     joins splits; joins_more: a sink or a scale of v of each row beside its segments; has_fixed_size: whether
-    some config fixes how many keys a split has; row_of_all: the number
-    of a row among those of all heads; row: where its results begin, among those of all splits; stored: rows
-    of a head that are; rows: the argument that counts those of a head, of one sequence or of all packed ones;
+    some config fixes how many keys a split has; in_turn: splits take tiles in turn; row_of_all: the number of
+    a row among those of all heads; row: where its results begin, among those of all splits; stored: rows of a
+    head that are; rows: the argument that counts those of a head, of one sequence or of all packed ones;
     lengths: statements that give an epilogue sizes, and those of the sequence.
     """
 
@@ -27,6 +27,7 @@ class Split:
         own = kernel.softmax.sink is not None or kernel.softmax.v_scale is not None
         self.joins_more = kernel.split.segment > 0 and own
         self.has_fixed_size = has_fixed_splits(kernel)
+        self.in_turn = kernel.split.in_turn and not kernel.split.segment
         packed = kernel.grid.sequences
         self.rows = "args.M" if packed is None else f"args.{scalar(packed.rows)}"
         self.row_of_all = f"((long long)(b * H + head) * {stored} + q)"

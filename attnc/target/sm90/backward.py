@@ -53,7 +53,8 @@ class Sm90JoinText(JoinText):
         last = default_of(module.backward.kernels[-1])
         own = replace(last, warps=JOIN_WARPS, stages=1)
         super().__init__(module, arguments, join_name(module), own, arguments.summed)
-        self.factor = f" * {scalar(Const(module.backward.kernels[0].chain.scale))}"
+        scale = module.backward.kernels[0].chain.scale
+        self.factor = "" if scale == 1.0 else f" * {scalar(Const(scale))}"
 
 
 class Sm90FinishText(FinishText):

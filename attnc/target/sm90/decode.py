@@ -25,9 +25,9 @@ class Sm90DecodeText(CudaDecodeText):
     """What `templates/sm90/decode.cu.jinja`, `decode_warps.cu.jinja` and their parts print; scores, masks and
     splits are as for `cuda.sm_80`.
 
-    starts_early: whether the first tile is known before any length is; splits_in_turn: whether splits take
-    tiles in turn; unseen_values: whether rows of v in a partial tile have to be made zero; conversion: of
-    keys and values of 8 bits, before the kernel.
+    unites: what the queries of a tile list together; starts_early: whether the first tile is known before any
+    length is; unseen_values: whether rows of v in a partial tile have to be made zero; conversion: of keys
+    and values of 8 bits, before the kernel.
     """
 
     kernel: Decode
@@ -46,10 +46,10 @@ class Sm90DecodeText(CudaDecodeText):
         self.pack = replace(self.pack, last_first=layout.splits_keys)
         by_entry, pages = (made.by_entry, made.page_rows) if (made := self.lists) else (False, "")
         self.rows = replace(self.rows, page=layout.page, by_entry=by_entry, listed_pages=pages)
+        self.unites = self.lists.unites if self.lists else ""
         self.starts_early = knows_first_tile(kernel) and self.lists is None and not self.segment
-        self.splits_in_turn = bool(kernel.split and kernel.split.in_turn and not self.segment)
-        if self.split is not None:
-            self.loop = replace(self.loop, step="split_step" if self.splits_in_turn else self.loop.step)
+        if self.split is not None and self.split.in_turn:
+            self.loop = replace(self.loop, step="split_step")
         self.loop = self.loop.descend() if self.segment else self.loop
         row = f"{'64 * consumer + ' * layout.by_rows}{'16 * warp + ' * (not layout.by_warps)}8 * r + g"
         lane = "consumer == 0 && " if layout.shares_columns else ""

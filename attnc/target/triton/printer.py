@@ -12,6 +12,7 @@ from attnc.plan.ir import Fetch, Let, Row, Statement
 from attnc.plan.signature import Term
 from attnc.plan.width import is_wide
 from attnc.target.printer import REVERSED, Printer, Syntax
+from attnc.target.terms import plus, times
 
 #: Parameters that are constants of a compiled kernel, by their names.
 CONSTEXPRS = ("MASKED", "BLOCK_M", "BLOCK_N", "BLOCK_S", "EARLY_DP", "PDL", "SPLIT", "TMA", "ZERO_FILL")
@@ -102,9 +103,11 @@ def address(base: str, tensor: str, indices: tuple[Expr, ...], show: Printer, *,
     The first `done` indices are in the base already.
     """
     terms = (
-        f"{_wide(index, show)} * stride_{tensor}_{axis}" for axis, index in enumerate(indices) if axis >= done
+        times(_wide(index, show), f"stride_{tensor}_{axis}")
+        for axis, index in enumerate(indices)
+        if axis >= done
     )
-    return " + ".join((base, *terms))
+    return plus(base, *terms)
 
 
 def _wide(index: Expr, show: Printer) -> str:

@@ -13,6 +13,7 @@ from attnc.plan.ir import Forward, Kernel, Loop, Module
 from attnc.plan.ir.lists import ListWalk
 from attnc.plan.lists import HIDES_SOME
 from attnc.target.kernel_view import sizes_of_kernel
+from attnc.target.terms import times
 from attnc.target.triton.printer import (
     counter,
     scalar,
@@ -135,7 +136,7 @@ class ProgramText:
             tiles = "split_lo // BLOCK_N, split_hi // BLOCK_N"
             return f"range({'split_lo, split_hi, BLOCK_N' if walk.gathers else tiles})"
         if walk.gathers:
-            return f"range(0, listed * {walk.block}, BLOCK_N)"
+            return f"range(0, {times('listed', walk.block)}, BLOCK_N)"
         return f"range(0, listed * ({walk.block} // {self._inner_tile}))"
 
     @property
@@ -161,7 +162,8 @@ class ProgramText:
         assert loop.listed is not None
         block, tile = loop.listed.block, self._inner_tile
         if loop.listed.gathers:
-            return f"kv_idx = _find_keys(list_row + 1, list_item, listed * {block}, N, BLOCK_N, {block})"
+            listed = times("listed", block)
+            return f"kv_idx = _find_keys(list_row + 1, list_item, {listed}, N, BLOCK_N, {block})"
         entry = f"_list_entry(list_row + 1 + list_item // ({block} // {tile}))"
         at = f"{self.kernel.regions.axis}_lo = {{}} * {block} + list_item % ({block} // {tile}) * {tile}"
         if not loop.listed.knows_full:

@@ -24,6 +24,7 @@ from attnc.plan.signature import kv_heads
 from attnc.plan.steps import names_in, names_of
 from attnc.target.declaration import CallText, declare_allocation
 from attnc.target.kernel_view import BY_QUERY
+from attnc.target.terms import factor, times
 from attnc.target.triton.backward import BackwardText
 from attnc.target.triton.launch import triton_kernel
 from attnc.target.triton.parameters import Pair, Parameters, PrologueText, TritonTensors
@@ -45,12 +46,8 @@ def _grouping(module: Module, kernel: BackwardKernel) -> tuple[str, str]:
     return "1" if heads == Const(1) else scalar(heads), scalar(group)
 
 
-def factor(text: str) -> str:
-    return text if text.isalnum() else f"({text})"
-
-
 def keys_of_list(entries: str, block: int) -> str:
-    return entries if block == 1 else f"{factor(entries)} * {block}"
+    return times(factor(entries), block)
 
 
 def whole_tiles_of_list(entries: str, block: int) -> str:
@@ -93,7 +90,7 @@ class SelectedParameters(Parameters):
         queries = "chunk * B" if self._keeps else "M * B"
         if (sequences := self.kernel.grid.sequences) is not None:
             queries = f"({show(sequences.rows)} + B + 1)"
-        return f"{queries} * {self.kv_heads} * cdiv({self.group}, BLOCK_M)"
+        return times(queries, self.kv_heads, f"cdiv({self.group}, BLOCK_M)")
 
     @property
     def rounds(self) -> str:
@@ -143,7 +140,7 @@ class TurnParameters(SelectedParameters):
     @property
     def programs(self) -> str:
         if self.weighs:
-            return f"chunk * B * {self.kv_heads} * key_tiles"
+            return times("chunk * B", self.kv_heads, "key_tiles")
         return turns_of(self.kv_heads)
 
     @property
@@ -370,7 +367,11 @@ class TurnText(KeysText):
 
     @property
     def chains(self) -> str:
-        return f"(copies * B * {self.kv_heads})"
+        return factor(times("copies * B", self.kv_heads))
+
+    @property
+    def chains_of_copy(self) -> str:
+        return factor(times("B", self.kv_heads))
 
     @property
     def find_list(self) -> list[str]:
@@ -401,7 +402,8 @@ def find_list(turns: TurnText, row: str, length: str) -> list[str]:
 
 def lists_of(heads: str, *, in_rounds: bool = False) -> str:
     """Returns how many lists programs are there for, with those past the last query of a copy, or round."""
-    return f"{'rounds * chunk' if in_rounds else 'cdiv(M, copies) * copies'} * B * {heads}"
+    queries = "rounds * chunk" if in_rounds else "cdiv(M, copies) * copies"
+    return times(queries, "B", heads)
 
 
 def turns_of(heads: str, *, in_rounds: bool = False) -> str:
@@ -511,7 +513,7 @@ class SumText:
     def launch(self) -> CallText:
         return triton_kernel(
             self.name,
-            f"cdiv(N, 16) * B * {self.kv_heads}, {-(-self.columns // 64)}",
+            f"{times('cdiv(N, 16) * B', self.kv_heads)}, {-(-self.columns // 64)}",
             pointers=["_sums", *self._makes],
             config=self._config,
             warps=_SUM_WARPS,
@@ -522,11 +524,11 @@ class SumText:
     def memory_sizes(self, entries: Expr) -> Mapping[str, str]:
         """Returns tiles of keys of a query, and copies of the sums. entries: of a list."""
         tiles = f"cdiv({keys_of_list(show(entries), self.block)}, {self._config}.BLOCK_N)"
-        numbers = f"B * {self.kv_heads} * N * {self.columns}"
+        numbers = times("B", self.kv_heads, "N", self.columns)
         enough = str(ENOUGH_TILES)
         if self._weighs:
             enough = f"max({2 * ENOUGH_TILES}, {2 * ENOUGH_TILES * _FEW_HEADS} // dq_config.BLOCK_M)"
-        shared = f"{enough} // (key_tiles * max(B * {self.kv_heads}, 1))"
+        shared = f"{enough} // (key_tiles * max({times('B', self.kv_heads)}, 1))"
         copies = f"min(M, {shared}, {COPIED_FLOATS} // max({numbers}, 1))"
         sizes = {"key_tiles": f"max({tiles}, 1)", "copies": f"max({copies}, 1)"}
         return {**sizes, **self._sizes_of_rounds(show(entries))} if self._weighs else sizes
@@ -540,7 +542,7 @@ class SumText:
         as many of each copy, and how often.
         """
         group = self._adds.group
-        weights = f"2 * padded * {whole_tiles_of_list(entries, self.block)} * B * {self.kv_heads}"
+        weights = times("2 * padded", whole_tiles_of_list(entries, self.block), "B", self.kv_heads)
         return {
             "padded": f"cdiv({group}, dq_config.BLOCK_M) * dq_config.BLOCK_M",
             "weights": weights,
@@ -552,7 +554,7 @@ class SumText:
         """Yields the sums, what programs wait for, and which have had their turn; in front of these, how many
         have begun.
         """
-        numbers = f"copies * B * {self.kv_heads} * N * {self.columns}"
+        numbers = times("copies * B", self.kv_heads, "N", self.columns)
         yield declare_allocation("_sums", f"f32[max({numbers}, 1)]", zero=True)
         programs = turns_of(self.kv_heads, in_rounds=self._weighs)
         yield declare_allocation("_order", f"i32[max({programs} * 2, 1)]")

@@ -6,8 +6,9 @@ from __future__ import annotations
 
 from attnc.expr.nodes import show
 from attnc.plan.lists import lists_packed_rows
+from attnc.target.terms import factor, times
 from attnc.target.triton.printer import scalar
-from attnc.target.triton.selected import KeysText, SelectedParameters, factor
+from attnc.target.triton.selected import KeysText, SelectedParameters
 
 
 class BlockParameters(SelectedParameters):
@@ -19,8 +20,8 @@ class BlockParameters(SelectedParameters):
         keys = self.module.lists.keys
         tiles, sequences = f"cdiv({keys}, BLOCK_N)", self.kernel.grid.sequences
         if sequences is not None:
-            return f"({show(sequences.rows)} // {keys} + B + 1) * {tiles} * {self.kv_heads}"
-        return f"list_blocks * {tiles} * B * {self.kv_heads}"
+            return times(f"({show(sequences.rows)} // {keys} + B + 1) * {tiles}", self.kv_heads)
+        return times(f"list_blocks * {tiles} * B", self.kv_heads)
 
 
 class BlockText(KeysText):

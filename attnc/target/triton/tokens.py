@@ -15,6 +15,7 @@ from attnc.plan.ir.kernel import DotPart
 from attnc.plan.lists import PRODUCT_COLUMNS, PRODUCT_KEYS, PRODUCT_STAGES
 from attnc.plan.signature import block
 from attnc.target.declaration import CallText, declare_allocation
+from attnc.target.terms import times
 from attnc.target.triton.parameters import Pair
 from attnc.target.triton.printer import scalar, unique
 from attnc.target.triton.selected import SelectedParameters, SelectedText, SumText, whole_tiles_of_list
@@ -163,13 +164,14 @@ class TokenSumText(SumText):
         keys = whole_tiles_of_list(show(entries), self.block)
         return {
             "copies": "1",
-            "programs": f"min(M * B * {self.kv_heads}, {resident})",
+            "programs": f"min({times('M * B', self.kv_heads)}, {resident})",
             "weights": f"programs * {rows} * {keys}",
         }
 
     def list_allocations(self) -> Iterator[CallText]:
         """Yields the sums, the weights, and how many queries have been begun."""
-        yield declare_allocation("_sums", f"f32[max(B * {self.kv_heads} * N * {self.columns}, 1)]", zero=True)
+        numbers = times("B", self.kv_heads, "N", self.columns)
+        yield declare_allocation("_sums", f"f32[max({numbers}, 1)]", zero=True)
         dtype = self._tokens.module.variant.attention.q.dtype
         yield declare_allocation("_weights", f"{dtype}[max(weights, 1)]")
         yield declare_allocation("_ticket", "i32[1]", zero=True)

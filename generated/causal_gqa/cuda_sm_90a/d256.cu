@@ -81,7 +81,7 @@ struct Args {
 // What the scheduler publishes: a tile of queries, and the keys that it sees.
 struct WorkTile {
     int q_lo;  // its first row; negative: no more tiles
-    int kv_lo;  // its last tile of keys, which comes first; less than `lo`: no keys
+    int kv_lo;  // its last tile of keys, which comes first; negative: no keys
     int h, b, full_hi;
 };
 static_assert(WORK_TILES * sizeof(WorkTile) <= 384, "work tiles");
@@ -371,7 +371,7 @@ __device__ __forceinline__ void run_consumer(const Args& args, u32 base, WorkTil
 }
 
 // Scheduler, one warp: takes tiles of queries from a counter, computes which keys each sees, and publishes a work tile.
-// All lanes compute the same values, and search for bounds together.
+// All lanes compute the same values.
 __device__ __forceinline__ void run_scheduler(const Args& args, u32 base, WorkTile* work_tiles)
 {
     const int B = args.B, H = args.H, M = args.M, N = args.N;
@@ -410,7 +410,7 @@ __device__ __forceinline__ void run_scheduler(const Args& args, u32 base, WorkTi
         const int last_pos = q_hi + N - M;
         const int hi = last_pos + 1;
         const int full_hi = max(first_pos + 1, 0) / BLOCK_N * BLOCK_N;
-        const int last_tile = hi > 0 ? (hi - 1) / BLOCK_N * BLOCK_N : 0 - BLOCK_N;
+        const int last_tile = hi > 0 ? (hi - 1) / BLOCK_N * BLOCK_N : -BLOCK_N;
         if (is_leader) {
             work.q_lo = q_lo;
             work.kv_lo = last_tile;

@@ -408,7 +408,7 @@ __device__ __forceinline__ void run_consumer(const Args& args, u32 base, WorkTil
                 #pragma unroll
                 for (int r = 0; r < ROWS; ++r)
                     rounded[j][r] = sees[r] ? pack(acc[j][2 * r] * scale[r], acc[j][2 * r + 1] * scale[r]) : 0;
-            // A box that has rows that are not written is stored row by row.
+            // A box with rows that are not written is stored row by row.
             if (written == ~0u) {
                 // Each warp stores its own 16 rows and waits for no other.
                 const int first = 64 * consumer + 16 * warp, row = first + lane % 16;
@@ -458,7 +458,7 @@ __device__ __forceinline__ void run_consumer(const Args& args, u32 base, WorkTil
 }
 
 // Scheduler, one warp: takes tiles of queries from a counter, computes which keys each sees, and publishes a work tile.
-// All lanes compute the same values, and search for bounds together.
+// All lanes compute the same values.
 __device__ __forceinline__ void run_scheduler(const Args& args, u32 base, WorkTile* work_tiles)
 {
     const int B = args.B, H = args.H, M = args.M, N = args.N;
@@ -519,7 +519,7 @@ __device__ __forceinline__ void run_scheduler(const Args& args, u32 base, WorkTi
             const int hi = last_pos + 1;
             const int full_hi = max(first_pos + 1, 0) / BLOCK_N * BLOCK_N;
             const int all_see_hi = max(first_pos + 1, 0);  // all rows see the keys before it
-            const int own = hi > 0 ? (hi - 1) / BLOCK_N * BLOCK_N : 0 - BLOCK_N;
+            const int own = hi > 0 ? (hi - 1) / BLOCK_N * BLOCK_N : -BLOCK_N;
             const bool sees = q_lo < M && own >= 0;
             last_tile = warp_max(sees ? own : -BLOCK_N);
             first_tile = min(warp_min(sees ? 0 : last_tile + BLOCK_N), last_tile + BLOCK_N);

@@ -153,7 +153,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) decode_forward(con
     const int b = tile / row_tiles / Hkv, h_kv = tile / row_tiles % Hkv;
     const int q_lo = row_lo / G;
     const int kv_len = args.kv_len_ptr[b * args.stride_kv_len_0];
-    // this block's split: every so many-th tile
+    // this block's split: every SPLITS-th tile
     const int split_step = args.SPLITS * BLOCK_N;
     const int split_lo = split * BLOCK_N;
     const bool is_early = split_lo < N;  // the first tile is copied before the length is known
@@ -353,7 +353,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) decode_forward(con
         const float scale = 1.0f / (l[r] == 0.0f ? 1.0f : l[r]);
         const bool exists = row < M * G;
         if (t == 0 && exists) {
-            const int q = (row) / G, head = h_kv * G + (row) % G;
+            const int q = row / G, head = h_kv * G + row % G;
             if (args.SPLITS > 1)  // for the combine kernel, in base 2
                 args.lse_splits_ptr[((long long)(b * H + head) * M + q) * args.SPLITS + split] = m[r] + log2f(l[r]);
             else
@@ -361,7 +361,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) decode_forward(con
                     (m[r] + log2f(l[r])) * LN2;
         }
         if (args.SPLITS > 1) {
-            const int q = (row) / G, head = h_kv * G + (row) % G;
+            const int q = row / G, head = h_kv * G + row % G;
             // Two fragments side by side, 64 bytes of a row for four lanes; the kernel that joins splits restores the
             // order.
             float* const to = args.o_splits_ptr + (((long long)(b * H + head) * M + q) * args.SPLITS + split) * DV

@@ -270,7 +270,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) decode_sink_forward(const 
                     for (int w = 0; w < WARPS; ++w)
                         value[e] += partial[(w * BLOCK_M + place) * PITCH + column + e];
                 if (args.SPLITS > 1) {
-                    const int q = (row) / G, head = h_kv * G + (row) % G;
+                    const int q = row / G, head = h_kv * G + row % G;
                     float* const to = args.o_splits_ptr
                         + (((long long)(b * H + head) * M + q) * args.SPLITS + split) * DV + c * EXCHANGE + column;
                     if (row < M * G) {
@@ -292,7 +292,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) decode_sink_forward(const 
     for (int r = 0; r < ROWS && warp == 0 && t == 0; ++r) {
         const int row = row_lo + 8 * r + g;
         if (row < M * G) {
-            const int q = (row) / G, head = h_kv * G + (row) % G;
+            const int q = row / G, head = h_kv * G + row % G;
             if (args.SPLITS > 1)  // for the combine kernel, in base 2
                 args.lse_splits_ptr[((long long)(b * H + head) * M + q) * args.SPLITS + split] = m[r] + log2f(l[r]);
         }

@@ -178,7 +178,7 @@ __device__ __forceinline__ void mma_ds(float (&dq)[FRAGMENTS][4], u64 ds, u64 k)
 }
 
 // Scheduler, one warp: takes tiles from a counter, computes the range that each walks over, and publishes a work tile.
-// All lanes compute the same values, and search for bounds together.
+// All lanes compute the same values.
 __device__ __forceinline__ void run_scheduler(const Args& args, u32 base, WorkTile* work_tiles)
 {
     const int B = args.B, G = args.G, M = args.M, N = args.N, Hkv = args.Hkv;
@@ -212,7 +212,7 @@ __device__ __forceinline__ void run_scheduler(const Args& args, u32 base, WorkTi
         const int number = rank / heads, span = ((number + 1) * args.SPANS - 1) / kv_tiles;
         const int span_first = kv_tiles * span / args.SPANS, span_end = kv_tiles * (span + 1) / args.SPANS;
         const int kv_lo = (span_first + span_end - 1 - number) * BLOCK_N;
-        const int b = (in_turn / head_parts) / Hkv, h_kv = (in_turn / head_parts) % Hkv;
+        const int b = in_turn / head_parts / Hkv, h_kv = in_turn / head_parts % Hkv;
         const int kv_hi = min(kv_lo + BLOCK_N, N) - 1;
         // causal: which q tiles are partial, and which are full
         const int lo = max(kv_lo + M - N, 0) / BLOCK_M * BLOCK_M;

@@ -447,7 +447,7 @@ __device__ __forceinline__ void run_consumer(const Args& args, u32 base, WorkTil
                     rounded[j][r] = sees[r] ? pack(acc[j][2 * r] * scale[r], acc[j][2 * r + 1] * scale[r]) : 0;
             if constexpr (O_THROUGH_Q)
                 named_barrier_sync(2 + consumer, 128);  // the warpgroup has read its rows of Q
-            // A box that has rows that are not written is stored row by row.
+            // A box with rows that are not written is stored row by row.
             if (written == ~0u) {
                 // Each warp stores its own 16 rows and waits for no other.
                 const int first = 64 * consumer + 16 * warp, row = first + lane % 16;

@@ -206,7 +206,7 @@ __device__ __forceinline__ void run_scheduler(const Args& args, u32 base, WorkTi
             rank = tile % (kv_tiles * args.KV_SECTION);
         const int in_turn = first_head + rank % heads;  // a head, and a part of it
         const int kv_lo = (kv_tiles - 1 - rank / heads) * BLOCK_N;
-        const int b = (in_turn / head_parts) / Hkv, h_kv = (in_turn / head_parts) % Hkv;
+        const int b = in_turn / head_parts / Hkv, h_kv = in_turn / head_parts % Hkv;
         const int* const doc_row = &args.doc_ptr[b * args.stride_doc_0];
         const int kv_hi = min(kv_lo + BLOCK_N, N) - 1;
         // causal and doc[b, q_pos] == doc[b, kv_idx]: which q tiles are partial, and which are full

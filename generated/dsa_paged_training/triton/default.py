@@ -250,8 +250,8 @@ def dsa_paged_training_forward(
     m = tl.full([BLOCK_M], -float("inf"), tl.float32)
     l = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, 512], tl.float32)
-    for list_item in range(0, listed * 1, BLOCK_N):
-        kv_idx = _find_keys(list_row + 1, list_item, listed * 1, N, BLOCK_N, 1)
+    for list_item in range(0, listed, BLOCK_N):
+        kv_idx = _find_keys(list_row + 1, list_item, listed, N, BLOCK_N, 1)
         acc, l, m = _decode_step(
             acc, l, m, q, q_2, K, block_table_row, stride_block_table_1, kv_idx, N, stride_kp, stride_kn,
             q_pos, MASKED=True, BLOCK_N=BLOCK_N,
@@ -333,10 +333,10 @@ def dsa_paged_training_backward_dq(
     tile = tl.atomic_add(_ticket_ptr, 1, sem="relaxed")
     head_tiles = tl.cdiv(H, BLOCK_M)
     head_lo = tile % head_tiles * BLOCK_M
-    chain = tile // head_tiles % (B * 1)
-    q_lo = tile // head_tiles // (B * 1)
-    h_kv = chain % 1
-    b = chain // 1
+    chain = tile // head_tiles % B
+    q_lo = tile // head_tiles // B
+    h_kv = 0
+    b = chain
     K += b.to(tl.int64) * stride_kb + h_kv.to(tl.int64) * stride_kh
     kv_len = tl.load(kv_len_ptr + b.to(tl.int64) * stride_kv_len_0)
     N = tl.maximum(tl.minimum(kv_len, N), 0)
@@ -389,10 +389,10 @@ def dsa_paged_training_backward_dq(
     listed = _list_length(list_row, list_line >= 0)
     wide = tl.cast(tl.cdiv(S, 256), tl.int64) * 256
     apart = padded * wide
-    weights = _weights_ptr + (q_lo % chunk * (B * 1) + chain).to(tl.int64) * 2 * apart
+    weights = _weights_ptr + (q_lo % chunk * B + chain).to(tl.int64) * 2 * apart
     weight_rows = weights + (head_lo + tl.arange(0, BLOCK_M)).to(tl.int64) * wide
-    for list_item in range(0, listed * 1, BLOCK_N):
-        kv_idx = _find_keys(list_row + 1, list_item, listed * 1, N, BLOCK_N, 1)
+    for list_item in range(0, listed, BLOCK_N):
+        kv_idx = _find_keys(list_row + 1, list_item, listed, N, BLOCK_N, 1)
         dq, dq_2 = _backward_dq_step(
             dq, dq_2, rows_1, rows_2, K, lse2, delta, kv_idx, N, stride_kn, q_pos, weight_rows, list_item,
             apart, MASKED=True, BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N,
@@ -475,11 +475,11 @@ def dsa_paged_training_backward_dk(
     # In the order of tickets, programs only ever wait for those that have started before them.
     ticket = tl.atomic_add(_turns_ptr, 1, sem="relaxed")
     tile = ticket % key_tiles
-    chain = ticket // key_tiles % (copies * B * 1)
-    turn = ticket // key_tiles // (copies * B * 1)
-    h_kv = chain % 1
-    b = chain // 1 % B
-    copy = chain // 1 // B
+    chain = ticket // key_tiles % (copies * B)
+    turn = ticket // key_tiles // (copies * B)
+    h_kv = 0
+    b = chain % B
+    copy = chain // B
     q_lo = turn * copies + copy
     N_all = N
     kv_len = tl.load(kv_len_ptr + b.to(tl.int64) * stride_kv_len_0)
@@ -487,7 +487,7 @@ def dsa_paged_training_backward_dk(
     list_line = tl.where(q_lo >= M, -1, b.to(tl.int64) * M + q_lo).to(tl.int32)
     list_row = _lists_ptr + tl.cast(list_line, tl.int64) * (S + 1)
     listed = _list_length(list_row, (list_line >= 0) & (q_lo < M))
-    places = listed * 1
+    places = listed
     lo = tile * BLOCK_N
     if (lo < places) | (tile == 0):  # with an empty list, too, a query takes its turn
         kv_idx = _find_keys(list_row + 1, lo, places, N_all, BLOCK_N, 1)
@@ -495,7 +495,7 @@ def dsa_paged_training_backward_dk(
         stop = tl.load(_order_ptr + ticket.to(tl.int64) * 2 + 1)
         wide = tl.cast(tl.cdiv(S, 256), tl.int64) * 256
         apart = padded * wide
-        weights = _weights_ptr + (q_lo % chunk * (B * 1) + chain % (B * 1)).to(tl.int64) * 2 * apart
+        weights = _weights_ptr + (q_lo % chunk * B + chain % B).to(tl.int64) * 2 * apart
         weights += lo
         dk = tl.zeros([BLOCK_N, 128], tl.float32)
         dk_2 = tl.zeros([BLOCK_N, 128], tl.float32)
@@ -508,8 +508,8 @@ def dsa_paged_training_backward_dk(
                 stride_qb, stride_qm, stride_qh, stride_dob, stride_dom, stride_doh, BLOCK_M=BLOCK_M,
                 BLOCK_N=BLOCK_N,
             )
-        _await_turn(_turns_ptr + 1 + ticket - tile - key_tiles * (copies * B * 1), first, stop)
-        sums = _sums_ptr + ((copy * B + b) * 1 + h_kv).to(tl.int64) * N_all * 576
+        _await_turn(_turns_ptr + 1 + ticket - tile - key_tiles * (copies * B), first, stop)
+        sums = _sums_ptr + (copy * B + b + h_kv).to(tl.int64) * N_all * 576
         _add_tile(sums, kv_idx, N_all, 576, dk, 128)
         _add_tile(sums + 128, kv_idx, N_all, 576, dk_2, 128)
         _add_tile(sums + 256, kv_idx, N_all, 576, dk_3, 128)
@@ -545,10 +545,10 @@ def dsa_paged_training_backward_order(
     """For the tiles of keys of one query which tiles of the query before stand for the same keys: the first one, and how
     many come before the last one's end.
     """
-    chain = tl.program_id(0) % (copies * B * 1)
-    turn = tl.program_id(0) // (copies * B * 1)
-    b = chain // 1 % B
-    q_lo = turn * copies + chain // 1 // B
+    chain = tl.program_id(0) % (copies * B)
+    turn = tl.program_id(0) // (copies * B)
+    b = chain % B
+    q_lo = turn * copies + chain // B
     N_all = N
     kv_len = tl.load(kv_len_ptr + b.to(tl.int64) * stride_kv_len_0)
     N = tl.maximum(tl.minimum(kv_len, N), 0)
@@ -559,8 +559,8 @@ def dsa_paged_training_backward_order(
     list_line = tl.where(q_lo >= M, -1, b.to(tl.int64) * M + q_lo).to(tl.int32)
     row_before = _lists_ptr + tl.cast(list_line, tl.int64) * (S + 1)
     listed_before = _list_length(row_before, (list_line >= 0) & (q_lo < M))
-    tiles = tl.maximum(tl.cdiv(listed * 1, BLOCK_N), 1)
-    tiles_before = tl.where(turn > 0, tl.maximum(tl.cdiv(listed_before * 1, BLOCK_N), 1), 0)
+    tiles = tl.maximum(tl.cdiv(listed, BLOCK_N), 1)
+    tiles_before = tl.where(turn > 0, tl.maximum(tl.cdiv(listed_before, BLOCK_N), 1), 0)
     for start in range(0, tiles, 64):
         tile = start + tl.arange(0, 64)
         low, high = _tile_ends(list_row + 1, tile, tiles, N_all, BLOCK_N, 1)
@@ -586,13 +586,13 @@ def dsa_paged_training_backward_sum(
     """dk of 16 keys of a K/V head, 64 of their columns: of all queries, in a fixed order."""
     key_tiles = tl.cdiv(N, 16)
     kv_idx = tl.program_id(0) % key_tiles * 16 + tl.arange(0, 16)
-    h_kv = tl.program_id(0) // key_tiles % 1
-    b = tl.program_id(0) // key_tiles // 1
+    h_kv = 0
+    b = tl.program_id(0) // key_tiles
     column = tl.program_id(1) * 64 + tl.arange(0, 64)
     exists = (kv_idx < N)[:, None] & (column < 576)[None, :]
     acc = tl.zeros([16, 64], tl.float32)
     for copy in range(0, copies):
-        key_row = ((copy * B + b) * 1 + h_kv).to(tl.int64) * N + kv_idx
+        key_row = (copy * B + b + h_kv).to(tl.int64) * N + kv_idx
         acc += tl.load(_sums_ptr + key_row[:, None] * 576 + column[None, :], mask=exists, other=0.0)
     DK += b.to(tl.int64) * stride_dkb + h_kv.to(tl.int64) * stride_dkh
     dk_at = DK + kv_idx.to(tl.int64)[:, None] * stride_dkn + column[None, :]
@@ -601,7 +601,7 @@ def dsa_paged_training_backward_sum(
 
 CALL = TritonAttention(
     name="dsa_paged_training",
-    operator="dsa_paged_training_default_ea49651b",
+    operator="dsa_paged_training_default_9ec97940",
     inputs=(
         Tensor("q", "bf16[B, M, H, 576]", "bmh"),
         Tensor("k", "bf16[pages, 64, 1, 576]", "pnh"),
@@ -636,11 +636,11 @@ CALL = TritonAttention(
             "sorting": "max(min((B) * (M), 16777216 // max(list_blocks, 1), 1024), 1)",
             "key_tiles": "max(cdiv(S, dk_config.BLOCK_N), 1)",
             "copies": (
-                "max(min(M, max(64, 2048 // dq_config.BLOCK_M) // (key_tiles * max(B * 1, 1)), 67108864 // "
-                "max(B * 1 * N * 576, 1)), 1)"
+                "max(min(M, max(64, 2048 // dq_config.BLOCK_M) // (key_tiles * max(B, 1)), 67108864 // max(B "
+                "* N * 576, 1)), 1)"
             ),
             "padded": "cdiv(H, dq_config.BLOCK_M) * dq_config.BLOCK_M",
-            "weights": "2 * padded * cdiv(S, 256) * 256 * B * 1",
+            "weights": "2 * padded * cdiv(S, 256) * 256 * B",
             "chunk": "max(min(cdiv(M, copies), 268435456 // max(weights, 1) // copies), 1) * copies",
             "rounds": "cdiv(M, chunk)",
         },
@@ -655,9 +655,9 @@ CALL = TritonAttention(
             Made("delta", type="f32[B, H, M_padded]"),
             Made("_lists", type="f32[max((B) * (M) * (S + 1), 1)]"),
             Made("_marks", type="i32[sorting * max(list_blocks, 1)]", zero=True),
-            Made("_sums", type="f32[max(copies * B * 1 * N * 576, 1)]", zero=True),
-            Made("_order", type="i32[max(rounds * chunk * B * 1 * key_tiles * 2, 1)]"),
-            Made("_turns", type="i32[rounds * chunk * B * 1 * key_tiles + 1]", zero=True),
+            Made("_sums", type="f32[max(copies * B * N * 576, 1)]", zero=True),
+            Made("_order", type="i32[max(rounds * chunk * B * key_tiles * 2, 1)]"),
+            Made("_turns", type="i32[rounds * chunk * B * key_tiles + 1]", zero=True),
             Made("_weights", type="bf16[max(chunk * weights, 256)]"),
             Made("_ticket", type="i32[1]", zero=True),
         ),
@@ -671,28 +671,28 @@ CALL = TritonAttention(
             ),
             Kernel(
                 function=dsa_paged_training_backward_order,
-                grid="rounds * chunk * B * 1",
+                grid="rounds * chunk * B",
                 pointers="_lists _order kv_len",
                 config="dk",
                 warps=4,
             ),
             Kernel(
                 function=dsa_paged_training_backward_dq,
-                grid="chunk * B * 1 * cdiv(H, BLOCK_M)",
+                grid="chunk * B * cdiv(H, BLOCK_M)",
                 pointers="q k o do dq lse dlse lse2 delta kv_len _lists _weights _ticket",
                 config="dq",
                 rounds="rounds",
             ),
             Kernel(
                 function=dsa_paged_training_backward_dk,
-                grid="chunk * B * 1 * key_tiles",
+                grid="chunk * B * key_tiles",
                 pointers="q do kv_len _lists _order _sums _turns _weights",
                 config="dk",
                 rounds="rounds",
             ),
             Kernel(
                 function=dsa_paged_training_backward_sum,
-                grid="cdiv(N, 16) * B * 1, 9",
+                grid="cdiv(N, 16) * B, 9",
                 pointers="_sums dk",
                 config="dk",
                 warps=4,
@@ -728,7 +728,7 @@ def dsa_paged_training(
     Key j of sequence b is row j % 64 of page block_table[b, j // 64].
     Entries of the table past the end of a sequence may hold anything.
     The values are the first columns of k.
-    For gradients, a call copies the pages of k to rows of memory, B * P * 64 * 1 * 576 elements.
+    For gradients, a call copies the pages of k to rows of memory, B * P * 64 * 576 elements.
     A page that several sequences name gets the sum of theirs, in the order of the table.
     out: (o, lse) to write to.
     config: one of CONFIGS (default: the measured choice for the device, or the first).

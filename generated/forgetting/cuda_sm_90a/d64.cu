@@ -412,9 +412,8 @@ __device__ __forceinline__ void run_scheduler(const Args& args, u32 base, WorkTi
             mbarrier_arrive_if(barrier_of(base, WORK_FULL, slot.index), is_leader);
             break;
         }
-        const int first_head = tile / q_tiles, heads = 1, rank = tile % q_tiles;
-        const int q_lo = rank / heads * BLOCK_M;
-        const int b = (first_head + rank % heads) / H, h = (first_head + rank % heads) % H;
+        const int q_lo = tile % q_tiles * BLOCK_M;
+        const int b = tile / q_tiles / H, h = tile / q_tiles % H;
         const float* const c_row = &args.c_ptr[b * args.stride_c_0 + h * args.stride_c_1];
         const float margin_value = args._margin_ptr[b * args.stride__margin_0 + h * args.stride__margin_1];
         const int q_hi = min(q_lo + BLOCK_M, M) - 1;

@@ -91,7 +91,7 @@ struct Args {
 // What the scheduler publishes: a tile of queries, and the keys that it sees.
 struct WorkTile {
     int q_lo;  // its first row; negative: no more tiles
-    int kv_lo;  // its last tile of keys, which comes first; less than `lo`: no keys
+    int kv_lo;  // its last tile of keys, which comes first; negative: no keys
     int h, b, full_hi, all_see_hi;
     int tile, recompute;  // its number, and whether it is computed again
     u32 failed_rows[4 * CONSUMERS];  // of each warp, by bits: see 'Lazy maximum'
@@ -375,7 +375,7 @@ __device__ __forceinline__ void run_consumer(const Args& args, u32 base, WorkTil
                 #pragma unroll
                 for (int r = 0; r < ROWS; ++r)
                     rounded[j][r] = sees[r] ? pack(acc[j][2 * r] * scale[r], acc[j][2 * r + 1] * scale[r]) : 0;
-            // A box that has rows that are not written is stored row by row.
+            // A box with rows that are not written is stored row by row.
             if (written == ~0u) {
                 // Each warp stores its own 16 rows and waits for no other.
                 const int first = 64 * consumer + 16 * warp, row = first + lane % 16;
@@ -424,7 +424,7 @@ __device__ __forceinline__ void run_consumer(const Args& args, u32 base, WorkTil
 }
 
 // Scheduler, one warp: takes tiles of queries from a counter, computes which keys each sees, and publishes a work tile.
-// All lanes compute the same values, and search for bounds together.
+// All lanes compute the same values.
 __device__ __forceinline__ void run_scheduler(const Args& args, u32 base, WorkTile* work_tiles)
 {
     const int B = args.B, H = args.H, M = args.M, N = args.N;
@@ -461,15 +461,14 @@ __device__ __forceinline__ void run_scheduler(const Args& args, u32 base, WorkTi
             mbarrier_arrive_if(barrier_of(base, WORK_FULL, slot.index), is_leader);
             break;
         }
-        const int first_head = tile / q_tiles, heads = 1, rank = tile % q_tiles;
-        const int q_lo = rank / heads * BLOCK_M;
-        const int b = (first_head + rank % heads) / H, h = (first_head + rank % heads) % H;
+        const int q_lo = tile % q_tiles * BLOCK_M;
+        const int b = tile / q_tiles / H, h = tile / q_tiles % H;
 
         // no mask: whole kv tiles, then the keys that are left
         const int full_hi = N / BLOCK_N * BLOCK_N;
         const int hi = N;
         const int all_see_hi = N;  // all rows see the keys before it
-        const int last_tile = hi > 0 ? (hi - 1) / BLOCK_N * BLOCK_N : 0 - BLOCK_N;
+        const int last_tile = hi > 0 ? (hi - 1) / BLOCK_N * BLOCK_N : -BLOCK_N;
         if (lane < 4 * CONSUMERS) {
             source->failed_rows[lane] = 0;
             work.failed_rows[lane] = rows;

@@ -101,7 +101,7 @@ struct Args {
 // What the scheduler publishes: a tile of queries, and the keys that it sees.
 struct WorkTile {
     int q_lo;  // its first row; negative: no more tiles
-    int kv_lo;  // its last tile of keys, which comes first; less than `lo`: no keys
+    int kv_lo;  // its last tile of keys, which comes first; negative: no keys
     int h, b, full_hi, all_see_hi;
     int tile, recompute;  // its number, and whether it is computed again
     u32 failed_rows[4 * CONSUMERS];  // of each warp, by bits: see 'Lazy maximum'
@@ -417,8 +417,7 @@ __device__ __forceinline__ void run_consumer(const Args& args, u32 base, WorkTil
             for (int r = 0; r < ROWS; ++r) {
                 const int q_idx = q_lo + 64 * consumer + 16 * warp + 8 * r + g;
                 gate_tile_chunks[r] = load_pairs(gate_tile_pairs[r],
-                    &gate_row[q_idx * args.stride_gate_1 + h * args.stride_gate_2 + 0 * args.stride_gate_3],
-                    args.stride_gate_3, q_idx < M);
+                    &gate_row[q_idx * args.stride_gate_1 + h * args.stride_gate_2], args.stride_gate_3, q_idx < M);
             }
             float scale[ROWS];
             bool sees[ROWS];  // a row without keys gives o = 0 and lse = -inf
@@ -506,7 +505,7 @@ __device__ __forceinline__ void run_consumer(const Args& args, u32 base, WorkTil
                 #pragma unroll
                 for (int r = 0; r < ROWS; ++r)
                     rounded[j][r] = pack(acc[j][2 * r], acc[j][2 * r + 1]);
-            // A box that has rows that are not written is stored row by row.
+            // A box with rows that are not written is stored row by row.
             if (written == ~0u) {
                 const int first = 64 * consumer + 16 * warp, row = first + lane % 16;
                 PipelineState<STAGES> part = v;
@@ -561,7 +560,7 @@ __device__ __forceinline__ void run_consumer(const Args& args, u32 base, WorkTil
 }
 
 // Scheduler, one warp: takes tiles of queries from a counter, computes which keys each sees, and publishes a work tile.
-// All lanes compute the same values, and search for bounds together.
+// All lanes compute the same values.
 __device__ __forceinline__ void run_scheduler(const Args& args, u32 base, WorkTile* work_tiles)
 {
     const int B = args.B, H = args.H, M = args.M, N = args.N;
@@ -598,9 +597,8 @@ __device__ __forceinline__ void run_scheduler(const Args& args, u32 base, WorkTi
             mbarrier_arrive_if(barrier_of(base, WORK_FULL, slot.index), is_leader);
             break;
         }
-        const int first_head = tile / q_tiles, heads = 1, rank = tile % q_tiles;
-        const int q_lo = rank / heads * BLOCK_M;
-        const int b = (first_head + rank % heads) / H, h = (first_head + rank % heads) % H;
+        const int q_lo = tile % q_tiles * BLOCK_M;
+        const int b = tile / q_tiles / H, h = tile / q_tiles % H;
         const int q_hi = min(q_lo + BLOCK_M, M) - 1;
 
         // causal: which kv tiles are partial, and which are full
@@ -609,7 +607,7 @@ __device__ __forceinline__ void run_scheduler(const Args& args, u32 base, WorkTi
         const int hi = last_pos + 1;
         const int full_hi = max(first_pos + 1, 0) / BLOCK_N * BLOCK_N;
         const int all_see_hi = max(first_pos + 1, 0);  // all rows see the keys before it
-        const int last_tile = hi > 0 ? (hi - 1) / BLOCK_N * BLOCK_N : 0 - BLOCK_N;
+        const int last_tile = hi > 0 ? (hi - 1) / BLOCK_N * BLOCK_N : -BLOCK_N;
         if (lane < 4 * CONSUMERS) {
             source->failed_rows[lane] = 0;
             work.failed_rows[lane] = rows;

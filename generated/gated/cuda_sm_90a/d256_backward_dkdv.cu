@@ -155,7 +155,7 @@ __device__ __forceinline__ void add_product(float (&sums)[FRAGMENTS][4], const u
 }
 
 // Scheduler, one warp: takes tiles from a counter, computes the range that each walks over, and publishes a work tile.
-// All lanes compute the same values, and search for bounds together.
+// All lanes compute the same values.
 __device__ __forceinline__ void run_scheduler(const Args& args, u32 base, WorkTile* work_tiles)
 {
     const int B = args.B, G = args.G, M = args.M, N = args.N, Hkv = args.Hkv;
@@ -186,7 +186,7 @@ __device__ __forceinline__ void run_scheduler(const Args& args, u32 base, WorkTi
         const int rank = tile - first_head * kv_tiles;
         const int in_turn = first_head + rank % heads;  // a head, and a part of it
         const int kv_lo = rank / heads * BLOCK_N;
-        const int b = (in_turn / head_parts) / Hkv, h_kv = (in_turn / head_parts) % Hkv;
+        const int b = in_turn / head_parts / Hkv, h_kv = in_turn / head_parts % Hkv;
         const int kv_hi = min(kv_lo + BLOCK_N, N) - 1;
         // causal: which q tiles are partial, and which are full
         const int lo = max(kv_lo + M - N, 0) / BLOCK_M * BLOCK_M;

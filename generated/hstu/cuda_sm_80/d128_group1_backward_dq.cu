@@ -134,7 +134,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) hstu_backward_dq(const __g
         }
         return kv_lo;
     };
-    int kv_lo = next(0 - BLOCK_N), kv_next = kv_lo;
+    int kv_lo = next(-BLOCK_N), kv_next = kv_lo;
 
     // Copies run ahead of the loop: each group is a tile of K and one of V.
     auto copy = [&](int stage) {

@@ -133,7 +133,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) hstu_forward(const __grid_
         return kv_lo;
     };
     copy_rows<D, D, BLOCK_M>(q_tile, queries, q_lo, M);
-    int kv_lo = next(0 - BLOCK_N), k_next = kv_lo, v_next = kv_lo;
+    int kv_lo = next(-BLOCK_N), k_next = kv_lo, v_next = kv_lo;
 
     // Copies run ahead of the loop: K by STAGES tiles, V by one less, each a group.
     auto copy_k = [&](int stage) {

@@ -80,7 +80,7 @@ struct Args {
 // What the scheduler publishes: a tile of queries, and the keys that it sees.
 struct WorkTile {
     int q_lo;  // its first row; negative: no more tiles
-    int kv_lo;  // its last tile of keys, which comes first; less than `lo`: no keys
+    int kv_lo;  // its last tile of keys, which comes first; negative: no keys
     int h, b, q_first, q_rows, M, N, k_first, context, targets, targets_2, first_pos, last_pos, hi, full_lo, full_hi;
 };
 static_assert(WORK_TILES * sizeof(WorkTile) <= 384, "work tiles");
@@ -317,7 +317,7 @@ __device__ __forceinline__ void run_consumer(const Args& args, u32 base, WorkTil
                 #pragma unroll
                 for (int r = 0; r < ROWS; ++r)
                     rounded[j][r] = sees[r] ? pack(acc[j][2 * r] * v_scale[r], acc[j][2 * r + 1] * v_scale[r]) : 0;
-            // A box that would reach into the rows of the next sequence is stored row by row.
+            // A box that would reach into the next sequence is stored row by row.
             if (q_lo + 64 * consumer + 16 * warp + 16 <= q_rows) {
                 // Each warp stores its own 16 rows and waits for no other.
                 const int first = 64 * consumer + 16 * warp, row = first + lane % 16;
@@ -368,7 +368,7 @@ __device__ __forceinline__ void run_consumer(const Args& args, u32 base, WorkTil
 }
 
 // Scheduler, one warp: takes tiles of queries from a counter, computes which keys each sees, and publishes a work tile.
-// All lanes compute the same values, and search for bounds together.
+// All lanes compute the same values.
 __device__ __forceinline__ void run_scheduler(const Args& args, u32 base, WorkTile* work_tiles)
 {
     const int B = args.B, H = args.H, T = args.T;
@@ -388,8 +388,7 @@ __device__ __forceinline__ void run_scheduler(const Args& args, u32 base, WorkTi
             mbarrier_arrive_if(barrier_of(base, WORK_FULL, slot.index), is_leader);
             break;
         }
-        const int first_head = 0, heads = H, rank = tile;
-        const int h = first_head + rank % heads, number = rank / heads;
+        const int h = tile % H, number = tile / H;
         const int sequence = find_sequence(args.ends_ptr, args.stride_ends_0, number, B, BLOCK_M);
         const int q_first = args.ends_ptr[sequence * args.stride_ends_0];
         const int q_end = sequence < B ? args.ends_ptr[(sequence + 1) * args.stride_ends_0] : T;
@@ -432,7 +431,7 @@ __device__ __forceinline__ void run_scheduler(const Args& args, u32 base, WorkTi
             }
             return kv_lo;
         };
-        const int last_tile = hi > 0 ? previous((hi - 1) / BLOCK_N * BLOCK_N + BLOCK_N) : 0 - BLOCK_N;
+        const int last_tile = hi > 0 ? previous((hi - 1) / BLOCK_N * BLOCK_N + BLOCK_N) : -BLOCK_N;
         if (is_leader) {
             work.q_lo = q_lo;
             work.kv_lo = last_tile;

@@ -217,7 +217,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) hstu_decode_forward(const 
                 for (int e = 0; e < 4; ++e)
                     value[e] *= scale;
                 if (args.SPLITS > 1) {
-                    const int q = (row), head = h;
+                    const int q = row, head = h;
                     float* const to = args.o_splits_ptr
                         + (((long long)(b * H + head) * M + q) * args.SPLITS + split) * DV + c * EXCHANGE + column;
                     if (row < M) {

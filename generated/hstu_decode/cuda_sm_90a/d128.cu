@@ -132,7 +132,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) hstu_decode_forwar
     const int b = tile / row_tiles / H, h = tile / row_tiles % H, q_lo = row_lo;
     const int* const block_table_row = &args.block_table_ptr[b * args.stride_block_table_0];
     const int kv_len = args.kv_len_ptr[b * args.stride_kv_len_0];
-    // this block's split: every so many-th tile
+    // this block's split: every SPLITS-th tile
     const int split_step = args.SPLITS * BLOCK_N;
     // A lane copies BOX keys of each tile, which lie in one page. No page is looked up past the last key.
     auto page_of = [&](int kv_idx) {
@@ -329,7 +329,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) hstu_decode_forwar
         const float scale = 1.0f / max(N, 1);
         const bool exists = row < M;
         if (args.SPLITS > 1) {
-            const int q = (row), head = h;
+            const int q = row, head = h;
             // Two fragments side by side, 64 bytes of a row for four lanes; the kernel that joins splits restores the
             // order.
             float* const to = args.o_splits_ptr + (((long long)(b * H + head) * M + q) * args.SPLITS + split) * DV

@@ -52,7 +52,7 @@ constexpr float LN2 = 0.6931471805599453f;  // log(2): lse leaves in natural uni
 
 // Tiles lie as in memory, in panels of 128 bytes a row, swizzled. Each warp has OWN_ROWS rows of them.
 constexpr int OWN_ROWS = WARP_N;
-constexpr int RAW_PARTS = 2, RAW_K_BYTES = 1 * BLOCK_N * 128, RAW_K_AT = 0, RAW_V_BYTES = 1 * BLOCK_N * 128,
+constexpr int RAW_PARTS = 2, RAW_K_BYTES = BLOCK_N * 128, RAW_K_AT = 0, RAW_V_BYTES = BLOCK_N * 128,
     RAW_V_AT = RAW_K_AT + RAW_TILES * RAW_K_BYTES, K_SCALES = 4, K_SCALES_AT = RAW_V_AT + RAW_TILES * RAW_V_BYTES,
     V_SCALES = 4, V_SCALES_AT = K_SCALES_AT + 4 * BLOCK_N * K_SCALES,
     RAW_END = (V_SCALES_AT + 4 * BLOCK_N * V_SCALES + 1023) / 1024 * 1024;
@@ -222,7 +222,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) kv8_blocks_forward
     const int b = tile / row_tiles / Hkv, h_kv = tile / row_tiles % Hkv;
     const int q_lo = row_lo / G;
     const int kv_len = args.kv_len_ptr[b * args.stride_kv_len_0];
-    // this block's split: every so many-th tile
+    // this block's split: every SPLITS-th tile
     const int split_step = args.SPLITS * BLOCK_N;
     const int split_lo = split * BLOCK_N;
     const int producer = warp, own_row = producer * OWN_ROWS;  // of a tile, the first row of this warp
@@ -235,7 +235,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) kv8_blocks_forward
     };
     auto copy_k = [&] {
         if (lane == 0)
-            mbarrier_expect(raw_full(0), 1 * OWN_ROWS * 128);
+            mbarrier_expect(raw_full(0), OWN_ROWS * 128);
         __syncwarp();
         if (lane < 1)
             tma_load(base + RAW_K_AT + raw.index * RAW_K_BYTES + (lane * BLOCK_N + own_row) * 128, args.k_map,
@@ -243,7 +243,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) kv8_blocks_forward
     };
     auto copy_v = [&] {
         if (lane == 0)
-            mbarrier_expect(raw_full(1), 1 * OWN_ROWS * 128);
+            mbarrier_expect(raw_full(1), OWN_ROWS * 128);
         __syncwarp();
         if (lane < 1)
             tma_load(base + RAW_V_AT + raw.index * RAW_V_BYTES + (lane * BLOCK_N + own_row) * 128, args.v_map,
@@ -360,7 +360,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) kv8_blocks_forward
             const int k_scale_tile = get_scale(k_scale_tile_of_lane, i);
             if (lane < OWN_ROWS)  // what lies behind the last key may have any scale, and its numbers are 0
                 store_shared(base + K_SCALES_AT + own_row * K_SCALES * 4 + (i * OWN_ROWS + lane) * 4,
-                    key_row < N ? exp2f((k_scale_tile - 127)) : 0.0f);
+                    key_row < N ? exp2f(k_scale_tile - 127) : 0.0f);
         }
     };
     Neighbours<unsigned char, V_SCALES> v_scale_tile_of_lane;
@@ -381,7 +381,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) kv8_blocks_forward
             const int v_scale_tile = get_scale(v_scale_tile_of_lane, i);
             if (lane < OWN_ROWS)  // what lies behind the last key may have any scale, and its numbers are 0
                 store_shared(base + V_SCALES_AT + own_row * V_SCALES * 4 + (i * OWN_ROWS + lane) * 4,
-                    key_row < N ? exp2f((v_scale_tile - 127)) : 0.0f);
+                    key_row < N ? exp2f(v_scale_tile - 127) : 0.0f);
         }
     };
     auto advance_copy = [&] {
@@ -482,7 +482,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) kv8_blocks_forward
                 Four{{scaled(2 * i, 0), scaled(2 * i + 1, 0), scaled(2 * i, 1), scaled(2 * i + 1, 1)}});
         }
         if (warp == 0 && t == 0) {
-            const int q = (row) / G, head = h_kv * G + (row) % G;
+            const int q = row / G, head = h_kv * G + row % G;
             if (args.SPLITS > 1)  // for the combine kernel, in base 2
                 args.lse_splits_ptr[((long long)(b * H + head) * M + q) * args.SPLITS + split] = m[r] + log2f(l[r]);
             else
@@ -503,7 +503,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) kv8_blocks_forward
             for (int e = 0; e < 4; ++e)
                 sum.values[e] += other.values[e];
         }
-        const int q = (row) / G, head = h_kv * G + (row) % G;
+        const int q = row / G, head = h_kv * G + row % G;
         if (args.SPLITS > 1) {
             *(Four*)(args.o_splits_ptr + (((long long)(b * H + head) * M + q) * args.SPLITS + split) * DV + column) =
                 sum;

@@ -56,7 +56,7 @@ constexpr int V_BYTES = V_PANELS * BLOCK_N * 128, V_AT = K_AT + STAGES * K_BYTES
 // Tiles as they lie in memory, of 8 bits, in panels of 128 columns. Each producer warp copies OWN_ROWS rows of a tile,
 // and converts them.
 constexpr int OWN_ROWS = BLOCK_N / PRODUCERS, PAGE = 16, BOX = 16, OWN_BOXES = OWN_ROWS / BOX;
-constexpr int RAW_PARTS = 2, RAW_K_BYTES = 1 * BLOCK_N * 128, RAW_K_AT = TILES_END, RAW_V_BYTES = 1 * BLOCK_N * 128,
+constexpr int RAW_PARTS = 2, RAW_K_BYTES = BLOCK_N * 128, RAW_K_AT = TILES_END, RAW_V_BYTES = BLOCK_N * 128,
     RAW_V_AT = RAW_K_AT + RAW_TILES * RAW_K_BYTES, RAW_END = RAW_V_AT + RAW_TILES * RAW_V_BYTES;
 constexpr int BARRIERS_AT = RAW_END;
 // Then the barriers. FULL: a part of a stage may be read; EMPTY: it may be overwritten; RAW_FULL: rows of 8 bits are
@@ -174,7 +174,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) kv8_decode_forward
     const int q_lo = row_lo / G;
     const int* const block_table_row = &args.block_table_ptr[b * args.stride_block_table_0];
     const int kv_len = args.kv_len_ptr[b * args.stride_kv_len_0];
-    // this block's split: so many keys, or every so many-th tile
+    // this block's split: SPLIT_SIZE keys, or every SPLITS-th tile
     const int split_size = args.SPLIT_SIZE, split_step = split_size > 0 ? BLOCK_N : args.SPLITS * BLOCK_N;
     const int split_lo = split * (split_size > 0 ? split_size : BLOCK_N);
     const int producer = warp, own_row = producer * OWN_ROWS;  // of a tile, the first row of this warp
@@ -470,7 +470,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) kv8_decode_forward
         }
         const bool exists = row < M * G;
         if (t == 0 && exists) {
-            const int q = (row) / G, head = h_kv * G + (row) % G;
+            const int q = row / G, head = h_kv * G + row % G;
             if (args.SPLITS > 1)  // for the combine kernel, in base 2
                 args.lse_splits_ptr[((long long)(b * H + head) * M + q) * args.SPLITS + split] = m[r] + log2f(l[r]);
             else
@@ -478,7 +478,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) kv8_decode_forward
                     (m[r] + log2f(l[r])) * LN2;
         }
         if (args.SPLITS > 1) {
-            const int q = (row) / G, head = h_kv * G + (row) % G;
+            const int q = row / G, head = h_kv * G + row % G;
             // Two fragments side by side, 64 bytes of a row for four lanes; the kernel that joins splits restores the
             // order.
             float* const to = args.o_splits_ptr + (((long long)(b * H + head) * M + q) * args.SPLITS + split) * DV

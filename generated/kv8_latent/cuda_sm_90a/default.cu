@@ -200,7 +200,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) kv8_latent_forward
     const int q_lo = row_lo / H;
     const int* const block_table_row = &args.block_table_ptr[b * args.stride_block_table_0];
     const int kv_len = args.kv_len_ptr[b * args.stride_kv_len_0];
-    // this block's split: every so many-th tile
+    // this block's split: every SPLITS-th tile
     const int split_step = args.SPLITS * BLOCK_N;
     const int split_lo = split * BLOCK_N;
     const int producer = 4 * warpgroup + warp, own_row = producer * OWN_ROWS;  // of a tile, the first row of this warp
@@ -239,7 +239,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) kv8_latent_forward
         page = page_at(split_lo);
     }
     N = max(min(kv_len, N), 0);
-    const float scale_value = args.scale_ptr[0 * args.stride_scale_0];
+    const float scale_value = args.scale_ptr[0];
     const int q_hi = (min(row_lo + BLOCK_M, M * H) - 1) / H;
 
     // causal: which kv tiles are partial, and which are full
@@ -555,7 +555,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) kv8_latent_forward
         }
         const bool exists = row < M * H;
         if (sharer == 0 && consumer == 0 && t == 0 && exists) {
-            const int q = (row) / H, head = (row) % H;
+            const int q = row / H, head = row % H;
             if (args.SPLITS > 1)  // for the combine kernel, in base 2
                 args.lse_splits_ptr[((long long)(b * H + head) * M + q) * args.SPLITS + split] = m[r] + log2f(l[r]);
             else
@@ -563,7 +563,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) kv8_latent_forward
                     (m[r] + log2f(l[r])) * LN2;
         }
         if (args.SPLITS > 1) {
-            const int q = (row) / H, head = (row) % H;
+            const int q = row / H, head = row % H;
             // Two fragments side by side, 64 bytes of a row for four lanes; the kernel that joins splits restores the
             // order.
             float* const to = args.o_splits_ptr + (((long long)(b * H + head) * M + q) * args.SPLITS + split) * DV

@@ -241,7 +241,7 @@ def kv8_latent_forward(
         tl.extra.cuda.gdc_wait()
     kv_len = tl.load(kv_len_ptr + b.to(tl.int64) * stride_kv_len_0)
     N = tl.maximum(tl.minimum(kv_len, N), 0)
-    scale_value = tl.load(scale_ptr + 0 * stride_scale_0).to(tl.float32)
+    scale_value = tl.load(scale_ptr).to(tl.float32)
     Q += b.to(tl.int64) * stride_qb
 
     q_hi = (tl.minimum(row_lo + BLOCK_M, M * H) - 1) // H
@@ -367,7 +367,7 @@ def kv8_latent_combine(
 
 CALL = TritonAttention(
     name="kv8_latent",
-    operator="kv8_latent_default_46ea4f92",
+    operator="kv8_latent_default_9eab1862",
     inputs=(
         Tensor("q", "bf16[B, M, H, 576]", "bmh"),
         Tensor("k", "e4m3[pages, 64, 1, 576]", "pnh"),

@@ -131,7 +131,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) kv8_tokens_forward
     const int q_lo = row_lo / G;
     const int* const block_table_row = &args.block_table_ptr[b * args.stride_block_table_0];
     const int kv_len = args.kv_len_ptr[b * args.stride_kv_len_0];
-    // this block's split: so many keys, or every so many-th tile
+    // this block's split: SPLIT_SIZE keys, or every SPLITS-th tile
     const int split_size = args.SPLIT_SIZE, split_step = split_size > 0 ? BLOCK_N : args.SPLITS * BLOCK_N;
     const int split_lo = split * (split_size > 0 ? split_size : BLOCK_N);
     const int producer = warp, own_row = producer * OWN_ROWS;  // of a tile, the first row of this warp
@@ -420,7 +420,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) kv8_tokens_forward
                     Pair{{scaled(2 * i + half, 0), scaled(2 * i + half, 1)}});
         }
         if (warp == 0 && t == 0) {
-            const int q = (row) / G, head = h_kv * G + (row) % G;
+            const int q = row / G, head = h_kv * G + row % G;
             if (args.SPLITS > 1)  // for the combine kernel, in base 2
                 args.lse_splits_ptr[((long long)(b * H + head) * M + q) * args.SPLITS + split] = m[r] + log2f(l[r]);
             else
@@ -441,7 +441,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) kv8_tokens_forward
             for (int e = 0; e < 4; ++e)
                 sum.values[e] += other.values[e];
         }
-        const int q = (row) / G, head = h_kv * G + (row) % G;
+        const int q = row / G, head = h_kv * G + row % G;
         if (args.SPLITS > 1) {
             *(Four*)(args.o_splits_ptr + (((long long)(b * H + head) * M + q) * args.SPLITS + split) * DV + column) =
                 sum;

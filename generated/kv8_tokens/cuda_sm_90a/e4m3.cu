@@ -52,7 +52,7 @@ constexpr float LN2 = 0.6931471805599453f;  // log(2): lse leaves in natural uni
 
 // Tiles lie as in memory, in panels of 128 bytes a row, swizzled. Each warp has OWN_ROWS rows of them.
 constexpr int OWN_ROWS = WARP_N, PAGE = 16, BOX = 16, OWN_BOXES = OWN_ROWS / BOX;
-constexpr int RAW_PARTS = 2, RAW_K_BYTES = 1 * BLOCK_N * 128, RAW_K_AT = 0, RAW_V_BYTES = 1 * BLOCK_N * 128,
+constexpr int RAW_PARTS = 2, RAW_K_BYTES = BLOCK_N * 128, RAW_K_AT = 0, RAW_V_BYTES = BLOCK_N * 128,
     RAW_V_AT = RAW_K_AT + RAW_TILES * RAW_K_BYTES, RAW_END = RAW_V_AT + RAW_TILES * RAW_V_BYTES;
 // At the end sums of the warps, and their maxima and sums of p, lie there too.
 constexpr int PITCH = DV + 4, MAXIMA_AT = WARPS * BLOCK_M * PITCH * 4, SUMS_AT = MAXIMA_AT + WARPS * BLOCK_M * 4;
@@ -132,7 +132,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) kv8_tokens_forward
     const int q_lo = row_lo / G;
     const int* const block_table_row = &args.block_table_ptr[b * args.stride_block_table_0];
     const int kv_len = args.kv_len_ptr[b * args.stride_kv_len_0];
-    // this block's split: so many keys, or every so many-th tile
+    // this block's split: SPLIT_SIZE keys, or every SPLITS-th tile
     const int split_size = args.SPLIT_SIZE, split_step = split_size > 0 ? BLOCK_N : args.SPLITS * BLOCK_N;
     const int split_lo = split * (split_size > 0 ? split_size : BLOCK_N);
     const int producer = warp, own_row = producer * OWN_ROWS;  // of a tile, the first row of this warp
@@ -419,7 +419,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) kv8_tokens_forward
                 Four{{scaled(2 * i, 0), scaled(2 * i + 1, 0), scaled(2 * i, 1), scaled(2 * i + 1, 1)}});
         }
         if (warp == 0 && t == 0) {
-            const int q = (row) / G, head = h_kv * G + (row) % G;
+            const int q = row / G, head = h_kv * G + row % G;
             if (args.SPLITS > 1)  // for the combine kernel, in base 2
                 args.lse_splits_ptr[((long long)(b * H + head) * M + q) * args.SPLITS + split] = m[r] + log2f(l[r]);
             else
@@ -440,7 +440,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) kv8_tokens_forward
             for (int e = 0; e < 4; ++e)
                 sum.values[e] += other.values[e];
         }
-        const int q = (row) / G, head = h_kv * G + (row) % G;
+        const int q = row / G, head = h_kv * G + row % G;
         if (args.SPLITS > 1) {
             *(Four*)(args.o_splits_ptr + (((long long)(b * H + head) * M + q) * args.SPLITS + split) * DV + column) =
                 sum;

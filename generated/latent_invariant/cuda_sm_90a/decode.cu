@@ -247,7 +247,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     const int leads = first / BLOCK_N & 1;
     if (args.SPLITS > 1 && split_hi <= split_lo) {
         for (int row = row_lo + threadIdx.x; row < min(row_lo + BLOCK_M, M * H); row += THREADS) {
-            const int q = (row) / H, head = (row) % H;
+            const int q = row / H, head = row % H;
             ((Pair*)args.lse_splits_ptr)[((long long)(b * H + head) * M + q) * args.SPLITS + split] =
                 Pair{{-INF, 0.0f}};
         }
@@ -514,7 +514,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
         const float scale = args.SPLITS > 1 ? 1.0f : 1.0f / (l[r] == 0.0f ? 1.0f : l[r]);
         const bool exists = row < M * H;
         if (consumer == 0 && t == 0 && exists) {
-            const int q = (row) / H, head = (row) % H;
+            const int q = row / H, head = row % H;
             if (args.SPLITS > 1) {  // for the kernel that joins segments, in base 2
                 Pair* const to = (Pair*)args.lse_splits_ptr + ((long long)(b * H + head) * M + q) * args.SPLITS;
                 to[split] = Pair{{m[r], l[r]}};
@@ -525,7 +525,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
             }
         }
         if (args.SPLITS > 1) {
-            const int q = (row) / H, head = (row) % H;
+            const int q = row / H, head = row % H;
             // Two fragments side by side, 64 bytes of a row for four lanes; the kernel that joins splits restores the
             // order.
             float* const to = args.o_splits_ptr + (((long long)(b * H + head) * M + q) * args.SPLITS + split) * DV

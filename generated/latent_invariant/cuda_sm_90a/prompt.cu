@@ -234,7 +234,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     if (warpgroup > 0) {
         // Sums of segments lie in memory, in a place that no other running block has.
         int asked_place = multiprocessor() % args.PLACES, is_taken = 0;
-        if (threadIdx.x == 128 * 1)
+        if (threadIdx.x == 128)
             is_taken = take_place(args.counter_ptr, asked_place);
         // Eight threads copy a row, 64 columns at a time, with all loads in flight at once. Missing rows become zeros.
         constexpr int ROWS_AT_ONCE = 16 * CONSUMERS, TIMES = BLOCK_M / ROWS_AT_ONCE;
@@ -257,7 +257,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
             for (int panel = 0; panel < QK_PANELS; ++panel)
                 store_shared(base + Q_AT + at_panel(place + i * ROWS_AT_ONCE, 8 * panel + chunk), chunks[i][panel]);
         proxy_fence();
-        if (threadIdx.x == 128 * 1) {
+        if (threadIdx.x == 128) {
             while (is_taken) {
                 asked_place = asked_place + 1 == args.PLACES ? 0 : asked_place + 1;
                 is_taken = take_place(args.counter_ptr, asked_place);
@@ -274,7 +274,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     const int hi = last_pos + 1;
     const int full_hi = max(first_pos + 1, 0) / BLOCK_N * BLOCK_N;
     auto next = [&](int kv_lo) { return kv_lo - BLOCK_N; };
-    const int first = uniform(hi > 0 ? (hi - 1) / BLOCK_N * BLOCK_N : 0 - BLOCK_N), end = uniform(0);  // keys to visit
+    const int first = uniform(hi > 0 ? (hi - 1) / BLOCK_N * BLOCK_N : -BLOCK_N), end = uniform(0);  // keys to visit
     // the consumer that has the first tile: by its number, whatever tiles other rows need
     const int leads = first / BLOCK_N & 1;
 
@@ -571,7 +571,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
                 acc[j][i] = join(all.values[i], acc[j][i], last[i / 2]) + 0.0f;
         }
     named_barrier_sync(1, 128 * CONSUMERS);  // all have read their sums
-    if (threadIdx.x == 128 * 1)
+    if (threadIdx.x == 128)
         give_place(args.counter_ptr, sums_place);
     #pragma unroll
     for (int r = 0; r < ROWS; ++r)
@@ -583,7 +583,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
         const float scale = 1.0f / (l[r] == 0.0f ? 1.0f : l[r]);
         const bool exists = row < M * H;
         if (consumer == 0 && t == 0 && exists) {
-            const int q = (row) / H, head = (row) % H;
+            const int q = row / H, head = row % H;
             args.lse_ptr[b * args.stride_lseb + head * args.stride_lseh + q * args.stride_lsem] =
                 (m[r] + log2f(l[r])) * LN2;
         }

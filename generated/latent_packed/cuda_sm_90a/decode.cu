@@ -275,7 +275,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) latent_packed_forw
     const int leads = first / BLOCK_N & 1;
     if (args.SPLITS > 1 && split_hi <= split_lo) {
         for (int row = row_lo + threadIdx.x; row < min(row_lo + BLOCK_M, q_rows * H); row += THREADS) {
-            const int q = (row) / H, head = (row) % H;
+            const int q = row / H, head = row % H;
             ((Pair*)args.lse_splits_ptr)[((long long)head * T + q_first + q) * args.SPLITS + split] =
                 Pair{{-INF, 0.0f}};
         }
@@ -542,7 +542,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) latent_packed_forw
         const float scale = args.SPLITS > 1 ? 1.0f : 1.0f / (l[r] == 0.0f ? 1.0f : l[r]);
         const bool exists = row < q_rows * H;
         if (consumer == 0 && t == 0 && exists) {
-            const int q = (row) / H, head = (row) % H;
+            const int q = row / H, head = row % H;
             if (args.SPLITS > 1) {  // for the kernel that joins segments, in base 2
                 Pair* const to = (Pair*)args.lse_splits_ptr + ((long long)head * T + q_first + q) * args.SPLITS;
                 to[split] = q < M ? Pair{{m[r], l[r]}} : Pair{{-INF, 0.0f}};
@@ -553,7 +553,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) latent_packed_forw
             }
         }
         if (args.SPLITS > 1) {
-            const int q = (row) / H, head = (row) % H;
+            const int q = row / H, head = row % H;
             // Two fragments side by side, 64 bytes of a row for four lanes; the kernel that joins splits restores the
             // order.
             float* const to = args.o_splits_ptr + (((long long)head * T + q_first + q) * args.SPLITS + split) * DV

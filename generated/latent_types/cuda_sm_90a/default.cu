@@ -207,7 +207,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) latent_types_forwa
     const int q_lo = row_lo / H;
     const int* const block_table_row = &args.block_table_ptr[b * args.stride_block_table_0];
     const int kv_len = args.kv_len_ptr[b * args.stride_kv_len_0];
-    // this block's split: every so many-th tile
+    // this block's split: every SPLITS-th tile
     const int split_step = args.SPLITS * BLOCK_N;
     const int split_lo = split * BLOCK_N;
     const int producer = 4 * warpgroup + warp, own_row = producer * OWN_ROWS;  // of a tile, the first row of this warp
@@ -381,7 +381,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) latent_types_forwa
                         const int slot = FOLLOW ? number / OF_BLOCK : number;
                         const int scale_tile = number < HALF ? get_scale(scale_tile_early, slot)
                             : get_scale(scale_tile_others, number - HALF);
-                        return power_of(scale_tile);
+                        return exp2f(scale_tile - 127);
                     };
                     const unsigned char* const row = row_of(kv_lo, page);
                     const int first_panel = column_panel(panel_of(FIRST, odd)),
@@ -426,7 +426,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) latent_types_forwa
                         const int slot = FOLLOW ? number / OF_BLOCK : number;
                         const int scale_tile = number < HALF ? get_scale(scale_tile_late, slot)
                             : get_scale(scale_tile_others, number - HALF);
-                        return power_of(scale_tile);
+                        return exp2f(scale_tile - 127);
                     };
                     const unsigned char* const row = row_of(next_lo, next_page);
                     const int first_panel = column_panel(panel_of(0, !odd)),
@@ -649,7 +649,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) latent_types_forwa
         const float scale = 1.0f / (l[r] == 0.0f ? 1.0f : l[r]);
         const bool exists = row < M * H;
         if (sharer == 0 && consumer == 0 && t == 0 && exists) {
-            const int q = (row) / H, head = (row) % H;
+            const int q = row / H, head = row % H;
             if (args.SPLITS > 1)  // for the combine kernel, in base 2
                 args.lse_splits_ptr[((long long)(b * H + head) * M + q) * args.SPLITS + split] = m[r] + log2f(l[r]);
             else
@@ -657,7 +657,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) latent_types_forwa
                     (m[r] + log2f(l[r])) * LN2;
         }
         if (args.SPLITS > 1) {
-            const int q = (row) / H, head = (row) % H;
+            const int q = row / H, head = row % H;
             // Two fragments side by side, 64 bytes of a row for four lanes; the kernel that joins splits restores the
             // order.
             float* const to = args.o_splits_ptr + (((long long)(b * H + head) * M + q) * args.SPLITS + split) * DV

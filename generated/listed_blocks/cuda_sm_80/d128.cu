@@ -141,7 +141,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) listed_blocks_forward(cons
     const int hi = N;
     auto next = [&](int kv_lo) { return next_listed(args._list_bits_ptr, list_line, (list_blocks + 31) / 32, kv_lo); };
     copy_rows<D, D, BLOCK_M>(q_tile, queries, q_lo, M);
-    int kv_lo = next(0 - BLOCK_N), k_next = kv_lo, v_next = kv_lo;
+    int kv_lo = next(-BLOCK_N), k_next = kv_lo, v_next = kv_lo;
 
     // Copies run ahead of the loop: K by STAGES tiles, V by one less, each a group.
     auto copy_k = [&](int stage) {

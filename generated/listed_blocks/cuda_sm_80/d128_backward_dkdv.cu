@@ -133,7 +133,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) listed_blocks_backward_dkd
     const int list_line = ((long long)b * H + h) * list_blocks + kv_lo / 64;
     const int hi = M;
     auto next = [&](int q_lo) { return next_listed(args._row_bits_ptr, list_line, (list_rows + 31) / 32, q_lo); };
-    int q_lo = next(0 - BLOCK_M), q_next = q_lo;
+    int q_lo = next(-BLOCK_M), q_next = q_lo;
 
     // Copies run ahead of the loop: each group is a tile of q and one of do, and the numbers of their rows.
     auto copy = [&](int stage) {

@@ -136,7 +136,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) listed_blocks_backward_dq(
         (long long)(((long long)b * H + h) * R + q_lo / 64));
     const int hi = N;
     auto next = [&](int kv_lo) { return next_listed(args._list_bits_ptr, list_line, (list_blocks + 31) / 32, kv_lo); };
-    int kv_lo = next(0 - BLOCK_N), kv_next = kv_lo;
+    int kv_lo = next(-BLOCK_N), kv_next = kv_lo;
 
     // Copies run ahead of the loop: each group is a tile of K and one of V.
     auto copy = [&](int stage) {

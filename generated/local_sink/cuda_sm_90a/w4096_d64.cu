@@ -508,7 +508,7 @@ __device__ __forceinline__ void run_consumer(const Args& args, u32 base, WorkTil
                 #pragma unroll
                 for (int r = 0; r < ROWS; ++r)
                     rounded[j][r] = sees[r] ? pack(acc[j][2 * r] * scale[r], acc[j][2 * r + 1] * scale[r]) : 0;
-            // A box that has rows that are not written is stored row by row.
+            // A box with rows that are not written is stored row by row.
             if (written == ~0u) {
                 // Each warp stores its own 16 rows and waits for no other.
                 const int first = 64 * consumer + 16 * warp, row = first + lane % 16;
@@ -558,7 +558,7 @@ __device__ __forceinline__ void run_consumer(const Args& args, u32 base, WorkTil
 }
 
 // Scheduler, one warp: takes tiles of queries from a counter, computes which keys each sees, and publishes a work tile.
-// All lanes compute the same values, and search for bounds together.
+// All lanes compute the same values.
 __device__ __forceinline__ void run_scheduler(const Args& args, u32 base, WorkTile* work_tiles)
 {
     const int B = args.B, H = args.H, M = args.M, N = args.N;
@@ -595,9 +595,8 @@ __device__ __forceinline__ void run_scheduler(const Args& args, u32 base, WorkTi
             mbarrier_arrive_if(barrier_of(base, WORK_FULL, slot.index), is_leader);
             break;
         }
-        const int first_head = tile / q_tiles, heads = 1, rank = tile % q_tiles;
-        const int q_lo = rank / heads * BLOCK_M;
-        const int b = (first_head + rank % heads) / H, h = (first_head + rank % heads) % H;
+        const int q_lo = tile % q_tiles * BLOCK_M;
+        const int b = tile / q_tiles / H, h = tile / q_tiles % H;
         // Each consumer has its own range of keys; a share of the lanes searches for its bounds.
         const int first_row = q_lo, lane = threadIdx.x % 32, part = min(lane / PART, CONSUMERS - 1);
         int last_tile, first_tile;  // over all consumers

@@ -94,8 +94,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) mla_decode_forward(const _
     N = max(min(kv_len, N), 0);
     const int q_hi = (min(row_lo + BLOCK_M, M * H) - 1) / H;
     const Heads<const element> queries = {args.q_ptr + b * args.stride_qb, args.stride_qm, args.stride_qh, H};
-    const Pages<int> keys = {args.k_ptr + 0, args.stride_kp, args.stride_kn, block_table_row,
-        args.stride_block_table_1};
+    const Pages<int> keys = {args.k_ptr, args.stride_kp, args.stride_kn, block_table_row, args.stride_block_table_1};
 
     // Row r of a thread is row 8 * r + g of the tile.
     int q_idx[ROWS], q_pos[ROWS];
@@ -255,7 +254,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) mla_decode_forward(const _
                 for (int e = 0; e < 4; ++e)
                     value[e] = acc[c][i][e] * factors[place];
                 if (args.SPLITS > 1) {
-                    const int q = (row) / H, head = (row) % H;
+                    const int q = row / H, head = row % H;
                     float* const to = args.o_splits_ptr
                         + (((long long)(b * H + head) * M + q) * args.SPLITS + split) * DV + c * EXCHANGE + column;
                     if (row < M * H) {
@@ -276,7 +275,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) mla_decode_forward(const _
     for (int r = 0; r < ROWS && warp == 0 && t == 0; ++r) {
         const int row = row_lo + 8 * r + g;
         if (row < M * H) {
-            const int q = (row) / H, head = (row) % H;
+            const int q = row / H, head = row % H;
             if (args.SPLITS > 1)  // for the combine kernel, in base 2
                 args.lse_splits_ptr[((long long)(b * H + head) * M + q) * args.SPLITS + split] = m[r] + log2f(l[r]);
             else

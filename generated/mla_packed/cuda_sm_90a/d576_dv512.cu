@@ -494,7 +494,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) mla_packed_forward
         const float scale = 1.0f / (l[r] == 0.0f ? 1.0f : l[r]);
         const bool exists = row < q_rows * H;
         if (sharer == 0 && consumer == 0 && t == 0 && exists) {
-            const int q = (row) / H, head = (row) % H;
+            const int q = row / H, head = row % H;
             args.lse_ptr[head * args.stride_lseh + (q_first + q) * args.stride_lsem] =
                 q < M ? (m[r] + log2f(l[r])) * LN2 : -INF;
         }

@@ -146,7 +146,7 @@ __device__ __forceinline__ void mma_rows(float (&products)[COLUMNS / 8][4], u64 
 }
 
 // Scheduler, one warp: takes tiles from a counter, computes the range that each walks over, and publishes a work tile.
-// All lanes compute the same values, and search for bounds together.
+// All lanes compute the same values.
 __device__ __forceinline__ void run_scheduler(const Args& args, u32 base, WorkTile* work_tiles)
 {
     const int G = args.G, Hkv = args.Hkv;
@@ -450,8 +450,7 @@ __device__ __forceinline__ void run_consumer_of_scores(const Args& args, u32 bas
             #pragma unroll
             for (int m = 0; m < COLUMNS / 16; ++m) {
                 wgmma((float (&)[32][4])sums[0], left_p[m],
-                    wgmma_descriptor(base + DO_AT + q.index * DO_BYTES + 0 * COLUMNS * 128, COLUMNS * 128, 1024)
-                    + m * 16 * 128 / 16, true);
+                    wgmma_descriptor(base + DO_AT + q.index * DO_BYTES, COLUMNS * 128, 1024) + m * 16 * 128 / 16, true);
             }
             wgmma_commit();
             if constexpr (!last.value)
@@ -471,8 +470,7 @@ __device__ __forceinline__ void run_consumer_of_scores(const Args& args, u32 bas
             #pragma unroll
             for (int m = 0; m < COLUMNS / 16; ++m) {
                 wgmma((float (&)[32][4])sums[0], left_ds[m],
-                    wgmma_descriptor(base + Q_AT + q.index * Q_BYTES + 0 * COLUMNS * 128, COLUMNS * 128, 1024)
-                    + m * 16 * 128 / 16, true);
+                    wgmma_descriptor(base + Q_AT + q.index * Q_BYTES, COLUMNS * 128, 1024) + m * 16 * 128 / 16, true);
             }
             wgmma_commit();
             if constexpr (last.value)

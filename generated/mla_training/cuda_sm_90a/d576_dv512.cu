@@ -449,7 +449,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) mla_training_forwa
         const float scale = 1.0f / (l[r] == 0.0f ? 1.0f : l[r]);
         const bool exists = row < M * H;
         if (sharer == 0 && consumer == 0 && t == 0 && exists) {
-            const int q = (row) / H, head = (row) % H;
+            const int q = row / H, head = row % H;
             args.lse_ptr[b * args.stride_lseb + head * args.stride_lseh + q * args.stride_lsem] =
                 (m[r] + log2f(l[r])) * LN2;
         }

@@ -81,8 +81,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) mla_training_backward_join
         const long long row = i / (D / 8), column = i % (D / 8) * 8;
         float total[8] = {};
         add_parts<D>(total, args.dk_sum_ptr + row * args.WALK_PARTS * D + column, args.WALK_PARTS);
-        *(Chunk*)(args.dk_ptr + 8 * i) = Chunk{{pack(total[0] * 1.0f, total[1] * 1.0f),
-            pack(total[2] * 1.0f, total[3] * 1.0f), pack(total[4] * 1.0f, total[5] * 1.0f),
-            pack(total[6] * 1.0f, total[7] * 1.0f)}};
+        *(Chunk*)(args.dk_ptr + 8 * i) = Chunk{{pack(total[0], total[1]), pack(total[2], total[3]),
+            pack(total[4], total[5]), pack(total[6], total[7])}};
     }
 }

@@ -419,7 +419,7 @@ __device__ __forceinline__ void run_consumer(const Args& args, u32 base, WorkTil
                     rounded[j][r] = sees[r] ? pack(acc[j][2 * r] * scale[r], acc[j][2 * r + 1] * scale[r]) : 0;
             if constexpr (O_THROUGH_Q)
                 named_barrier_sync(2 + consumer, 128);  // the warpgroup has read its rows of Q
-            // A box that has rows that are not written is stored row by row.
+            // A box with rows that are not written is stored row by row.
             if (written == ~0u) {
                 // Each warp stores its own 16 rows and waits for no other.
                 const int first = 64 * consumer + 16 * warp, row = first + lane % 16;
@@ -469,7 +469,7 @@ __device__ __forceinline__ void run_consumer(const Args& args, u32 base, WorkTil
 }
 
 // Scheduler, one warp: takes tiles of queries from a counter, computes which keys each sees, and publishes a work tile.
-// All lanes compute the same values, and search for bounds together.
+// All lanes compute the same values.
 __device__ __forceinline__ void run_scheduler(const Args& args, u32 base, WorkTile* work_tiles)
 {
     const int B = args.B, H = args.H, M = args.M, N = args.N;
@@ -506,9 +506,8 @@ __device__ __forceinline__ void run_scheduler(const Args& args, u32 base, WorkTi
             mbarrier_arrive_if(barrier_of(base, WORK_FULL, slot.index), is_leader);
             break;
         }
-        const int first_head = tile / q_tiles, heads = 1, rank = tile % q_tiles;
-        const int q_lo = rank / heads * BLOCK_M;
-        const int b = (first_head + rank % heads) / H, h = (first_head + rank % heads) % H;
+        const int q_lo = tile % q_tiles * BLOCK_M;
+        const int b = tile / q_tiles / H, h = tile / q_tiles % H;
         // Each consumer has its own range of keys; a share of the lanes searches for its bounds.
         const int first_row = q_lo, lane = threadIdx.x % 32, part = min(lane / PART, CONSUMERS - 1);
         int last_tile, first_tile;  // over all consumers
@@ -521,7 +520,7 @@ __device__ __forceinline__ void run_scheduler(const Args& args, u32 base, WorkTi
             const int hi = last_pos + 1;
             const int full_hi = max(first_pos + 1, 0) / BLOCK_N * BLOCK_N;
             const int all_see_hi = max(first_pos + 1, 0);  // all rows see the keys before it
-            const int own = hi > 0 ? (hi - 1) / BLOCK_N * BLOCK_N : 0 - BLOCK_N;
+            const int own = hi > 0 ? (hi - 1) / BLOCK_N * BLOCK_N : -BLOCK_N;
             const bool sees = q_lo < M && own >= 0;
             last_tile = warp_max(sees ? own : -BLOCK_N);
             first_tile = min(warp_min(sees ? 0 : last_tile + BLOCK_N), last_tile + BLOCK_N);

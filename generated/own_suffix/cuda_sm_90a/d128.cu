@@ -158,7 +158,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) own_suffix_forward
     const int q_lo = row_lo / G;
     const int* const block_table_row = &args.block_table_ptr[b * args.stride_block_table_0];
     const int kv_len = args.kv_len_ptr[b * args.stride_kv_len_0];
-    // this block's split: every so many-th tile
+    // this block's split: every SPLITS-th tile
     const int split_step = args.SPLITS * BLOCK_N;
     const int split_lo = split * BLOCK_N;
     // A lane copies BOX keys of each tile, which lie in one page. No page is looked up past the last key.
@@ -381,7 +381,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) own_suffix_forward
         const float scale = 1.0f / (l[r] == 0.0f ? 1.0f : l[r]);
         const bool exists = row < M * G;
         if (t == 0 && exists) {
-            const int q = (row) / G, head = h_kv * G + (row) % G;
+            const int q = row / G, head = h_kv * G + row % G;
             if (args.SPLITS > 1)  // for the combine kernel, in base 2
                 args.lse_splits_ptr[((long long)(b * H + head) * M + q) * args.SPLITS + split] = m[r] + log2f(l[r]);
             else
@@ -389,7 +389,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) own_suffix_forward
                     (m[r] + log2f(l[r])) * LN2;
         }
         if (args.SPLITS > 1) {
-            const int q = (row) / G, head = h_kv * G + (row) % G;
+            const int q = row / G, head = h_kv * G + row % G;
             // Two fragments side by side, 64 bytes of a row for four lanes; the kernel that joins splits restores the
             // order.
             float* const to = args.o_splits_ptr + (((long long)(b * H + head) * M + q) * args.SPLITS + split) * DV

@@ -311,7 +311,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     const int* const list_row = args._lists_ptr + max(list_line, 0) * (long long)((long long)S * 64 + 1) + 1;
     const int list_length = list_line < 0 ? 0 : list_row[-1];
     N = list_length;
-    // this block's split: every so many-th tile
+    // this block's split: every SPLITS-th tile
     const int split_step = args.SPLITS * BLOCK_N;
     const int producer = warp;
     // Entries are read before the length of the list is known, as far as it has room.
@@ -503,14 +503,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
         const float scale = 1.0f / (l[r] == 0.0f ? 1.0f : l[r]);
         const bool exists = row < M * query_rows && row % query_rows < G;
         if (t == 0 && exists) {
-            const int q = (row) / query_rows, head = h_kv * G + (row) % query_rows;
+            const int q = row / query_rows, head = h_kv * G + row % query_rows;
             if (args.SPLITS > 1)  // for the combine kernel, in base 2
                 args.lse_splits_ptr[((long long)(b * H + head) * M + q) * args.SPLITS + split] = m[r] + log2f(l[r]);
             else
                 args.lse_ptr[head * args.stride_lseh + q * args.stride_lsem] = (m[r] + log2f(l[r])) * LN2;
         }
         if (args.SPLITS > 1) {
-            const int q = (row) / query_rows, head = h_kv * G + (row) % query_rows;
+            const int q = row / query_rows, head = h_kv * G + row % query_rows;
             // Two fragments side by side, 64 bytes of a row for four lanes; the kernel that joins splits restores the
             // order.
             float* const to = args.o_splits_ptr + (((long long)(b * H + head) * M + q) * args.SPLITS + split) * DV

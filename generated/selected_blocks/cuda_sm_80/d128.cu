@@ -297,7 +297,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) selected_blocks_forward(co
                     for (int w = 0; w < WARPS; ++w)
                         value[e] += partial[(w * BLOCK_M + place) * PITCH + column + e];
                 if (args.SPLITS > 1) {
-                    const int q = q_lo, head = h_kv * G + (row);
+                    const int q = q_lo, head = h_kv * G + row;
                     float* const to = args.o_splits_ptr
                         + (((long long)(b * H + head) * M + q) * args.SPLITS + split) * DV + c * EXCHANGE + column;
                     if (row < G) {
@@ -319,7 +319,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) selected_blocks_forward(co
     for (int r = 0; r < ROWS && warp == 0 && t == 0; ++r) {
         const int row = row_lo + 8 * r + g;
         if (row < G) {
-            const int q = q_lo, head = h_kv * G + (row);
+            const int q = q_lo, head = h_kv * G + row;
             if (args.SPLITS > 1)  // for the combine kernel, in base 2
                 args.lse_splits_ptr[((long long)(b * H + head) * M + q) * args.SPLITS + split] = m[r] + log2f(l[r]);
             else

@@ -324,7 +324,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) selected_pages_for
     const int* const list_row = args._lists_ptr + max(list_line, 0) * (long long)(S + 1) + 1;
     const int list_length = list_line < 0 ? 0 : list_row[-1];
     N = list_length;
-    // this block's split: every so many-th tile
+    // this block's split: every SPLITS-th tile
     const int split_step = args.SPLITS * BLOCK_N;
     const int producer = warp;
     // Entries are read before the length of the list is known, as far as it has room.
@@ -341,7 +341,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) selected_pages_for
                     : row_of(32 * i + lane, producer)));
         return pages;
     };
-    const Pool k_pool = {args.k_ptr + 0, args.stride_kp, args.stride_kn, 64};
+    const Pool k_pool = {args.k_ptr, args.stride_kp, args.stride_kn, 64};
     Pages pages = {};  // of several tiles; `taken`: those that have been copied
     int taken = 0;
     PipelineState<STAGES> next_stage = {0, 1};
@@ -364,7 +364,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) selected_pages_for
         constexpr int HALF = V_PANELS / 2, REST = QK_PANELS - V_PANELS;
         auto copy = [&](auto panels, int first_panel) {
             copy_rows<panels.value, 576>(k_tile + first_panel * BLOCK_N * 128, k_pool, own, kv_lo, N, producer,
-                                    [&](int panel) { return 64 * own_panel((first_panel + panel)); });
+                                    [&](int panel) { return 64 * own_panel(first_panel + panel); });
         };
         begin(odd);
         copy(Panels<HALF>{}, odd * HALF);
@@ -620,14 +620,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) selected_pages_for
         const float scale = 1.0f / (l[r] == 0.0f ? 1.0f : l[r]);
         const bool exists = row < M * query_rows && row % query_rows < H;
         if (sharer == 0 && consumer == 0 && t == 0 && exists) {
-            const int q = (row) / query_rows, head = (row) % query_rows;
+            const int q = row / query_rows, head = row % query_rows;
             if (args.SPLITS > 1)  // for the combine kernel, in base 2
                 args.lse_splits_ptr[((long long)(b * H + head) * M + q) * args.SPLITS + split] = m[r] + log2f(l[r]);
             else
                 args.lse_ptr[head * args.stride_lseh + q * args.stride_lsem] = (m[r] + log2f(l[r])) * LN2;
         }
         if (args.SPLITS > 1) {
-            const int q = (row) / query_rows, head = (row) % query_rows;
+            const int q = row / query_rows, head = row % query_rows;
             // Two fragments side by side, 64 bytes of a row for four lanes; the kernel that joins splits restores the
             // order.
             float* const to = args.o_splits_ptr + (((long long)(b * H + head) * M + q) * args.SPLITS + split) * DV

@@ -346,7 +346,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     const int full_hi = min(max(first_pos + 1, 0) / BLOCK_N * BLOCK_N, N);
     const int list_line = tile;
     auto next = [&](int kv_lo) { return next_listed(args._list_bits_ptr, list_line, (list_blocks + 31) / 32, kv_lo); };
-    const int first = uniform(next(0 - BLOCK_N)), end = uniform(hi);  // keys to visit
+    const int first = uniform(next(-BLOCK_N)), end = uniform(hi);  // keys to visit
 
     if (warpgroup == 0) {
         warpgroup_reg_dealloc<PRODUCER_REGISTERS>();
@@ -539,7 +539,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
         const float scale = 1.0f / (l[r] == 0.0f ? 1.0f : l[r]);
         const bool exists = row < q_rows * query_rows && row % query_rows < G;
         if (t == 0 && exists) {
-            const int q = (row) / query_rows, head = h_kv * G + (row) % query_rows;
+            const int q = row / query_rows, head = h_kv * G + row % query_rows;
             args.lse_ptr[head * args.stride_lseh + (q_first + q) * args.stride_lsem] =
                 q < M ? (m[r] + log2f(l[r])) * LN2 : -INF;
         }

@@ -352,7 +352,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) selected_rank_forw
     N = list_length;
     // of each key bits of the queries that list it
     const unsigned char* const members = (const unsigned char*)(list_row + (long long)S * min(T, 4));
-    // this block's split: every so many-th tile
+    // this block's split: every SPLITS-th tile
     const int split_step = args.SPLITS * BLOCK_N;
     const int producer = warp;
     // Entries are read before the length of the list is known, as far as it has room.
@@ -369,7 +369,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) selected_rank_forw
                     : row_of(32 * i + lane, producer)));
         return pages;
     };
-    const Pool k_pool = {args.k_ptr + 0, args.stride_kp, args.stride_kn, 64};
+    const Pool k_pool = {args.k_ptr, args.stride_kp, args.stride_kn, 64};
     Pages pages = {};  // of several tiles; `taken`: those that have been copied
     int taken = 0;
     PipelineState<STAGES> next_stage = {0, 1};
@@ -392,7 +392,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) selected_rank_forw
         constexpr int HALF = V_PANELS / 2, REST = QK_PANELS - V_PANELS;
         auto copy = [&](auto panels, int first_panel) {
             copy_rows<panels.value, 576>(k_tile + first_panel * BLOCK_N * 128, k_pool, own, kv_lo, N, producer,
-                                    [&](int panel) { return 64 * own_panel((first_panel + panel)); });
+                                    [&](int panel) { return 64 * own_panel(first_panel + panel); });
         };
         begin(odd);
         copy(Panels<HALF>{}, odd * HALF);
@@ -666,14 +666,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) selected_rank_forw
         const float scale = 1.0f / (l[r] == 0.0f ? 1.0f : l[r]);
         const bool exists = row < M * query_rows && row % query_rows < H;
         if (sharer == 0 && consumer == 0 && t == 0 && exists) {
-            const int q = (row) / query_rows, head = (row) % query_rows;
+            const int q = row / query_rows, head = row % query_rows;
             if (args.SPLITS > 1)  // for the combine kernel, in base 2
                 args.lse_splits_ptr[((long long)(b * H + head) * M + q) * args.SPLITS + split] = m[r] + log2f(l[r]);
             else
                 args.lse_ptr[head * args.stride_lseh + q * args.stride_lsem] = (m[r] + log2f(l[r])) * LN2;
         }
         if (args.SPLITS > 1) {
-            const int q = (row) / query_rows, head = (row) % query_rows;
+            const int q = row / query_rows, head = row % query_rows;
             // Two fragments side by side, 64 bytes of a row for four lanes; the kernel that joins splits restores the
             // order.
             float* const to = args.o_splits_ptr + (((long long)(b * H + head) * M + q) * args.SPLITS + split) * DV

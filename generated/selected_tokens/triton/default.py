@@ -173,8 +173,8 @@ def selected_tokens_forward(
     m = tl.full([BLOCK_M], -float("inf"), tl.float32)
     l = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, 512], tl.float32)
-    for list_item in range(0, listed * 1, BLOCK_N):
-        kv_idx = _find_keys(list_row + 1, list_item, listed * 1, N, BLOCK_N, 1)
+    for list_item in range(0, listed, BLOCK_N):
+        kv_idx = _find_keys(list_row + 1, list_item, listed, N, BLOCK_N, 1)
         acc, l, m = _decode_step(acc, l, m, q, q_2, K, kv_idx, N, stride_kn, MASKED=True, BLOCK_N=BLOCK_N)
 
     if PDL:
@@ -192,7 +192,7 @@ def selected_tokens_forward(
 
 CALL = TritonAttention(
     name="selected_tokens",
-    operator="selected_tokens_default_119cf195",
+    operator="selected_tokens_default_ef53e47f",
     inputs=(
         Tensor("q", "bf16[B, M, H, 576]", "bmh"),
         Tensor("k", "bf16[B, N, 1, 576]", "bnh"),

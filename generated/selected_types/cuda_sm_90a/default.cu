@@ -297,7 +297,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) selected_types_for
     const int* const list_row = args._lists_ptr + max(list_line, 0) * (long long)(S + 1) + 1;
     const int list_length = list_line < 0 ? 0 : list_row[-1];
     N = list_length;
-    // this block's split: every so many-th tile
+    // this block's split: every SPLITS-th tile
     const int split_step = args.SPLITS * BLOCK_N;
     const int producer = 4 * warpgroup + warp, own_row = producer * OWN_ROWS;  // of a tile, the first row of this warp
     auto page_of = [&](int kv_idx) {
@@ -451,7 +451,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) selected_types_for
                         const int slot = FOLLOW ? number / OF_BLOCK : number;
                         const int scale_tile = number < HALF ? get_scale(scale_tile_early, slot)
                             : get_scale(scale_tile_others, number - HALF);
-                        return power_of(scale_tile);
+                        return exp2f(scale_tile - 127);
                     };
                     const unsigned char* const row = row_of(kv_lo, page);
                     const int first_panel = column_panel(panel_of(FIRST, odd)),
@@ -495,7 +495,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) selected_types_for
                         const int slot = FOLLOW ? number / OF_BLOCK : number;
                         const int scale_tile = number < HALF ? get_scale(scale_tile_late, slot)
                             : get_scale(scale_tile_others, number - HALF);
-                        return power_of(scale_tile);
+                        return exp2f(scale_tile - 127);
                     };
                     const unsigned char* const row = row_of(next_lo, next_page);
                     const int first_panel = column_panel(panel_of(0, !odd)),
@@ -715,14 +715,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) selected_types_for
         const float scale = 1.0f / (l[r] == 0.0f ? 1.0f : l[r]);
         const bool exists = row < M * query_rows && row % query_rows < H;
         if (sharer == 0 && consumer == 0 && t == 0 && exists) {
-            const int q = (row) / query_rows, head = (row) % query_rows;
+            const int q = row / query_rows, head = row % query_rows;
             if (args.SPLITS > 1)  // for the combine kernel, in base 2
                 args.lse_splits_ptr[((long long)(b * H + head) * M + q) * args.SPLITS + split] = m[r] + log2f(l[r]);
             else
                 args.lse_ptr[head * args.stride_lseh + q * args.stride_lsem] = (m[r] + log2f(l[r])) * LN2;
         }
         if (args.SPLITS > 1) {
-            const int q = (row) / query_rows, head = (row) % query_rows;
+            const int q = row / query_rows, head = row % query_rows;
             // Two fragments side by side, 64 bytes of a row for four lanes; the kernel that joins splits restores the
             // order.
             float* const to = args.o_splits_ptr + (((long long)(b * H + head) * M + q) * args.SPLITS + split) * DV

@@ -292,7 +292,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
         end = uniform(split_lo);
     if (args.SPLITS > 1 && split_hi <= split_lo) {
         for (int row = row_lo + threadIdx.x; row < min(row_lo + BLOCK_M, M * G); row += THREADS) {
-            const int q = (row) / G, head = h_kv * G + (row) % G;
+            const int q = row / G, head = h_kv * G + row % G;
             ((Pair*)args.lse_splits_ptr)[((long long)(b * H + head) * M + q) * args.SPLITS + split] =
                 Pair{{-INF, 0.0f}};
         }
@@ -455,7 +455,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
         const float scale = args.SPLITS > 1 ? 1.0f : 1.0f / (l[r] == 0.0f ? 1.0f : l[r]);
         const bool exists = row < M * G;
         if (t == 0 && exists) {
-            const int q = (row) / G, head = h_kv * G + (row) % G;
+            const int q = row / G, head = h_kv * G + row % G;
             if (args.SPLITS > 1) {  // for the kernel that joins segments, in base 2
                 Pair* const to = (Pair*)args.lse_splits_ptr + ((long long)(b * H + head) * M + q) * args.SPLITS;
                 to[split] = Pair{{m[r], l[r]}};
@@ -466,7 +466,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
             }
         }
         if (args.SPLITS > 1) {
-            const int q = (row) / G, head = h_kv * G + (row) % G;
+            const int q = row / G, head = h_kv * G + row % G;
             // Two fragments side by side, 64 bytes of a row for four lanes; the kernel that joins splits restores the
             // order.
             float* const to = args.o_splits_ptr + (((long long)(b * H + head) * M + q) * args.SPLITS + split) * DV

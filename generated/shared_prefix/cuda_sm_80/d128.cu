@@ -201,7 +201,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) shared_prefix_forward(cons
         for (int j = 0; j < DV / 8; ++j) {
             const float first = acc[r / 2][j][r % 2 * 2] * scale, next = acc[r / 2][j][r % 2 * 2 + 1] * scale;
             if (args.SPLITS > 1) {
-                const int q = (row) / G, head = h_kv * G + (row) % G;
+                const int q = row / G, head = h_kv * G + row % G;
                 float* const to = args.o_splits_ptr + (((long long)(b * H + head) * M + q) * args.SPLITS + split) * DV
                     + 8 * j + 2 * t;
                 if (row < M * G) {
@@ -215,7 +215,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) shared_prefix_forward(cons
             }
         }
         if (t == 0 && row < M * G) {
-            const int q = (row) / G, head = h_kv * G + (row) % G;
+            const int q = row / G, head = h_kv * G + row % G;
             if (args.SPLITS > 1)  // for the combine kernel, in base 2
                 args.lse_splits_ptr[((long long)(b * H + head) * M + q) * args.SPLITS + split] = m[r] + log2f(l[r]);
             else

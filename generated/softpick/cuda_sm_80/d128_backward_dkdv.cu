@@ -160,7 +160,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) softpick_backward_dkdv(con
                         float& s = scores[r / 2][j][r % 2 * 2 + c];
                         float& dp = gradients[r / 2][j][r % 2 * 2 + c];
                         const float p = exp2_(s * SCALE - lse2);
-                        // softpick: what is below 0 is in the denominator alone
+                        // softpick: a score below 0 is in the denominator alone
                         const float picked = fmaxf(p - exp2_(-lse2), 0.0f);
                         const float by_sign = s > 0.0f ? dp - delta : s < 0.0f ? delta : 0.0f;
                         const float ds = p * by_sign;

@@ -284,14 +284,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
         constexpr float scale = 1.0f;  // what keys take is not divided
         const bool exists = row < M * G;
         if (t == 0 && exists) {
-            const int q = (row) / G, head = h_kv * G + (row) % G;
+            const int q = row / G, head = h_kv * G + row % G;
             if (args.SPLITS > 1)  // for the combine kernel, in base 2
                 args.lse_splits_ptr[((long long)(b * H + head) * M + q) * args.SPLITS + split] = -rest[r];
             else
                 args.lse_ptr[b * args.stride_lseb + head * args.stride_lseh + q * args.stride_lsem] = -rest[r] * LN2;
         }
         if (args.SPLITS > 1) {
-            const int q = (row) / G, head = h_kv * G + (row) % G;
+            const int q = row / G, head = h_kv * G + row % G;
             // Two fragments side by side, 64 bytes of a row for four lanes; the kernel that joins splits restores the
             // order.
             float* const to = args.o_splits_ptr + (((long long)(b * H + head) * M + q) * args.SPLITS + split) * DV

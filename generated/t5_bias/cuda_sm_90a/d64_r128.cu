@@ -83,7 +83,7 @@ struct Args {
 // What the scheduler publishes: a tile of queries, and the keys that it sees.
 struct WorkTile {
     int q_lo;  // its first row; negative: no more tiles
-    int kv_lo;  // its last tile of keys, which comes first; less than `lo`: no keys
+    int kv_lo;  // its last tile of keys, which comes first; negative: no keys
     int h, b, kv_len, hi, full_hi;
 };
 static_assert(WORK_TILES * sizeof(WorkTile) <= 384, "work tiles");
@@ -389,7 +389,7 @@ __device__ __forceinline__ void run_consumer(const Args& args, u32 base, WorkTil
 }
 
 // Scheduler, one warp: takes tiles of queries from a counter, computes which keys each sees, and publishes a work tile.
-// All lanes compute the same values, and search for bounds together.
+// All lanes compute the same values.
 __device__ __forceinline__ void run_scheduler(const Args& args, u32 base, WorkTile* work_tiles)
 {
     const int B = args.B, H = args.H, M = args.M, N = args.N;
@@ -409,15 +409,14 @@ __device__ __forceinline__ void run_scheduler(const Args& args, u32 base, WorkTi
             mbarrier_arrive_if(barrier_of(base, WORK_FULL, slot.index), is_leader);
             break;
         }
-        const int first_head = tile / q_tiles, heads = 1, rank = tile % q_tiles;
-        const int q_lo = rank / heads * BLOCK_M;
-        const int b = (first_head + rank % heads) / H, h = (first_head + rank % heads) % H;
+        const int q_lo = tile % q_tiles * BLOCK_M;
+        const int b = tile / q_tiles / H, h = tile / q_tiles % H;
         const int kv_len = args.kv_len_ptr[b * args.stride_kv_len_0];
 
         // padding(kv_len[b]): which kv tiles are partial, and which are full
         const int hi = max(min(kv_len, N), 0);
         const int full_hi = max(min(kv_len, N), 0) / BLOCK_N * BLOCK_N;
-        const int last_tile = hi > 0 ? (hi - 1) / BLOCK_N * BLOCK_N : 0 - BLOCK_N;
+        const int last_tile = hi > 0 ? (hi - 1) / BLOCK_N * BLOCK_N : -BLOCK_N;
         if (is_leader) {
             work.q_lo = q_lo;
             work.kv_lo = last_tile;

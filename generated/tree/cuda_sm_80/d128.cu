@@ -223,7 +223,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) tree_forward(const __grid_
         for (int j = 0; j < DV / 8; ++j) {
             const float first = acc[r / 2][j][r % 2 * 2] * scale, next = acc[r / 2][j][r % 2 * 2 + 1] * scale;
             if (args.SPLITS > 1) {
-                const int q = (row) / G, head = h_kv * G + (row) % G;
+                const int q = row / G, head = h_kv * G + row % G;
                 float* const to = args.o_splits_ptr
                     + (((long long)(b * H + head) * q_rows + q) * args.SPLITS + split) * DV + 8 * j + 2 * t;
                 if (row < q_rows * G) {
@@ -231,14 +231,14 @@ extern "C" __global__ void __launch_bounds__(THREADS) tree_forward(const __grid_
                     to[1] = next;
                 }
             } else {
-                const int q = (row) / G;
+                const int q = row / G;
                 u32* const to = (u32*)(q_tile + at<DV>(warp * WARP_M + 8 * r + g, (8 * j + 2 * t) / 8)
                     + (8 * j + 2 * t) % 8);
                 to[0] = q < M ? pack(first, next) : 0;
             }
         }
         if (t == 0 && row < q_rows * G) {
-            const int q = (row) / G, head = h_kv * G + (row) % G;
+            const int q = row / G, head = h_kv * G + row % G;
             if (args.SPLITS > 1)  // for the combine kernel, in base 2
                 args.lse_splits_ptr[((long long)(b * H + head) * q_rows + q) * args.SPLITS + split] =
                     q < M ? m[r] + log2f(l[r]) : -INF;

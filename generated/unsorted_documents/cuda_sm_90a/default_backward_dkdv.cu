@@ -184,7 +184,7 @@ __device__ __forceinline__ bool hides_some_of(const int* bits, int line, int wor
 }
 
 // Scheduler, one warp: takes tiles from a counter, computes the range that each walks over, and publishes a work tile.
-// All lanes compute the same values, and search for bounds together.
+// All lanes compute the same values.
 __device__ __forceinline__ void run_scheduler(const Args& args, u32 base, WorkTile* work_tiles)
 {
     const int B = args.B, G = args.G, M = args.M, N = args.N, Hkv = args.Hkv, list_blocks = args.list_blocks;
@@ -215,7 +215,7 @@ __device__ __forceinline__ void run_scheduler(const Args& args, u32 base, WorkTi
         const int rank = tile - first_head * kv_tiles;
         const int in_turn = first_head + rank % heads;  // a head, and a part of it
         const int kv_lo = rank / heads * BLOCK_N;
-        const int b = (in_turn / head_parts) / Hkv, h_kv = (in_turn / head_parts) % Hkv;
+        const int b = in_turn / head_parts / Hkv, h_kv = in_turn / head_parts % Hkv;
         // causal and doc[b, q_pos] == doc[b, kv_idx]: which q tiles are partial, and which are full
         const int lo = max(kv_lo + M - N, 0) / BLOCK_M * BLOCK_M;
         const int list_line = (long long)b * list_blocks + kv_lo / 128;

@@ -96,7 +96,7 @@ struct Args {
 // What the scheduler publishes: a tile of queries, and the keys that it sees.
 struct WorkTile {
     int q_lo;  // its first row; negative: no more tiles
-    int kv_lo;  // its last tile of keys, which comes first; less than `lo`: no keys
+    int kv_lo;  // its last tile of keys, which comes first; negative: no keys
     int h, b, q_first, q_rows, M, N, k_first, hi, full_hi, all_see_hi;
     int tile, recompute;  // its number, and whether it is computed again
     u32 failed_rows[4 * CONSUMERS];  // of each warp, by bits: see 'Lazy maximum'
@@ -409,8 +409,7 @@ __device__ __forceinline__ void run_consumer(const Args& args, u32 base, WorkTil
                 #pragma unroll
                 for (int r = 0; r < ROWS; ++r)
                     rounded[j][r] = sees[r] ? pack(acc[j][2 * r] * scale[r], acc[j][2 * r + 1] * scale[r]) : 0;
-            // A box that would reach into the rows of the next sequence, or has rows that are not written is stored row
-            // by row.
+            // A box that would reach into the next sequence, or with rows that are not written is stored row by row.
             if (q_lo + 64 * consumer + 16 * warp + 16 <= q_rows && written == ~0u) {
                 // Each warp stores its own 16 rows and waits for no other.
                 const int first = 64 * consumer + 16 * warp, row = first + lane % 16;
@@ -461,7 +460,7 @@ __device__ __forceinline__ void run_consumer(const Args& args, u32 base, WorkTil
 }
 
 // Scheduler, one warp: takes tiles of queries from a counter, computes which keys each sees, and publishes a work tile.
-// All lanes compute the same values, and search for bounds together.
+// All lanes compute the same values.
 __device__ __forceinline__ void run_scheduler(const Args& args, u32 base, WorkTile* work_tiles)
 {
     const int B = args.B, H = args.H, T = args.T;
@@ -498,8 +497,7 @@ __device__ __forceinline__ void run_scheduler(const Args& args, u32 base, WorkTi
             mbarrier_arrive_if(barrier_of(base, WORK_FULL, slot.index), is_leader);
             break;
         }
-        const int first_head = 0, heads = H, rank = tile;
-        const int h = first_head + rank % heads, number = rank / heads;
+        const int h = tile % H, number = tile / H;
         const int sequence = find_sequence(args.cu_q_ptr, args.stride_cu_q_0, number, B, BLOCK_M);
         const int q_first = args.cu_q_ptr[sequence * args.stride_cu_q_0];
         const int q_end = sequence < B ? args.cu_q_ptr[(sequence + 1) * args.stride_cu_q_0] : T;
@@ -523,7 +521,7 @@ __device__ __forceinline__ void run_scheduler(const Args& args, u32 base, WorkTi
         const int hi = min(last_pos + 1, N);
         const int full_hi = min(max(first_pos + 1, 0) / BLOCK_N * BLOCK_N, N);
         const int all_see_hi = min(max(first_pos + 1, 0), N);  // all rows see the keys before it
-        const int last_tile = hi > 0 ? (hi - 1) / BLOCK_N * BLOCK_N : 0 - BLOCK_N;
+        const int last_tile = hi > 0 ? (hi - 1) / BLOCK_N * BLOCK_N : -BLOCK_N;
         if (lane < 4 * CONSUMERS) {
             source->failed_rows[lane] = 0;
             work.failed_rows[lane] = rows;

@@ -165,7 +165,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) wide_forward(const
     const int row_tiles = (M * G + BLOCK_M - 1) / BLOCK_M, row_lo = (row_tiles - 1 - tile % row_tiles) * BLOCK_M;
     const int b = tile / row_tiles / Hkv, h_kv = tile / row_tiles % Hkv;
     const int q_lo = row_lo / G;
-    // this block's split: every so many-th tile
+    // this block's split: every SPLITS-th tile
     const int split_step = args.SPLITS * BLOCK_N;
     const int split_lo = split * BLOCK_N;
     const bool is_early = split_lo < N;  // the first tile is copied before the length is known
@@ -452,7 +452,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) wide_forward(const
         const float scale = 1.0f / (l[r] == 0.0f ? 1.0f : l[r]);
         const bool exists = row < M * G;
         if (consumer == 0 && t == 0 && exists) {
-            const int q = (row) / G, head = h_kv * G + (row) % G;
+            const int q = row / G, head = h_kv * G + row % G;
             if (args.SPLITS > 1)  // for the combine kernel, in base 2
                 args.lse_splits_ptr[((long long)(b * H + head) * M + q) * args.SPLITS + split] = m[r] + log2f(l[r]);
             else
@@ -460,7 +460,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) wide_forward(const
                     (m[r] + log2f(l[r])) * LN2;
         }
         if (args.SPLITS > 1) {
-            const int q = (row) / G, head = h_kv * G + (row) % G;
+            const int q = row / G, head = h_kv * G + row % G;
             // Two fragments side by side, 64 bytes of a row for four lanes; the kernel that joins splits restores the
             // order.
             float* const to = args.o_splits_ptr + (((long long)(b * H + head) * M + q) * args.SPLITS + split) * DV
