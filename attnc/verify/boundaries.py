@@ -38,6 +38,7 @@ Quantity: TypeAlias = Literal[
     "offsets",
     "strides",
     "sections",
+    "rounds",
     "features",
     "depth",
 ]

@@ -18,11 +18,13 @@ from attnc.expr.nodes import Expr, Load, Search, walk
 from attnc.model.attention import Attention
 from attnc.model.tensors import Dense, Role, Tensor
 from attnc.plan import ir
+from attnc.support.devices import Gpu
 from attnc.verify.boundaries import PROCESSORS, Boundary, CaseFacts, boundaries_of
 from attnc.verify.case import Case, TensorLayout
 from attnc.verify.data import ORDINARY, ORDINARY_VALUES, SPECIALS, styles_for
 from attnc.verify.far import AXES, far_case
 from attnc.verify.problem import draw_extras
+from attnc.verify.rounds import IN_ROUNDS, has_rounds, rounds_of
 from attnc.verify.sections import Sections, Walk, sections_of
 from attnc.verify.storage import draw_lengths, lengths_for, memory_dims
 from attnc.verify.strategies import CALLS, all_dims, free_dims, locates_rows, size
@@ -69,7 +71,7 @@ class Space:
     def boundaries(self) -> tuple[Boundary, ...]:
         found = () if self.plan is None else boundaries_of(self.plan, self.processors)
         in_force = tuple(boundary for boundary in found if any(map(boundary.is_in_force, self._all_configs)))
-        found_here = (*self._far, *self._odd, *self._in_sections, *self._joined_by_groups)
+        found_here = (*self._far, *self._odd, *self._in_sections, *self._joined_by_groups, *self._in_rounds)
         return (*in_force, *found_here) if in_force else ()
 
     @cached_property
@@ -120,6 +122,19 @@ class Space:
             said = f"a short section of heads of {name}"
             yield Boundary(name=said, quantity="sections", value=3, reach="own", axes=in_sections(name))
 
+    @property
+    def _in_rounds(self) -> Iterator[Boundary]:
+        if has_rounds(self.call):
+            yield Boundary(
+                name="a last round of fewer queries", quantity="rounds", value=2, reach="own", axes=IN_ROUNDS
+            )
+
+    def ends_in_a_short_round(self, case: Case, memory: Mapping[str, int] | None = None) -> bool:
+        """Returns whether the backward takes rounds of queries, the last of fewer. memory: see `sections`."""
+        sizes = self._sizes_of_call(case, memory)
+        found = rounds_of(self.call, self._gpu, sizes, self.configs_of(case)) if sizes else ()
+        return any(rounds.end_short for rounds in found)
+
     @cached_property
     def walks(self) -> tuple[Walk, ...]:
         """Walks over heads in sections, without those over so few, whatever the case, that all are in one."""
@@ -135,6 +150,11 @@ class Space:
         """Returns how each walk over heads is in sections, none of an empty case. memory: all sizes of its
         tensors, where they are known.
         """
+        sizes = self._sizes_of_call(case, memory)
+        return dict(sections_of(self.call, self._gpu, sizes, self.configs_of(case))) if sizes else {}
+
+    def _sizes_of_call(self, case: Case, memory: Mapping[str, int] | None) -> dict[str, int]:
+        """Returns the sizes that a call knows; none of an empty case, and of a call that is not known."""
         attention = self.attention
         if self.call is None:
             return {}
@@ -147,8 +167,12 @@ class Space:
         if 0 in sizes.values():
             return {}
         sizes["G"] = sizes["H"] // kv_heads
-        gpu = self.call.gpu_of(-1 if self.processors == PROCESSORS else 0)
-        return dict(sections_of(self.call, gpu, sizes, self.configs_of(case)))
+        return sizes
+
+    @property
+    def _gpu(self) -> Gpu:
+        found: Gpu = self.call.gpu_of(-1 if self.processors == PROCESSORS else 0)
+        return found
 
     @property
     def _all_configs(self) -> tuple[dict[str, Any], ...]:
@@ -365,6 +389,7 @@ class Space:
         far |= {in_sections(name) for name in self.walks_in_short_sections(case, memory)}
         if self.many_rows and self.joins_by_groups(config) and count * heads * max(rows) > self.many_rows:
             far.add(GROUPS_JOIN)
+        far |= {IN_ROUNDS} if self.ends_in_a_short_round(case, memory) else set()
         return CaseFacts(
             sizes={name: frozenset(found) for name, found in sizes.items()},
             configs=self.configs_of(case),

@@ -21,6 +21,7 @@ from attnc.plan.kept_blocks import wants_list
 from attnc.plan.lists import listing_of
 from attnc.verify.case import Case, TensorLayout
 from attnc.verify.cover import GROUPS, Coverage, Space
+from attnc.verify.covering_calls import FEW, SEQUENCES, cases_of_calls, full, with_lists
 from attnc.verify.inputs_read import find_sinks, lists
 from attnc.verify.strategies import MOST_WORDS, Limits, free_dims, size, word_dims
 
@@ -38,8 +39,6 @@ _FIRST = 4
 _PLAIN, _BESIDE = 1, 5
 #: Rows of a case of many keys: all that a thread has of a fragment, 8 apart, and some more.
 _ROWS = 20
-#: Entries of a list that is short, and sizes that are not of lists alone.
-_FEW, _SEQUENCES = 4, ("B", "H", "Hkv", "G", "M", "N")
 #: What is drawn when the level of a factor does not matter, more often than what is not.
 _ORDINARY = ("plain", "drawn", "none", "random")
 
@@ -70,7 +69,7 @@ def plain_case(space: Space) -> Case:
     """
     attention, names, words = space.attention, free_dims(space.attention), word_dims(space.attention)
     extras = "whole" if lists(attention) else "drawn"
-    case = Case(dims={}, seed=_PLAIN, config=_in_two_splits(space), lengths=_full(space), extras=extras)
+    case = Case(dims={}, seed=_PLAIN, config=_in_two_splits(space), lengths=full(space), extras=extras)
     shape, *others = (made for made in space.configs_of(case).values() if hasattr(made, "BLOCK_N"))
     walks = 2 * max(getattr(shape, "splits", 0), 1) * shape.BLOCK_N
     keys = max((walks, *(made.BLOCK_N for made in others))) + _BESIDE
@@ -83,7 +82,7 @@ def plain_case(space: Space) -> Case:
     rows = max((rows, *(made.BLOCK_M for made in others))) + _BESIDE
     if "M" in dims:  # packed keys may have the lengths of the queries
         dims["M"] = rows if "N" in dims else max(rows, keys)
-    return _with_lists(space, replace(case, dims=dims), keys)
+    return with_lists(space, replace(case, dims=dims), keys)
 
 
 def cases_beside_the_array(space: Space, limits: Limits) -> Iterator[Case]:
@@ -91,27 +90,9 @@ def cases_beside_the_array(space: Space, limits: Limits) -> Iterator[Case]:
     short lists most name nothing), and one with lists for some.
     """
     for case in (*edges(space), *thin_cases(space, limits)):
-        yield _with_lists(space, case, 0)
+        yield with_lists(space, case, 0)
     yield from _rows_without_a_list(space, limits)
-    yield from _in_sections(space, limits)
-    yield from _joined_by_groups(space)
-
-
-def _with_lists(space: Space, case: Case, keys: int) -> Case:
-    """Returns a case with lists for all queries, which have entries for so many keys, and several."""
-    listing = listing_of(space.attention)
-    if listing is None:
-        return case
-    extents, dims = listing.condition.extents, dict(case.dims)
-    wanted = {extents[-1]: max(-(-keys // listing.keys), _FEW)}
-    if listing.row_axis is not None:
-        wanted[extents[listing.row_axis]] = max(-(-dims.get("M", 1) // listing.rows), 1)
-    changed = {
-        extent.name: most
-        for extent, most in wanted.items()
-        if isinstance(extent, Dim) and extent.name not in _SEQUENCES and dims.get(extent.name) in (1, keys)
-    }
-    return replace(case, dims={**dims, **changed})
+    yield from cases_of_calls(space, limits)
 
 
 def _worth(coverage: Coverage, limits: Limits, case: Case) -> float:
@@ -260,7 +241,7 @@ def edges(space: Space) -> Iterator[Case]:
             yield Case(dims={**few, **change})
     groups = {"Hkv": 2, "G": 3}  # with fewer of either h // G is h % Hkv, or h
     if groups.keys() <= few.keys():
-        yield Case(dims={**few, **groups}, seed=1, lengths=_full(space))
+        yield Case(dims={**few, **groups}, seed=1, lengths=full(space))
     yield _at_halves(space)
 
 
@@ -276,7 +257,7 @@ def _at_halves(space: Space) -> Case:
         gaps = (*(0,) * (rank - 1), half if rank > 1 else 0)
         layouts[tensor.name] = TensorLayout(order=tuple(range(rank)), gaps=gaps, offset=half)
     dims = {name: sizes.get(name, 3) for name in free_dims(space.attention)}
-    return Case(dims=dims, seed=2, layouts=layouts, config=space.usable[-1], lengths=_full(space))
+    return Case(dims=dims, seed=2, layouts=layouts, config=space.usable[-1], lengths=full(space))
 
 
 def thin_cases(space: Space, limits: Limits) -> Iterator[Case]:
@@ -293,13 +274,13 @@ def thin_cases(space: Space, limits: Limits) -> Iterator[Case]:
         splits, tile = space.configs[number].splits, space.configs[number].BLOCK_N
         for logits, n in (("random", (splits - 1) * tile + 1), ("last", splits * tile)):
             dims = {name: n if name == "N" else 1 for name in names}
-            yield Case(dims=dims, seed=5, config=number, logits=logits, lengths=_full(space))
+            yield Case(dims=dims, seed=5, config=number, logits=logits, lengths=full(space))
     if many:  # or any other split does, for some row
         shape, rows = space.configs[many[-1]], "M" if "M" in names else "G"
         sizes = {rows: _ROWS, "N": shape.splits * shape.BLOCK_N}
         dims = {name: sizes.get(name, 1) for name in names}
         if limits.cost(dims, many[-1]) <= limits.most:
-            yield Case(dims=dims, seed=5, config=many[-1], logits="own_key", lengths=_full(space))
+            yield Case(dims=dims, seed=5, config=many[-1], logits="own_key", lengths=full(space))
     if many:  # every split takes each stage of its pipeline twice
         number = _in_two_splits(space)
         shape = space.configs[number]
@@ -308,37 +289,37 @@ def thin_cases(space: Space, limits: Limits) -> Iterator[Case]:
             name: 2 * max(shape.splits, 1) * stages * shape.BLOCK_N if name == "N" else 1 for name in names
         }
         for seed in (1, 2):
-            yield Case(dims=dims, seed=seed, config=number, lengths=_full(space))
+            yield Case(dims=dims, seed=seed, config=number, lengths=full(space))
     if _guesses(space):  # a sum of exponentials that a float holds, times values that it does not
         dims = {name: {"M": 5, "N": space.configs[config].BLOCK_N + 1}.get(name, 1) for name in names}
-        yield Case(dims=dims, seed=1, config=config, logits="spike", values="vast", lengths=_full(space))
+        yield Case(dims=dims, seed=1, config=config, logits="spike", values="vast", lengths=full(space))
     if find_sinks(space.attention):  # of rows that see no key they alone are the sum, far from any guess too
         dims = {name: {"M": _ROWS, "N": 3, "H": 24, "Hkv": 24}.get(name, 1) for name in names}
-        yield Case(dims=dims, seed=1, config=config, extras="far", lengths=_full(space))
+        yield Case(dims=dims, seed=1, config=config, extras="far", lengths=full(space))
     if _is_lazy(space):
         dims = {name: space.configs[config].BLOCK_N + 1 if name == "N" else 1 for name in names}
         for logits in ("large", "huge"):
-            yield Case(dims=dims, seed=1, config=config, logits=logits, lengths=_full(space))
+            yield Case(dims=dims, seed=1, config=config, logits=logits, lengths=full(space))
         sizes = {"M": 40, "N": 3 * space.configs[config].BLOCK_N}
         # rows of infinite sums are computed again, and stored alone, wherever their heads lie
         several = {"B": 2, "H": 2, "Hkv": 2}
         for logits, beside in (("bump", {}), ("early_bump", several)):
             dims = {name: {**sizes, **beside}.get(name, 1) for name in names}
-            yield Case(dims=dims, seed=1, config=config, logits=logits, values="ends", lengths=_full(space))
+            yield Case(dims=dims, seed=1, config=config, logits=logits, values="ends", lengths=full(space))
     if space.backward and {"M", "N"} <= set(names):
         shape = space.configs[config]
         sizes = {"B": 3, "M": 2 * shape.BLOCK_M + 12, "N": 2 * shape.BLOCK_N + 12}
         dims = {name: sizes.get(name, 1) for name in names}
         if limits.includes_gradients(dims, config):  # asked for twice, by this seed
-            yield Case(dims=dims, seed=6, config=config, lengths=_full(space))
+            yield Case(dims=dims, seed=6, config=config, lengths=full(space))
     if {"M", "N"} <= set(names) and Index("q_pos") in walk(space.attention.mask):
         dims = {**dict.fromkeys(names, 1), **_diagonal(space, config)}
-        yield Case(dims={name: dims[name] for name in names}, seed=4, config=config, lengths=_full(space))
+        yield Case(dims={name: dims[name] for name in names}, seed=4, config=config, lengths=full(space))
         plain = "zero" if "zero" in space.factors.get("extras", ()) else "drawn"  # prefixes that add nothing
         for sizes in _cut_tiles(space, config):
             dims = {name: sizes.get(name, 1) for name in names}
             if limits.cost(dims, config) <= limits.most:
-                yield Case(dims=dims, seed=4, config=config, lengths=_full(space), extras=plain)
+                yield Case(dims=dims, seed=4, config=config, lengths=full(space), extras=plain)
     for boundary in space.boundaries:
         if boundary.reach != "thin":
             continue
@@ -356,7 +337,7 @@ def thin_cases(space: Space, limits: Limits) -> Iterator[Case]:
         dims = {name: change.get(name, 1) for name in names}
         if longest not in names:
             continue
-        found = [Case(dims=dims, lengths=_full(space) if longest == "N" else "drawn")]
+        found = [Case(dims=dims, lengths=full(space) if longest == "N" else "drawn")]
         if boundary.quantity == "keys":
             found[0] = replace(found[0], logits="climbing", values="ends")
         if boundary.quantity == "keys" and space.attention.grads and "M" in dims:
@@ -364,29 +345,31 @@ def thin_cases(space: Space, limits: Limits) -> Iterator[Case]:
             if limits.includes_gradients(wide, config):
                 found.append(replace(found[0], dims=wide, logits="alternating", values="cancelling"))
         if boundary.quantity == "tiles":  # of one step each: what is not given back is missing later
-            found.append(Case(dims={**dims, "N": 3} if "N" in dims else dims, seed=4, lengths=_full(space)))
+            found.append(Case(dims={**dims, "N": 3} if "N" in dims else dims, seed=4, lengths=full(space)))
         if is_searched:  # one more asks for another round at few places, three times as many at most
             found.append(Case(dims={**dims, "N": 3 * boundary.value}))
         if (
             boundary.quantity == "sequences"
         ):  # numbers that have one bit more, of sequences none of which is empty
-            found.append(Case(dims={**dims, "B": size + 1}, lengths=_full(space)))
+            found.append(Case(dims={**dims, "B": size + 1}, lengths=full(space)))
         for case in found:
             if limits.cost(case.dims, config) <= limits.most:
                 yield replace(case, seed=4, config=config, extras=extras)
     yield from listed_cases(space)
     yield from _kept_cases(space, limits)
     yield from _draw_inverted(space, limits, config)
-    yield from _make_many_heads(space, config)
+    yield from _make_many_heads(space, limits, config)
     if any(tensor.is_sorted and len(tensor.shape) > 1 for tensor in space.attention.extras):
         sizes = {"B": 3, "H": 2, "Hkv": 2, "M": 3, "N": 4 * space.configs[config].BLOCK_N + 1}
         dims = {name: sizes.get(name, 1) for name in names}
         for seed in (7, 8):
-            yield Case(dims=dims, seed=seed, config=config, lengths=_full(space))
+            yield Case(dims=dims, seed=seed, config=config, lengths=full(space))
 
 
 #: Entries, or blocks, that a program looks at together (`templates/triton/_lists.py.jinja`); keys at most.
 _LISTED, _LONGEST_LISTED = 128, 4160
+#: Keys of more heads than a tile has, so few that gradients are asked for if need be.
+_KEYS_OF_MANY_HEADS = (40, 17, 5)
 #: Tiles whose rows are looked up together, at most (`templates/sm90/_pages.cu.jinja`).
 _LOOKED_UP = 8
 #: Blocks of queries that it inverts together there, and those that have bits of one word on Hopper.
@@ -404,7 +387,7 @@ def listed_cases(space: Space) -> Iterator[Case]:
                 sizes = {"M": 3, "N": min(_LISTED * node.keys, _LONGEST_LISTED) + 5, entries: _LISTED + 70}
                 dims = {name: sizes.get(name, 1) for name in names}
                 for seed in range(9, 13):  # of lists in several styles
-                    yield Case(dims=dims, seed=seed, config=config, lengths=_full(space))
+                    yield Case(dims=dims, seed=seed, config=config, lengths=full(space))
                 if node.keys == 1:
                     yield _make_many_tokens(space, entries)
 
@@ -415,73 +398,17 @@ def _rows_without_a_list(space: Space, limits: Limits) -> Iterator[Case]:
     if listing is None or listing.row_axis is None or not {"M", "N"} <= set(names):
         return
     match listing.condition.extents[listing.row_axis]:
-        case Dim(name=count) if count in names and count not in _SEQUENCES:
+        case Dim(name=count) if count in names and count not in SEQUENCES:
             sizes = {"M": listing.rows + 1, "N": listing.keys + 5, count: 1}
-            dims = {name: sizes.get(name, _FEW if name not in _SEQUENCES else 1) for name in names}
+            dims = {name: sizes.get(name, FEW if name not in SEQUENCES else 1) for name in names}
             if limits.cost(dims, config) <= limits.most:
-                yield Case(dims=dims, seed=4, config=config, lengths=_full(space), extras="whole")
-
-
-def _in_sections(space: Space, limits: Limits) -> Iterator[Case]:
-    """Yields cases in which programs walk over two sections of several heads and one that is short, each walk
-    in one: that with the fewest steps, of long rows of keys or of queries beside hardly any of the other.
-    """
-    config, left = space.usable[-1], list(space.walks)
-    if not left:
-        return
-    found = [
-        (limits.cost(case.dims, config), space.walks_in_short_sections(case), case)
-        for case in (
-            Case(dims=dims, seed=1, config=config, lengths=_full(space)) for dims in _many_heads(space)
-        )
-    ]
-    found.sort(key=lambda item: item[0])
-    while left:
-        name = left.pop(0)
-        for _, short, case in found:
-            if name in short and (name == "forward" or limits.includes_gradients(case.dims, config)):
-                left = [other for other in left if other not in short]
-                yield _with_lists(space, case, 0)
-                break
-
-
-def _joined_by_groups(space: Space) -> Iterator[Case]:
-    """Yields a case of more rows than those whose splits have a block each, each row with a key of its own in
-    one of three splits: as many as there are groups, and the others saw nothing.
-    """
-    if not space.many_rows:
-        return
-    names = free_dims(space.attention)
-    several = next((name for name in ("G", "H", "Hkv", "B") if name in names), "B")
-    sizes = {several: space.many_rows // _JOINED_QUERIES + 1, "M": _JOINED_QUERIES}
-    for number in space.usable:
-        shape = space.configs[number]
-        if space.joins_by_groups(shape):
-            sizes["N"] = _GROUPS * shape.BLOCK_N
-            dims = {name: sizes.get(name, 1) for name in names}
-            yield Case(dims=dims, seed=5, config=number, logits="own_key", lengths=_full(space))
-            return
-
-
-#: Queries of each head of such a case, and groups of threads of a row.
-_JOINED_QUERIES, _GROUPS = 4, 3
-
-
-def _many_heads(space: Space) -> Iterator[dict[str, int]]:
-    """Yields sizes of many heads, or of as many sequences: heads may be fixed, or keys have but one."""
-    names = free_dims(space.attention)
-    several = [*[name for name in ("H", "Hkv", "G") if name in names][:1], "B"]
-    for many, long, heads in product(several, _LONG, _HEADS):
-        for sizes in ({"M": 3, "N": long}, {"M": long, "N": 3}):
-            yield {name: {**sizes, many: heads}.get(name, 1) for name in names}
-
-
-#: Rows of which some fill a cache that is small, and heads of two sections and one more.
-_LONG, _HEADS = (3, 12, 24, 48, 64, 96, 128, 192, 256, 384, 512, 1024), (5, 7, 9, 13, 17, 33)
+                yield Case(dims=dims, seed=4, config=config, lengths=full(space), extras="whole")
 
 
 def _kept_cases(space: Space, limits: Limits) -> Iterator[Case]:
-    """Yields cases in which a mask of data keeps some blocks as a whole, others in part, and others not."""
+    """Yields cases in which a mask of data keeps some blocks as a whole, others in part, and others not; and
+    one in which the last queries alone keep a block.
+    """
     names, config = free_dims(space.attention), space.usable[-1]
     if not wants_list(space.attention) or not {"M", "N"} <= set(names):
         return
@@ -490,7 +417,10 @@ def _kept_cases(space: Space, limits: Limits) -> Iterator[Case]:
     dims = {name: {"M": rows, "N": keys}.get(name, 1) for name in names}
     if limits.cost(dims, config) <= limits.most:
         for seed in (1, 2, 3):
-            yield Case(dims=dims, seed=seed, config=config, lengths=_full(space), extras="runs")
+            yield Case(dims=dims, seed=seed, config=config, lengths=full(space), extras="runs")
+    if (blocks := space.plan.lists if space.plan else None) is not None and blocks.kept is not None:
+        late = {**dims, "M": blocks.rows, "N": 2 * blocks.rows}
+        yield Case(dims=late, seed=1, config=config, lengths=full(space), extras="late")
 
 
 #: Keys of cases beside masks of data; the most where a number of the mask cuts a block further on; and
@@ -521,7 +451,7 @@ def _draw_inverted(space: Space, limits: Limits, config: int) -> Iterator[Case]:
         dims = {name: sizes.get(name, 1) for name in names}
         if limits.includes_gradients(dims, config):
             for seed in (2, 4):
-                yield Case(dims=dims, seed=seed, config=config, lengths=_full(space))
+                yield Case(dims=dims, seed=seed, config=config, lengths=full(space))
             return
 
 
@@ -538,10 +468,10 @@ def _make_many_tokens(space: Space, entries: str) -> Case:
     count = max(getattr(config, "splits", 0), 1) * (2 * _LOOKED_UP + 1) * config.BLOCK_N + 5
     sizes = {"N": count, entries: count}
     dims = {name: sizes.get(name, 1) for name in free_dims(space.attention)}
-    return Case(dims=dims, seed=10, config=number, lengths=_full(space))
+    return Case(dims=dims, seed=10, config=number, lengths=full(space))
 
 
-def _make_many_heads(space: Space, config: int) -> Iterator[Case]:
+def _make_many_heads(space: Space, limits: Limits, config: int) -> Iterator[Case]:
     names = free_dims(space.attention)
     heads = next((name for name in ("G", "H") if name in names), None)
     pack = None if space.plan is None else pack_of(space.plan.kernel)
@@ -552,9 +482,11 @@ def _make_many_heads(space: Space, config: int) -> Iterator[Case]:
         for kernel in space.plan.kernels.values()
         for one in kernel.configs
     ]
-    sizes = {"B": 1, "Hkv": 1, "M": 2, "N": 40, heads: max(tiles) + 1}
-    dims = {name: sizes.get(name, 3) for name in names}
-    yield Case(dims=dims, seed=4, config=config, lengths=_full(space))  # whose lists name some keys
+    sizes = {"B": 1, "Hkv": 1, "M": 2, heads: max(tiles) + 1}
+    of_keys = [{name: {**sizes, "N": keys}.get(name, 3) for name in names} for keys in _KEYS_OF_MANY_HEADS]
+    least = [dims for dims in of_keys if limits.includes_gradients(dims, config)]
+    dims = next(iter(least if space.attention.grads and least else of_keys))
+    yield Case(dims=dims, seed=4, config=config, lengths=full(space))  # whose lists name some keys
 
 
 def _diagonal(space: Space, config: int) -> dict[str, int]:
@@ -589,7 +521,3 @@ def _guesses(space: Space) -> bool:
 def _is_lazy(space: Space) -> bool:
     softmax = None if space.plan is None else space.plan.kernel.softmax
     return softmax is not None and bool(softmax.headroom or softmax.rescale == "lazy")
-
-
-def _full(space: Space) -> str:
-    return "full" if "full" in space.factors.get("lengths", ()) else "drawn"

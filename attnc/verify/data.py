@@ -14,7 +14,7 @@ from typing import TypeAlias
 import numpy as np
 
 from attnc.expr.interval import Range, range_of
-from attnc.expr.nodes import Const, Expr, Load, Ref, walk
+from attnc.expr.nodes import Const, Dim, Expr, Load, Ref, walk
 from attnc.expr.simplify import substitute
 from attnc.model.attention import Attention
 from attnc.model.dtypes import DType
@@ -516,6 +516,19 @@ def _whole(attention: Attention, tensor: Tensor, drawn: Array, rng: Rng) -> Arra
     return np.full_like(drawn, most) if tensor.name in find_counts(attention) else drawn
 
 
+def _late(attention: Attention, tensor: Tensor, drawn: Array, rng: Rng) -> Array:
+    """Of a block of queries beside twice as many keys only the last ones see the first keys, all of these."""
+    axis = next((tensor.shape.index(size) for size in (Dim("M"), Dim("N")) if size in tensor.shape), None)
+    if axis is None or np.issubdtype(drawn.dtype, np.floating):
+        return drawn
+    count = drawn.shape[axis]
+    at = np.arange(count).reshape(-1, *(1,) * (drawn.ndim - axis - 1))
+    seen = (at >= count - _LATE) | ((tensor.shape[axis] == Dim("N")) & (at < count // 2))
+    return np.broadcast_to(seen, drawn.shape).astype(drawn.dtype)
+
+
+#: The last queries of a block, of which none is tried before the others.
+_LATE = 32
 #: Neighbours that are equal: more than a block of a mask has, and more than two.
 _RUNS = (130, 256, 300)
 
@@ -532,6 +545,7 @@ EXTRAS: Mapping[str, Callable[[Attention, Tensor, Array, Rng], Array]] = {
     "steep": _steep,
     "endless": _endless,
     "whole": _whole,
+    "late": _late,
 }
 
 

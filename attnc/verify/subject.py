@@ -33,6 +33,7 @@ from attnc.verify.boundaries import PROCESSORS
 from attnc.verify.cover import Space
 from attnc.verify.memory import MemoryFault, guarding
 from attnc.verify.problem import Value
+from attnc.verify.rounds import keep_less
 from attnc.verify.runners import runner_of
 from attnc.verify.strategies import Limits
 
@@ -286,7 +287,7 @@ def subject_of(
     loaded = load_files(files)
     if device == "cpu":
         runner.attach(loaded)
-    _shrink_cache(loaded)
+    make_small(loaded)
     return Subject(
         variant=module.variant,
         bound=module.kernel.bound,
@@ -313,10 +314,12 @@ class _WithSmallCache:
         return self.gpu_of(index)._replace(l2=_CACHE)
 
 
-def _shrink_cache(module: ModuleType) -> None:
+def make_small(module: ModuleType) -> None:
+    """Lets small calls of a module be in sections and rounds, as large ones are."""
     call = getattr(module, "CALL", None)
     if call is not None and not isinstance(call.gpu_of, _WithSmallCache):
         call.gpu_of = _WithSmallCache(call.gpu_of)
+    keep_less(module)
 
 
 def atomic_inputs(module: ir.Module) -> frozenset[str]:

@@ -21,7 +21,7 @@ from attnc.verify.projection_check import (
 )
 from attnc.verify.properties import violations
 from attnc.verify.search import AttentionTrial, Trial, list_steps, search
-from attnc.verify.subject import Subject, subject_of
+from attnc.verify.subject import Subject, make_small, subject_of
 from attnc.verify.trials import large_cases
 from attnc.verify.verdict import Verdict
 from tests.plans import files_of
@@ -122,7 +122,9 @@ def planted(bug: Bug) -> AnySubject:
         every = {**_files(bug.attention, bug.target, is_alone=False), **files}
         return subject_of(module_of(bug.attention, bug.target), every)
     (text,) = files.values()
-    return replace(_clean(bug), module=load_text(text))
+    module = load_text(text)
+    make_small(module)
+    return replace(_clean(bug), module=module)
 
 
 def count_configs(bug: Bug) -> int:

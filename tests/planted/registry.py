@@ -42,6 +42,7 @@ from tests.planted import (
     host,
     kept_blocks,
     layouts,
+    list_walks,
     packed_lists,
     paged_gradients,
     precision,
@@ -120,6 +121,7 @@ PARTS: Mapping[str, tuple[Bug, ...]] = {
     **_by_target("rows of lists", row_lists.BUGS),
     **_by_target("kept blocks", kept_blocks.BUGS),
     "united lists": united_lists.BUGS,
+    **_by_target("list walks", list_walks.BUGS),
 }
 #: By `part: name`, which is how data and tests call them.
 BUGS: Mapping[str, Bug] = {f"{part}: {bug.name}": bug for part, bugs in PARTS.items() for bug in bugs}

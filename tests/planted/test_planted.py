@@ -32,6 +32,8 @@ sys.exit(verify(BUGS[sys.argv[1]]).case is None)
 """
 #: By target, one in how many bugs of a part runs by day.
 SHARES = {"triton": 2, "projection": 1, "cuda.sm_80": 3, "cuda.sm_90a": 8}
+#: How parts end of which one bug runs by day: tests of the same walks do.
+FEW_BY_DAY = "list walks"
 #: Whose cases run lines that no others of the day run.
 ALSO_BY_DAY = {
     "triton layouts: gradients prepared without dlse",
@@ -48,7 +50,7 @@ def choose_by_day() -> set[str]:
     found = set(ALSO_BY_DAY)
     for part, bugs in PARTS.items():
         names = [name for name in (f"{part}: {bug.name}" for bug in bugs) if name in KEPT]
-        of = max((SHARES[bug.target] for bug in bugs), default=1)
+        of = len(bugs) if part.endswith(FEW_BY_DAY) else max((SHARES[bug.target] for bug in bugs), default=1)
         found.update(sorted(names, key=_work)[: -(-len(names) // of)])
     return found
 

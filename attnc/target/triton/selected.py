@@ -35,7 +35,7 @@ from attnc.target.triton.printer import statement as show_statement
 #: more where tiles have fewer heads than 32: turns are short. Numbers of copies where there are more: 256 MiB
 ENOUGH_TILES, _FEW_HEADS, COPIED_FLOATS = 32, 32, 1 << 26
 #: Keys that are as many as whole tiles of any size; weights that are kept at a time, 512 MiB.
-_WHOLE_TILES, _KEPT = 256, 1 << 28
+_WHOLE_TILES, KEPT = 256, 1 << 28
 #: Warps of the kernels before and after those that add to them.
 _ORDER_WARPS, _SUM_WARPS = 4, 4
 
@@ -546,7 +546,7 @@ class SumText:
         return {
             "padded": f"cdiv({group}, dq_config.BLOCK_M) * dq_config.BLOCK_M",
             "weights": weights,
-            "chunk": f"max(min(cdiv(M, copies), {_KEPT} // max(weights, 1) // copies), 1) * copies",
+            "chunk": f"max(min(cdiv(M, copies), {KEPT} // max(weights, 1) // copies), 1) * copies",
             "rounds": "cdiv(M, chunk)",
         }
 
