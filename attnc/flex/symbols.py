@@ -230,6 +230,10 @@ def apply(tape: Tape, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     operation = OPERATIONS.get(plain)
     if operation is None:
         hint = "a mod adds, compares and looks up numbers; what it cannot say can be looked up in a tensor"
+        if (other := plain.removesuffix("_")) in OPERATIONS:
+            hint = f"nothing in a mod is changed in place: write '{other}', and use what it returns"
+        elif plain == "detach":
+            hint = "gradients flow through all of a score: pass what has none as a tensor that requires none"
         raise refuse("E0901", f"'{plain}' cannot be written in a spec", "no spec has this operation", hint)
     named = [name for name in _OPERANDS if name in kwargs]
     args = (*args, *(kwargs[name] for name in named))

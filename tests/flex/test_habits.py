@@ -121,6 +121,20 @@ def test_the_largest_along_an_axis_is_no_operation_of_two() -> None:
         to_spec(lambda score, b, h, q, kv: torch.max(score, 0))
 
 
+@pytest.mark.parametrize(
+    ("mod", "hint"),
+    [
+        (lambda score, b, h, q_idx, kv_idx: score.add_(1.0), "write 'add', and use what it returns"),
+        (lambda score, b, h, q_idx, kv_idx: score + score.detach(), "a tensor that requires none"),
+    ],
+    ids=["in place", "detach"],
+)
+def test_what_has_another_word_in_a_mod_is_named(mod: Any, hint: str) -> None:
+    x = torch.randn(1, 1, 4, 16)
+    with pytest.raises(FlexError, match=hint):
+        flex_attention(x, x, x, score_mod=mod)
+
+
 @pytest.mark.parametrize("name", ["two words", "class", "dot", "1st", "fenêtre"])
 def test_a_name_that_no_spec_can_have(name: str) -> None:
     with pytest.raises(ValueError, match=r"name: expected letters, digits and '_'.*got '"):
