@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from attnc.plan.sm90 import decode_layout_of
@@ -83,3 +85,11 @@ def test_scales_of_rows_take_no_room_of_tiles_beside_sums_in_an_absolute_order()
     text = next(text for name, text in files.items() if name.endswith(".cu"))
     assert "load_row_scales" in text
     assert "SCALES_AT" not in text
+
+
+def test_a_scale_that_is_a_power_of_two_by_its_byte_is_made_of_its_bits() -> None:
+    text = (Path(__file__).parents[2] / "generated/latent_blocks/cuda_sm_90a/default.cu").read_text(
+        encoding="utf-8"
+    )
+    assert text.count("return power_of(scale_tile);") == 2
+    assert "exp2f(scale_tile" not in text

@@ -92,7 +92,7 @@ def _with_scale(part: NarrowPart, text: CudaText) -> NarrowTile:
 
 
 def _is_power_of_byte(scale: str, x: Loaded) -> bool:
-    return x.stored == "unsigned char" and scale == f"exp2f(({x.name} - 127))"
+    return x.stored == "unsigned char" and scale == f"exp2f({x.name} - 127)"
 
 
 def _load(fetch: Fetch, text: CudaText, tile: NarrowTile | None = None) -> Loaded:

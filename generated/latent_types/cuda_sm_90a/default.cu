@@ -381,7 +381,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) latent_types_forwa
                         const int slot = FOLLOW ? number / OF_BLOCK : number;
                         const int scale_tile = number < HALF ? get_scale(scale_tile_early, slot)
                             : get_scale(scale_tile_others, number - HALF);
-                        return exp2f(scale_tile - 127);
+                        return power_of(scale_tile);
                     };
                     const unsigned char* const row = row_of(kv_lo, page);
                     const int first_panel = column_panel(panel_of(FIRST, odd)),
@@ -426,7 +426,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) latent_types_forwa
                         const int slot = FOLLOW ? number / OF_BLOCK : number;
                         const int scale_tile = number < HALF ? get_scale(scale_tile_late, slot)
                             : get_scale(scale_tile_others, number - HALF);
-                        return exp2f(scale_tile - 127);
+                        return power_of(scale_tile);
                     };
                     const unsigned char* const row = row_of(next_lo, next_page);
                     const int first_panel = column_panel(panel_of(0, !odd)),
