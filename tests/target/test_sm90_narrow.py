@@ -66,14 +66,18 @@ def test_rows_are_asked_for_a_tile_ahead_where_registers_are_left(name: str, ask
 
 
 def test_scales_of_rows_take_no_room_of_tiles_beside_sums_in_an_absolute_order() -> None:
+    place = "block_table[b, kv_idx // 64], kv_idx % 64, d"
     lines = [
         "input q: bf16[B, M, G, 576]",
-        "input k: e4m3[B, N, 1, 512]",
+        "input k: e4m3[B, N, 1, 512] via paged(block_table, page = 64)",
         "input v: e4m3[B, N, 1, 512] via prefix(k)",
-        "input scale: f32[B, N, 4]",
-        "input rope: bf16[B, N, 64]",
-        "score = dot(q, cat(k * scale[b, kv_idx, d // 128], rope[b, kv_idx, d])) / sqrt(192)",
-        "normalize = softmax(v_scale = scale[b, kv_idx, d // 128])",
+        "input scale: f32[R, 64, 4]",
+        "input rope: bf16[R, 64, 64]",
+        "input block_table: i32[B, P]",
+        "input kv_len: i32[B]",
+        "length N = kv_len[b]",
+        f"score = dot(q, cat(k * scale[{place} // 128], rope[{place}])) / sqrt(192)",
+        f"normalize = softmax(v_scale = scale[{place} // 128])",
         "order = absolute(1024)",
         "output o: bf16[B, M, G, 512]",
     ]
@@ -85,6 +89,8 @@ def test_scales_of_rows_take_no_room_of_tiles_beside_sums_in_an_absolute_order()
     text = next(text for name, text in files.items() if name.endswith(".cu"))
     assert "load_row_scales" in text
     assert "SCALES_AT" not in text
+    # the walk descends, and pages are looked up two tiles ahead: none before the first key
+    assert "const int key_row = max(kv_lo + own_row + gathered_row(), 0);" in text
 
 
 def test_a_scale_that_is_a_power_of_two_by_its_byte_is_made_of_its_bits() -> None:
