@@ -389,6 +389,13 @@ def listed_cases(space: Space) -> Iterator[Case]:
                 for seed in range(9, 13):  # of lists in several styles
                     yield Case(dims=dims, seed=seed, config=config, lengths=full(space))
                 if node.keys == 1:
+                    longer = {
+                        **dims,
+                        "N": 2 * _LISTED + 5,
+                        entries: 2 * _LISTED + 70,
+                    }  # than there are threads
+                    for seed in (10, 12):
+                        yield Case(dims=longer, seed=seed, config=config, lengths=full(space))
                     yield _make_many_tokens(space, entries)
 
 

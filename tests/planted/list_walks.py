@@ -109,13 +109,6 @@ _HOPPER: tuple[Bug, ...] = (
         patch="const u64 mine = (int)kv_idx <= N ? row_at : 0;",
     ),
     HopperBug(
-        name="bytes of a union behind its last key are not cleared",
-        attention="hopper_united_lists",
-        story="a tile was thought to end with the list",
-        anchor="members[found + i] = 0;",
-        patch=";",
-    ),
-    HopperBug(
         name="keys of later warps of a union are not counted",
         attention="hopper_united_lists",
         story="the count of a warp was taken for that of all",
@@ -177,13 +170,6 @@ _HOPPER: tuple[Bug, ...] = (
         story="columns were thought to lie side by side",
         anchor="by_chunks = stride == 1;",
         patch="by_chunks = true;",
-    ),
-    HopperBug(
-        name="rows of an epilogue in the order of lanes",
-        attention="hopper_places",
-        story="lanes changed rows, and their places did not",
-        anchor="lane / 8 + lane / 4 % 2 * 4;",
-        patch="lane / 4;",
     ),
 )
 _CUDA: tuple[Bug, ...] = (

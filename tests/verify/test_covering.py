@@ -20,7 +20,7 @@ from attnc.verify.boundaries import Boundary, boundaries_of
 from attnc.verify.case import Case
 from attnc.verify.check import check
 from attnc.verify.cover import Coverage, Space, by_tiles
-from attnc.verify.covering import covering_cases, thin_cases
+from attnc.verify.covering import covering_cases, listed_cases, thin_cases
 from attnc.verify.data import EXTRAS, draw_lists, styles_for
 from attnc.verify.inputs_read import lists
 from attnc.verify.problem import build
@@ -567,3 +567,8 @@ def test_the_last_queries_have_no_list_in_a_case() -> None:
         case.dims for case in every if 0 < case.dims["R"] * 32 < case.dims["M"] and case.extras == "whole"
     ]
     assert fewer == [{"B": 1, "M": 33, "Hkv": 1, "G": 1, "N": 37, "R": 1, "S": 4}]
+
+
+def test_lists_of_tokens_have_more_entries_than_blocks_have_threads() -> None:
+    space = subject_of(planted_module("latent_tokens", "triton")).space
+    assert any(case.dims["S"] > 256 and case.dims["M"] > 1 for case in listed_cases(space))
