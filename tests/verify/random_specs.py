@@ -20,6 +20,7 @@ from attnc.plan.sm90.layout import FEWEST_REGISTERS, entry_registers, registers_
 from attnc.source import Source
 from attnc.syntax.parser import parse, prelude
 from tests.targets import TARGETS
+from tests.verify.random_forms import draw_forms
 from tests.verify.random_words import Extra, Words
 
 #: The target whose kernels not every spec has.
@@ -48,24 +49,9 @@ _HOPPER_VALUES = (16, 32, 64, 128, 208, 256, 8, 40, 72, 72, 120, 136, 200)
 _SHARED_WIDTHS = (264, 272, 288, 320, 448, 512)
 _EVERYWHERE, _LAUNCH = frozenset({"b", "h", "q_idx", "kv_idx"}), frozenset({"b"})
 _OF_A_HEAD, _OF_A_KEY = frozenset({"b", "h"}), frozenset({"b", "h", "kv_idx"})
-_OF_A_ROW = frozenset({"b", "h", "q_idx"})
 #: Forms of `normalize =` without arguments; those whose schedules say how maxima are found.
 FORMS = ("softpick", "stick_breaking")
 _WITH_SOFTMAX = ("softmax", "softpick")
-_WEIGHTS = (
-    "sigmoid(score)",
-    "score * sigmoid(score) / N",
-    "max(score, 0) * max(score, 0)",
-    "tanh(score) + ({})",
-    "where(score > 0, score, {}) / 64",
-)
-_EPILOGUES = (
-    "({}) * attention",
-    "sigmoid({}) * attention",
-    "attention + ({})",
-    "attention / (1 + abs(attention)) * ({})",
-    "where(attention < 0, {}, attention)",
-)
 _UNIFIED = "unified_max(phi = 0.5, bounds = [-4, 4], fallback = online)"
 _BOTTOM_UP = "online(rescale = every_step)"
 
@@ -176,7 +162,9 @@ def specs(
         scales_keys = draw(st.booleans())
         softmax = _scaled(softmax, words.float_expr(1, _OF_A_KEY if scales_keys else _OF_A_HEAD, dot=False))
     o_axes = _drawn(draw, storage.q_axes(heads))
-    weight, epilogue = _forms(words)
+    forms = draw_forms(words, storage.q_axes(heads), dtype, dv)
+    weight, epilogue, score = forms.weight, forms.epilogue, score + forms.term
+    extras += forms.extras
     softmax = "none" if weight else softmax
     form = softmax.split("(")[0]
     has_narrow = {of_k, of_v} != {dtype} or "v_scale" in softmax
@@ -191,8 +179,9 @@ def specs(
         *([f"weight = {weight}"] if weight else []),
         f"output o: {dtype}[{o_axes}, {dv}]{epilogue}",
     ]
-    if draw(st.integers(0, 3)):
-        lines.append(f"mask = {words.bool_expr(depth, _EVERYWHERE)}")
+    mask = [words.bool_expr(depth, _EVERYWHERE)] if draw(st.integers(0, 3)) else []
+    if mask or forms.tree:
+        lines.append(f"mask = {' and '.join([*mask, *([forms.tree] if forms.tree else [])])}")
     lengths = draw(st.sampled_from(((), (), (), ("N",), ("M",), ("M", "N"))))
     if storage.kv == "paged":
         lengths = ("N",)
@@ -238,7 +227,7 @@ def specs(
         form != "softmax" or epilogue
     ):  # some keys of schedules are those of a softmax, and of rows that one thread has
         schedules = {target: x for target, x in schedules.items() if is_lowered(text + x)}
-        schedules = schedules or {"triton": "schedule spec for triton {\n  tile.q = 16, tile.kv = 16\n}\n"}
+        schedules = schedules or {"triton": "schedule spec for triton {\n  tile.q = 16, tile.kv = 32\n}\n"}
     return text + "".join(schedules.values())
 
 
@@ -261,7 +250,7 @@ def _extras(draw: st.DrawFn, heads: str, on_cuda: bool) -> list[Extra]:
         match draw(st.integers(0, 4)):
             case 0:  # documents, or whatever ascends
                 shape = draw(st.sampled_from((("B", "N"), ("N",), ("B", "M"), (heads, "N"))))
-                found.append(Extra(name, draw(st.sampled_from(("i32", "i64"))), shape, is_sorted=True))
+                found.append(Extra(name, draw(st.sampled_from(("i32", "i64"))), shape, fact="sorted"))
             case 1:  # widths and limits
                 shape = draw(st.sampled_from(((), (), ("B",), (heads,))))
                 found.append(Extra(name, draw(st.sampled_from(("i32", "i32", "i64"))), shape))
@@ -285,17 +274,6 @@ def _softmax(words: Words, *, dropout: bool) -> str:
     if dropout and words.draw(st.integers(0, 7)) == 0:
         arguments += ["dropout = rate", "seed = draws"]
     return f"softmax({', '.join(arguments)})" if arguments else "softmax"
-
-
-def _forms(words: Words) -> tuple[str, str]:
-    """Returns what a key weighs, "" under a softmax, and what o is, "" where it is the attention."""
-    draw, weight, epilogue = words.draw, "", ""
-    if draw(st.integers(0, 7)) == 0:
-        weight = draw(st.sampled_from(_WEIGHTS)).format(words.float_expr(1, _EVERYWHERE, dot=False))
-    if draw(st.integers(0, 5)) == 0:
-        value = words.float_expr(1, _OF_A_ROW, dot=False)
-        epilogue = f" = {draw(st.sampled_from(_EPILOGUES)).format(value)}"
-    return weight, epilogue
 
 
 def _scaled(softmax: str, factor: str) -> str:

@@ -15,12 +15,16 @@ _INTS = (0, 1, 2, 3, 5, 7, 16, 17, 33)
 
 @dataclass(frozen=True, slots=True)
 class Extra:
-    """An input besides q, k and v."""
+    """An input besides q, k and v. fact: what its last axis is, "sorted"; "" for nothing."""
 
     name: str
     dtype: str
     shape: tuple[str, ...]
-    is_sorted: bool = False
+    fact: str = ""
+
+    @property
+    def is_sorted(self) -> bool:
+        return self.fact == "sorted"
 
     @property
     def type(self) -> str:
@@ -28,7 +32,7 @@ class Extra:
 
     @property
     def declaration(self) -> str:
-        fact = " is sorted" if self.is_sorted else ""
+        fact = f" is {self.fact}" if self.fact else ""
         return f"input {self.name}: {self.dtype}[{', '.join(self.shape)}]{fact}"
 
 
