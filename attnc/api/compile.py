@@ -313,7 +313,7 @@ def _find_forward(program: Program, name: str, ranked: Ranked, target: str) -> t
     from attnc.model.variants import variants
     from attnc.plan.lists import adds_to_keys
     from attnc.plan.targets import shape_in, target_of
-    from attnc.tuned.tables import BLOCKS_ALONE
+    from attnc.tuned.tables import BLOCKS_ALONE, FEW_ALONE
 
     if "" in ranked or name not in [attention.name for attention in program.attentions]:
         return "", 0
@@ -323,7 +323,8 @@ def _find_forward(program: Program, name: str, ranked: Ranked, target: str) -> t
     if first == target or _list_scheduled(program, name):
         return "", 0
     if shape.lists_blocks_of_queries and shape.unites:
-        return (first, BLOCKS_ALONE) if first == HOPPER else ("", 0)
+        few = FEW_ALONE if shape.splits_unions else BLOCKS_ALONE
+        return (first, few) if first == HOPPER else ("", 0)
     made = (variant.attention for variant in variants(program, program.attention(name)))
     is_left = all(adds_to_keys(x) for x in made) and not target_of(first).has_selected_gradients
     return (first, 0) if is_left else ("", 0)

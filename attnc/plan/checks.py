@@ -186,6 +186,11 @@ def _beside_lists(attention: Attention, target: Target) -> tuple[str, ...]:
         rows = "lists of tokens become rows of memory"
         return (f"pack k and v, too, or write a schedule for 'cuda.sm_90a': {rows}",)
     rows = "write a schedule for 'cuda.sm_90a' with 'loops = [kv], pack = gqa': blocks become rows of memory"
+    if listing.rows == 0 and not listing.gathers:
+        return (
+            "give each query a list, or write 'loops = [q, kv]', where a list may be for all",
+            f"or {rows}",
+        )
     return ("list blocks of a multiple of 16 keys, for each query", f"or {rows}")
 
 

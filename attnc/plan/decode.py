@@ -99,7 +99,7 @@ def plan_decode(
     segments = segments_of(attention, loops) if walks_segments else None
     split = None
     if not walks_segments and (attention.segment is not None or _splits(choices) > 1):
-        split = _split_keys(variant, attention, target, choices, layout, walk)
+        split = _split_keys(variant, attention, target, choices, layout, walk, together)
     if packs:
         softmax, score = _plan_packed_softmax(attention, folded, default, names)
     else:
@@ -214,6 +214,7 @@ def _split_keys(
     choices: tuple[ForwardConfig, ...],
     layout: Layout | None,
     walk: _KeyWalk,
+    together: int,
 ) -> Split:
     loops = walk.loops
     staged = tuple(target.count_staged_bytes(variant, config) for config in choices)
@@ -224,6 +225,7 @@ def _split_keys(
         lo=lo,
         hi=hi,
         in_turn=target.splits_in_turn and attention.softmax.form != "stick_breaking" and not walk.reads_bits,
+        by_block=walk.reads_bits and together > 1 and not any(map(keys_of_split, choices)),
         max_visible_keys=max_visible_keys(attention.mask),
         staged=staged,
         staging=_STAGING if any(staged) else (),

@@ -37,6 +37,8 @@ from attnc.source import Span
 WIDE = 256
 
 C = TypeVar("C", bound=TileConfig)
+#: Columns of rows whose unions were timed for few queries.
+_WIDEST_OF_UNIONS = 256
 #: Why no GPU of the target can run a config; None if one can.
 Misfit: TypeAlias = Callable[[C], object | None]
 
@@ -216,6 +218,11 @@ class TileShape:
     @property
     def lists_blocks_of_queries(self) -> bool:
         return self.listed is not None and self.listed[0] == 1 < self.listed[1] and not self.packed
+
+    @property
+    def splits_unions(self) -> bool:
+        """Whether queries walk together over blocks that they list, of rows that one warpgroup multiplies."""
+        return self.unites and self.listed != (1, 1) and not self.latent and self.width <= _WIDEST_OF_UNIONS
 
     def divide(self, tiles: Tiles) -> Tiles:
         if self.segment and tiles.tile_kv is not None:

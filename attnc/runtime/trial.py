@@ -61,6 +61,8 @@ def problem_for(
     heads = module.variant.attention.q.size(Role.HEAD)
     if all(node.name in dims for node in walk(heads) if isinstance(node, Dim)):
         dims["H"] = _value(heads, dims)  # of a group of fixed size, say
+    if isinstance(kv_heads := module.variant.attention.k.size(Role.HEAD), Const):
+        dims["Hkv"] = _value(kv_heads, dims)
     for arg in module.args:
         for bind in arg.axes:
             if bind.name is not None and isinstance(bind.expected, Const):

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from textwrap import wrap
 from typing import TypeAlias
 
-from attnc.expr.construct import mul
+from attnc.expr.construct import minimum, mul
 from attnc.expr.nodes import Binary, Const, Expr, Load, show
 from attnc.model.schedule import DkDvConfig
 from attnc.model.tensors import Role, group_size, is_static
@@ -251,6 +251,8 @@ def split_record(module: Module, kernel: Decode, split: Split, most: int | None)
     if module.lists is not None:  # no more than a list names
         rows = module.listed_rows
         named = mul(module.lists.extents[-1], Const(module.lists.keys)) if rows is None else rows.entries
+        if split.by_block:  # as many as the queries of a tile name together
+            named = mul(named, minimum(kernel.walk.rows, Const(module.lists.queries)))
         visited = f"min({keys}, {show(named)})"
     dv = feature(attention.v)
     fields: dict[str, Value] = {

@@ -54,9 +54,14 @@ PROCESSORS, SHARED_ROWS, ROUNDED, BEGUN, JOINED, CROWDED = 132, 128, 1.03, 800, 
 #: Queries of a call that have tiles of their own, where others share them over the union of their lists. With
 #: shared ones steps of decoding take longer, and 4,096 queries a third of the time. Measured on an H200.
 ALONE = 256
-#: The same where lists name blocks: 128 queries of one sequence take as long by both. 256 take 84 us by
-#: Triton's kernels, 97 by Hopper's of one query a tile, and 69 together (NSA, 64 heads on 4, 16,384 keys).
-BLOCKS_ALONE = 128
+#: The same where lists name blocks, of latents; and where tiles of several queries share the blocks of their
+#: lists out among splits, and each query alone has Triton's kernels. 8 queries of one sequence take 10 us by
+#: these and 11 to 13 together, 32 take 19 and 14 to 21, and 128 take 52 and 26 to 44 (NSA, 64 heads on 4,
+#: 16,384 keys, lists that share nothing or 90 %).
+BLOCKS_ALONE, FEW_ALONE = 128, 8
+#: Packed queries whose tiles share out their blocks: 64 of one sequence take 54 us unsplit and 33 split, and
+#: 64 of as many sequences 42 and 49.
+SPLIT_QUERIES = 64
 #: The largest sizes that a row admits, and the label of the schedule that it picks.
 LabelRows: TypeAlias = tuple[tuple[tuple[int | None, ...], str], ...]
 
@@ -290,10 +295,13 @@ def _guess_segments(family: Sequence[ir.Module]) -> LabelRows:
 
 def _guess_unions(family: Sequence[ir.Module]) -> LabelRows:
     """Returns rows for a kernel whose queries share tiles over the union of their lists, beside one where
-    each has its own.
+    each has its own; and for one that shares out what lists name, beside one that does not.
     """
     united = [module for module in family if _unites(module)]
     apart = [module for module in family if module not in united]
+    split = [module for module in united if isinstance(module.kernel, ir.Decode) and module.kernel.split]
+    if 0 < len(split) < len(united):
+        return (((SPLIT_QUERIES, None, None), split[0].label),)
     if not united or not apart:
         return ()
     most = BLOCKS_ALONE if united[0].listed_rows is None else ALONE

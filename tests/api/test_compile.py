@@ -441,12 +441,12 @@ def test_many_queries_that_share_blocks_have_hoppers_kernels(
     text = BLOCKS_OF_QUERIES.format(heads=8, kv_heads=2, grad=grad)
     family = attnc.compile(text, cache=False)
     call = family.module.default.CALL
-    assert (family.target, call.forward.file, call.forward_above) == ("triton", "union", 128)
+    assert (family.target, call.forward.file, call.forward_above) == ("triton", "default", 8)
     assert bool(call.backward) == bool(grad)
     monkeypatch.setattr(call.forward, "serves", lambda _: True)
     monkeypatch.setattr(call.forward, "_prepare", take("Hopper"))
     monkeypatch.setattr(call, "_order_configs", take("Triton"))
-    for queries, whose in ((128, "Triton"), (129, "Hopper")):
+    for queries, whose in ((8, "Triton"), (9, "Hopper")):
         q, k = (torch.zeros(1, queries, heads, 64, dtype=torch.bfloat16) for heads in (8, 2))
         lists = torch.zeros(1, 2, queries, 3, dtype=torch.int32)
         with pytest.raises(Taken, match=whose):

@@ -96,6 +96,15 @@ KINDS: Mapping[str, Kind] = {
     "unions of blocks on Hopper": Kind(
         "cuda.sm_90a", 1, 32, f"{_PACKED}, lists = union", grads=False, heads=16, kv_heads=1
     ),
+    "unions of blocks in splits on Hopper": Kind(
+        "cuda.sm_90a",
+        1,
+        16,
+        f"{_PACKED}, lists = union, split.kv = 3, overlap = true",
+        grads=False,
+        heads=32,
+        kv_heads=2,
+    ),
 }
 #: (idx, cnt) of a kind: as they are, broadcast by who takes them.
 Lists: TypeAlias = Callable[[Kind, torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]

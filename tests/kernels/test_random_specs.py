@@ -14,7 +14,7 @@ from attnc.verify.subject import Subject, subject_of
 from attnc.verify.trials import across
 from tests.targets import TARGETS, needs_gxx
 from tests.verify.judging import assert_within_bound, modules_of, subject_of_text
-from tests.verify.random_lists import listed_rows_specs, listed_specs
+from tests.verify.random_lists import listed_rows_specs, listed_specs, united_specs
 from tests.verify.random_specs import HOPPER, specs
 
 
@@ -48,6 +48,17 @@ def test_listed_keys_agree_with_the_reference(text: str, data: st.DataObject) ->
 @settings(max_examples=max(settings().max_examples // 24, 2), suppress_health_check=list(HealthCheck))
 @given(listed_rows_specs(), st.data())
 def test_listed_rows_agree_with_the_reference(text: str, data: st.DataObject) -> None:
+    note(text)
+    made = subject_of_text(text)
+    assert_within_bound(made, drawn(data, made))
+
+
+@pytest.mark.slow
+@pytest.mark.nightly
+@needs_gxx
+@settings(max_examples=max(settings().max_examples // 24, 2), suppress_health_check=list(HealthCheck))
+@given(united_specs(), st.data())
+def test_unions_of_lists_agree_with_the_reference(text: str, data: st.DataObject) -> None:
     note(text)
     made = subject_of_text(text)
     assert_within_bound(made, drawn(data, made))

@@ -139,12 +139,20 @@ CASES: Mapping[str, Mapping[str, str]] = {
         "EXTRAS": "input cu: i32[B + 1]\n  input table: i32[B, P]\n  input n: i32[B]\n  length N = n[b]\n"
         "  input cnt: i32[T, 2]",
         "MASK": "listed(idx, rows = 1, keys = 32, count = cnt) and causal",
+        "SCHEDULE": "split.kv in {auto, 3}, overlap = true",
     },
     "of blocks of packed queries, whose lists have rows of their own": {
         **PACKED,
         "EXTRAS": "input cu: i32[B + 1]\n  input n: i32[B]\n  length N = n[b]",
         "LISTS": "R",
         "MASK": "listed(idx[cu[b] + q_idx], keys = 16) and causal",
+    },
+    "of blocks, one list of each query for all sequences and heads": {
+        "HEADS": "12",
+        "KV": "2",
+        "LISTS": "1, 1, M",
+        "MASK": "listed(idx, rows = 1, keys = 32) and window(100, 20)",
+        "SCHEDULE": "split.kv = 2, overlap = true",
     },
     "of blocks of packed sequences, beside a sink": {
         **PACKED,
@@ -193,6 +201,19 @@ SIZES = {"B": 2, "M": 11, "N": 190, "R": 5, "S": 60, "P": 9, "T": 21, "U": 300}
 def test_queries_see_the_keys_of_their_own_lists(name: str) -> None:
     skip_without_compiler("cuda.sm_90a")
     assert not list(wrong(subject(**CASES[name]), SIZES, range(1, 1 + examples(2))))
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("keys", [1700, 17_000])
+def test_splits_share_blocks_of_more_words_than_a_warp_has_lanes(keys: int) -> None:
+    """A lane has a word of 32 blocks at a time."""
+    skip_without_compiler("cuda.sm_90a")
+    made = subject(
+        HEADS="16",
+        MASK="listed(idx, rows = 1, keys = 16) and window(WINDOW, 5)".replace("WINDOW", str(keys - 900)),
+        SCHEDULE="split.kv = 3",
+    )
+    assert not list(wrong(made, {"B": 1, "M": 6, "N": keys, "S": 90}, range(1, 3)))
 
 
 @pytest.mark.one_in(2)

@@ -75,11 +75,14 @@ def test_a_query_finds_its_list_by_its_place_or_its_row() -> None:
     assert show(packed.exists) == "query_row < T and h_kv < 2"
 
 
-def test_splits_have_a_range_of_positions_each() -> None:
-    kernel = module(SCHEDULE="split.kv = 3").kernel
+@pytest.mark.parametrize(("splits", "by_block"), [("3", True), ("auto", True), ("fixed(256)", False)])
+def test_splits_have_as_many_listed_blocks_each_unless_their_keys_are_fixed(
+    splits: str, by_block: bool
+) -> None:
+    kernel = module(SCHEDULE=f"split.kv = {splits}").kernel
     assert isinstance(kernel, Decode)
     assert kernel.split is not None
-    assert not kernel.split.in_turn
+    assert (kernel.split.by_block, kernel.split.in_turn) == (by_block, False)
 
 
 @pytest.mark.parametrize(

@@ -50,3 +50,9 @@ def test_bytes_hold_what_is_drawn_for_long_sequences() -> None:
     problem = problem_for(module, 8192, device="cpu", tokens=8192, sizes=sizes)
     scales = [x for arg, x in zip(module.args, problem, strict=True) if "scale" in arg.tensor.name]
     assert [int(x.max()) for x in scales] == [127, 127]
+
+
+def test_heads_of_keys_are_as_many_as_a_spec_says() -> None:
+    module = module_of(SPECS / "selected_prompts.attn", "cuda.sm_90a")
+    q, k, *_ = problem_for(module, 130, device="cpu", tokens=260, sizes={"Hkv": 2})
+    assert (q.shape[1], k.shape[2]) == (64, 4)

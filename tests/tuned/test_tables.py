@@ -324,10 +324,14 @@ def test_joining_rows_changes_no_choice() -> None:
         assert picked(few, sizes) == picked(rows, sizes)
 
 
-@pytest.mark.parametrize(("name", "few"), [("selected_rank", 256), ("selected_prompts", 128)])
-def test_few_queries_that_select_keys_have_tiles_of_their_own(name: str, few: int) -> None:
+@pytest.mark.parametrize(
+    ("name", "few", "label"), [("selected_rank", 256, "each"), ("selected_prompts", 64, "split")]
+)
+def test_few_queries_that_select_keys_have_tiles_of_their_own_or_share_out_blocks(
+    name: str, few: int, label: str
+) -> None:
     text = (Path(__file__).parents[2] / "specs" / f"{name}.attn").read_text(encoding="utf-8")
     spec = text[: text.index("schedule")]
     schedules = schedule_for(resolve_text(spec), name, "cuda.sm_90a")
     rows = guess_rows(modules_of(f"{spec}\n{schedules}"))
-    assert rows == (((few, None, None), "each"), ((None, None, None), "union"))
+    assert rows == (((few, None, None), label), ((None, None, None), "union"))

@@ -191,12 +191,11 @@ class Split:
     depend on any length. A split may be empty.
 
     in_turn: a split that is counted, and not of a fixed size, has every SPLITS-th tile, so that its first
-    tile is known before any length is; else its tiles follow each other.
-
-    max_visible_keys: the most keys that one row visits, where the mask limits them to a window; None: as many
-    as there are. staged: bytes of shared memory that a block of each config takes where tensor cores read
-    tiles there, 0 if no more than elsewhere (`Target.staged`); staging: major capabilities of such devices,
-    none if no config takes more.
+    tile is known before any length is; else its tiles follow each other. by_block: it has as many blocks that
+    a list names as the others, and what lies between them. max_visible_keys: the most keys that one row
+    visits, where the mask limits them to a window; None: all. staged: bytes of shared memory that a block of
+    each config takes where tensor cores read tiles there, 0 if no more than elsewhere (`Target.staged`);
+    staging: major capabilities of such devices, none if no config takes more.
 
     Into how many splits keys are cut follows from a model of time (`support.splits.plan_splits`): idle_gain
     is how much faster a multiprocessor reads while others idle, most the splits that are considered, trips
@@ -211,6 +210,7 @@ class Split:
     lo: Expr
     hi: Expr
     in_turn: bool
+    by_block: bool
     max_visible_keys: int | None
     staged: tuple[int, ...]
     staging: tuple[int, ...]

@@ -213,7 +213,7 @@ def _splits(kernel: Decode) -> Iterator[str]:
         told += [f"block_share = {split.block_share}"] if split.block_share != 1.0 else []
         told += [f"few = {split.few}"] if split.few else []
         told += [f"fewest stages up to {split.short} tiles"] if split.short else []
-        told += ["in turn"] if split.in_turn else []
+        told += ["in turn"] if split.in_turn else ["by listed blocks"] if split.by_block else []
         told += [f"segments of {split.segment}"] if split.segment else []
         told += [f"staging on {list(split.staging)}"] if split.staging else []
         yield _list(f"split keys {show(split.lo)} .. {show(split.hi)}", told)

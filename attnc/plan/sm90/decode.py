@@ -65,6 +65,9 @@ from attnc.plan.sm90.order import ordered_tiles
 
 #: Tiles of keys for each multiprocessor below which two blocks share the columns of o; measured on an H200.
 FEW_TILES = 1
+#: What a block that walks over a union of lists reads alone, of what two on a multiprocessor read: 64 tiles
+#: of 58 blocks take 54 us in one split and 28 in four (one H200).
+UNION_SHARE = 0.65
 #: How much faster a multiprocessor is at tiles of two warpgroups while others idle: tensor cores bound it.
 LATENT_IDLE_GAIN = 1.0
 #: What a byte of their partial results costs in bytes of keys: few blocks join them. Measured there.
@@ -230,7 +233,7 @@ def _knob(knob: Knob, target: str, *, shares: bool, lazy: bool, overlaps: bool) 
 
 def _joins_rows(attention: Attention) -> bool:
     """Returns whether a block can join the splits of many rows: what joins them does nothing else."""
-    return attention.normalises and attention.epilogue is None and not attention.q.storage.is_packed
+    return attention.normalises and attention.epilogue is None
 
 
 def walks_segments(variant: Variant, schedule: Schedule) -> bool:
@@ -284,6 +287,7 @@ def sm90_decode_layout(variant: Variant, schedule: Schedule) -> Sm90DecodeLayout
         and attention.segment is None
         and _is_lazy(knobs.get("softmax")),
         few_splits=_FEW_SPLITS if "overlap" in knobs and _joins_rows(attention) else 0,
+        unites=unites_blocks(attention, schedule),
     )
 
 

@@ -43,7 +43,8 @@ class Sm90DecodeLayout(CudaLayout):
     absolute order (`sm90.order`); joined: columns of keys that are of another input, behind those of k;
     overlaps: p v of a tile runs beside the softmax of the next one; walks_again: a block whose lazy maximum
     has failed in some row walks over its keys again, under a running one; few_splits: up to which one
-    group of threads joins those of a row, of any number of rows; 0: a block always does.
+    group of threads joins those of a row, of any number of rows; 0: a block always does. unites: rows are of
+    queries that walk together over blocks of their lists.
     """
 
     consumers: int
@@ -58,6 +59,7 @@ class Sm90DecodeLayout(CudaLayout):
     overlaps: bool
     walks_again: bool
     few_splits: int
+    unites: bool
 
     @property
     def by_warps(self) -> bool:

@@ -50,6 +50,7 @@ from attnc.plan.sm90.decode import (
     LATENT_IDLE_GAIN,
     LATENT_TRIPS,
     SHORT_WALK,
+    UNION_SHARE,
     draws_decoded,
     sm90_decode_configs,
     sm90_decode_estimate,
@@ -197,13 +198,15 @@ class Sm90a(Target):
     def default_labels(self, shape: TileShape) -> Mapping[str, Sequence[str]]:
         """As `Target.default_labels`: a cache of 8 bits is converted in tiles where calls are short, unless
         there are gradients; of an absolute order beside wide rows, segments are shared out where tiles of
-        rows are few; and queries of few heads that select keys share tiles in prompts.
+        rows are few; queries of few heads that select keys share tiles in prompts; and where they select
+        blocks, always, and their tiles share keys where packed ones are few.
         """
         if shape.unites and _lists_rows(shape):
-            is_overlapped = shape.listed != (1, 1) and not shape.latent and shape.width <= WIDEST
-            union = ("lists = union", *(["overlap = true"] if is_overlapped else []))
+            if shape.splits_unions:
+                union = ("lists = union", "overlap = true")
+                return {"union": union, "split": ("split.kv = auto", *union)} if shape.packed else {"": union}
             each = (*(["split.kv = auto"] if _unites_packed(shape) else []), "lists = each")
-            return {"union": union, "each": each}
+            return {"union": ("lists = union",), "each": each}
         if shape.segment and shape.is_one_segment and shape.width > WIDEST and not shape.gradients:
             if shape.packed:
                 return Target.default_labels(self, shape)
@@ -322,6 +325,8 @@ class Sm90a(Target):
     def block_share(self, attention: Attention, layout: Layout | None) -> float:
         if isinstance(layout, Sm90WarpsLayout):
             return BLOCK_SHARE
+        if isinstance(layout, Sm90DecodeLayout) and layout.unites and layout.consumers == 1:
+            return UNION_SHARE
         return Target.block_share(self, attention, layout)
 
     def few_tiles(self, layout: Layout | None) -> int:

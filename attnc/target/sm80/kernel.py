@@ -208,7 +208,12 @@ class CudaDecodeText(CudaText):
         super().__init__(module, kernel, layout)
         if kernel.split is not None:
             self.split = Split(
-                module, kernel, self._lengths, columns=layout.split_columns, stored=self.rows.stored
+                module,
+                kernel,
+                self._lengths,
+                self.loop,
+                columns=layout.split_columns,
+                stored=self.rows.stored,
             )
             self.loop = replace(self.loop, end="split_hi")
         self.thread = replace(
