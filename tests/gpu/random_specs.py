@@ -6,7 +6,7 @@ Each spec is compiled for Triton, for `cuda.sm_80`, and for `cuda.sm_90a` where 
 forward and the gradients of each are judged by their bounds on one drawn case, and outputs are compared.
 Nearly every spec has gradients; every second one has tiles as large as those of models, which other
 instructions multiply. A worker is a process of its own (workers take turns with the GPUs), so that
-compilers run side by side; one that a kernel has killed, or keeps for a minute, is started again behind the
+compilers run side by side; one that a kernel has killed, or keeps for minutes, is started again behind the
 spec that did it.
 
 The file is written as the run goes on: how many specs there were by target, how often each feature of the
@@ -65,8 +65,9 @@ _MOST_NEAR = 1023
 #: Of four specs for every target so many are held to the rules, which cost more than all else, on one target.
 _HELD = 2
 #: Seconds of its worker's processor after which a spec is taken for one whose kernel does not end, which is
-#: waited for in a loop. Of the clock ten times as many pass where others keep the processors busy.
-PATIENCE = 60
+#: waited for in a loop: compilers alone take up to 50 for the configs of one. Of the clock ten times as many
+#: pass where others keep the processors busy.
+PATIENCE = 180
 #: Words and signs of the language whose use is counted, besides the types of inputs.
 WORDS = re.compile(
     r"\b(?:bf16|f16|f32|i32|i64|bool|e4m3|e5m2|i8|v_scale|ragged|paged|prefix|grad|dropout|sink|length|lse|mask|sorted|persistent"
