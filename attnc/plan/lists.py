@@ -54,6 +54,8 @@ QUERY_ROW = Ref("query_row", "int", natural=True, within=(0, SIZE))
 LIST_LENGTH = Ref("list_length", "int", natural=True)
 #: Blocks that it names, where they are numbers.
 LISTED = Ref("listed", "int")
+#: Weights that gradients keep of the keys that queries list, at a time: 512 MiB.
+KEPT = 1 << 28
 #: Blocks of keys of the longest sequence, and blocks of queries that a list can be of; of the whole call.
 BLOCKS, LIST_ROWS = Dim("list_blocks"), Dim("list_rows")
 

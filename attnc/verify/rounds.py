@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
+from attnc.plan.lists import KEPT
 from attnc.support.devices import Gpu, functions_of
 from attnc.support.sizes import evaluate
-from attnc.target.triton.selected import KEPT
 
 #: What the boundary names as its axes; and numbers that calls which are verified keep at a time.
 IN_ROUNDS, _FEW = "rounds of queries", 1 << 20
@@ -22,7 +22,7 @@ _CHUNK, _ROUNDS = "chunk", "rounds"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rounds:
+class QueryRounds:
     """Of one call: its queries, and how many of them a round has."""
 
     queries: int
@@ -47,7 +47,9 @@ def has_rounds(call: Any) -> bool:
     return back is not None and _ROUNDS in back.sizes
 
 
-def rounds_of(call: Any, gpu: Gpu, sizes: Mapping[str, int], configs: Mapping[str, Any]) -> Iterator[Rounds]:
+def rounds_of(
+    call: Any, gpu: Gpu, sizes: Mapping[str, int], configs: Mapping[str, Any]
+) -> Iterator[QueryRounds]:
     """Yields the rounds of a call of these sizes, if it takes any. configs: by kernel."""
     if not has_rounds(call):
         return
@@ -55,4 +57,4 @@ def rounds_of(call: Any, gpu: Gpu, sizes: Mapping[str, int], configs: Mapping[st
     names |= {f"{kernel}_config": config for kernel, config in configs.items()}
     for name, text in (*call.sizes.items(), *call.backward.sizes.items()):
         names[name] = evaluate(text, names)
-    yield Rounds(queries=names["M"], chunk=names[_CHUNK])
+    yield QueryRounds(queries=names["M"], chunk=names[_CHUNK])

@@ -215,7 +215,7 @@ def test_queries_share_sums(monkeypatch: pytest.MonkeyPatch, tiles: int) -> None
 @pytest.mark.parametrize("queries", [1, 2, 3])
 def test_weights_of_some_queries_are_kept_at_a_time(monkeypatch: pytest.MonkeyPatch, queries: int) -> None:
     """A launch has queries of two copies, of four, or of six; of seven, the last one has fewer."""
-    monkeypatch.setattr(selected, "_KEPT", queries * 2 * 16 * 256 * 2)
+    monkeypatch.setattr(selected, "KEPT", queries * 2 * 16 * 256 * 2)
     monkeypatch.setattr(selected, "ENOUGH_TILES", queries)
     made = subject(**LATENT, MASK="listed(idx, rows = 1, keys = 1) and causal")
     assert not wrong(made, {**SIZES, "M": 7}, range(2))

@@ -10,7 +10,7 @@ import pytest
 from attnc.verify.case import Case
 from attnc.verify.cover import Coverage
 from attnc.verify.covering import cases_beside_the_array
-from attnc.verify.rounds import Rounds, has_rounds
+from attnc.verify.rounds import QueryRounds, has_rounds
 from attnc.verify.subject import Subject, subject_of
 from tests.planted.registry import module_of
 
@@ -22,7 +22,7 @@ def made_for(name: str) -> Subject:
 
 def test_a_short_round_comes_behind_a_whole_one() -> None:
     pairs = product((1, 2, 3, 4, 5), (1, 2, 4))
-    short = [(queries, of) for queries, of in pairs if Rounds(queries=queries, chunk=of).end_short]
+    short = [(queries, of) for queries, of in pairs if QueryRounds(queries=queries, chunk=of).end_short]
     assert short == [(3, 2), (5, 2), (5, 4)]
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from attnc.expr.nodes import Binary, Const
+from attnc.expr.nodes import Binary, Call, Const, Expr, Ref
 from attnc.model.attention import Attention
 from attnc.model.dtypes import DType
 from attnc.model.schedule import Schedule
@@ -202,6 +202,14 @@ def cut_columns(attention: Attention, name: str) -> tuple[int, int]:
         return 0, 0
     block = min(alike[name] or columns, columns)
     return block, -(-columns // block)
+
+
+def exponent_of(scale: Expr) -> str:
+    """Returns the name of the byte of which an e8m0 scale is made, 2^(byte - 127); "" for other scales."""
+    match scale:
+        case Call("exp2", (Binary("-", Ref(name=name, within=(0, 255)), Const(value=127)),)):
+            return name
+    return ""
 
 
 def _columns_alike(attention: Attention) -> Mapping[str, int]:

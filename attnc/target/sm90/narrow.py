@@ -8,7 +8,7 @@ from typing import NamedTuple
 from attnc.expr.nodes import Call
 from attnc.plan.ir import Fetch, Row
 from attnc.plan.ir.kernel import KEY_ROW, REST
-from attnc.plan.sm90.narrow import Narrow, NarrowPart
+from attnc.plan.sm90.narrow import Narrow, NarrowPart, exponent_of
 from attnc.target.sm80.kernel import CudaText
 from attnc.target.sm80.printer import STORED, scalar, statement, value_type
 
@@ -32,14 +32,14 @@ class Loaded(NamedTuple):
 class NarrowTile(NarrowPart):
     """A tensor that is copied as it lies in memory, as text. scale: of a block of columns of a row, "" where
     there is none; of_row, of_block: what it is made of, loaded for a row, such as its page, and for a block;
-    is_power: scales are powers of two; power: the same as `scale`, if it is that of a byte.
+    is_power: scales are powers of two; exponent: the byte, above 127, that such a scale is made of.
     """
 
     scale: str = ""
     of_row: tuple[Loaded, ...] = ()
     of_block: tuple[Loaded, ...] = ()
     is_power: bool = False
-    power: str = ""
+    exponent: str = ""
 
     @property
     def stored(self) -> str:
@@ -83,16 +83,12 @@ def _with_scale(part: NarrowPart, text: CudaText) -> NarrowTile:
     of_row = tuple(x for fetch, x in loads.items() if fetch.axes == KEY_ROW.axes and x.type == "int")
     return replace(
         tile,
-        scale=(scale := scalar(found.value)),
-        power="".join(f"power_of({x.name})" for x in loads.values() if _is_power_of_byte(scale, x)),
+        scale=scalar(found.value),
+        exponent=exponent_of(found.value),
         of_row=of_row,
         of_block=tuple(x for x in loads.values() if x not in of_row),
         is_power=isinstance(found.value, Call) and found.value.function == "exp2",
     )
-
-
-def _is_power_of_byte(scale: str, x: Loaded) -> bool:
-    return x.stored == "unsigned char" and scale == f"exp2f({x.name} - 127)"
 
 
 def _load(fetch: Fetch, text: CudaText, tile: NarrowTile | None = None) -> Loaded:

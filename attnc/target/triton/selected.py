@@ -19,7 +19,7 @@ from attnc.plan.ir import Fetch, Module, Statement
 from attnc.plan.ir.backward import BackwardKernel, Made
 from attnc.plan.ir.kernel import DotPart
 from attnc.plan.ir.lists import ListWalk
-from attnc.plan.lists import KV_HEAD
+from attnc.plan.lists import KEPT, KV_HEAD
 from attnc.plan.signature import kv_heads
 from attnc.plan.steps import names_in, names_of
 from attnc.target.declaration import CallText, declare_allocation
@@ -34,8 +34,8 @@ from attnc.target.triton.printer import statement as show_statement
 #: Tiles of keys of a query that make one copy of the sums enough, twice as many where weights are kept, and
 #: more where tiles have fewer heads than 32: turns are short. Numbers of copies where there are more: 256 MiB
 ENOUGH_TILES, _FEW_HEADS, COPIED_FLOATS = 32, 32, 1 << 26
-#: Keys that are as many as whole tiles of any size; weights that are kept at a time, 512 MiB.
-_WHOLE_TILES, KEPT = 256, 1 << 28
+#: Keys that are as many as whole tiles of any size.
+_WHOLE_TILES = 256
 #: Warps of the kernels before and after those that add to them.
 _ORDER_WARPS, _SUM_WARPS = 4, 4
 
