@@ -27,9 +27,9 @@ __device__ __forceinline__ void put_scale(Neighbours<unsigned char, COUNT>& scal
     scales.words[i / 4] = (i % 4 == 0 ? 0 : scales.words[i / 4]) | (u32)x << 8 * (i % 4);
 }
 
-// Loads COUNT scales, the one of block `block_of(i)` as number i; zeros, without a read, if `from` is null or there are not so many
-// blocks. WHOLE: scales lie side by side, and words of them at multiples of 4 bytes; FOLLOW: blocks do, from a multiple of COUNT on.
-// Bytes are then read as words, of which one may end behind the last scale.
+// Loads COUNT scales, the one of block `block_of(i)` as number i; zeros, without a read, if `from` is null or there are
+// not so many blocks. WHOLE: scales lie side by side, words of them at multiples of 4 bytes; FOLLOW: blocks do, from
+// a multiple of COUNT on. Bytes are then read as words, of which one may end behind the last scale.
 template <bool WHOLE, bool FOLLOW, class Stored, int COUNT, class BlockOf>
 __device__ __forceinline__ void load_row_scales(Neighbours<Stored, COUNT>& scales, const Stored* from, long long stride,
     BlockOf block_of, int blocks = 1 << 30)
@@ -37,12 +37,16 @@ __device__ __forceinline__ void load_row_scales(Neighbours<Stored, COUNT>& scale
     constexpr int SIZE = sizeof(Stored);
     if constexpr (WHOLE && FOLLOW && COUNT * SIZE % 4 == 0) {
 #pragma unroll
-        for (int i = 0; i < COUNT * SIZE / 4; ++i)
-            scales.words[i] = from != nullptr && block_of(4 / SIZE * i) < blocks ? *(const u32*)(from + block_of(4 / SIZE * i)) : 0;
+        for (int i = 0; i < COUNT * SIZE / 4; ++i) {
+            const int block = block_of(4 / SIZE * i);
+            scales.words[i] = from != nullptr && block < blocks ? *(const u32*)(from + block) : 0;
+        }
     } else {
 #pragma unroll
-        for (int i = 0; i < COUNT; ++i)
-            put_scale(scales, i, from != nullptr && block_of(i) < blocks ? from[block_of(i) * (WHOLE ? 1 : stride)] : Stored{});
+        for (int i = 0; i < COUNT; ++i) {
+            const bool exists = from != nullptr && block_of(i) < blocks;
+            put_scale(scales, i, exists ? from[block_of(i) * (WHOLE ? 1 : stride)] : Stored{});
+        }
     }
 }
 
@@ -60,7 +64,8 @@ __device__ __forceinline__ u32 times_power(bf16, u32 pair, float power)
     return pack(to_float(bf16{(unsigned short)pair}) * power, to_float(bf16{(unsigned short)(pair >> 16)}) * power);
 #else
     u32 made;  // a bf16 is the first half of a float
-    asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(made) : "r"(pair), "r"(permute_bytes(word_of(power), word_of(power), 0x7632)));
+    const u32 powers = permute_bytes(word_of(power), word_of(power), 0x7632);  // two of them
+    asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(made) : "r"(pair), "r"(powers));
     return made;
 #endif
 }

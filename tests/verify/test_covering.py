@@ -374,6 +374,7 @@ def test_styles_of_other_inputs() -> None:
         "steep",
         "endless",
         "whole",
+        "late",
     }
     assert set(EXTRAS) == styles
     assert not bias("zero").any()
