@@ -37,8 +37,6 @@ from attnc.source import Span
 WIDE = 256
 
 C = TypeVar("C", bound=TileConfig)
-#: Columns of rows whose unions were timed for few queries.
-_WIDEST_OF_UNIONS = 256
 #: Why no GPU of the target can run a config; None if one can.
 Misfit: TypeAlias = Callable[[C], object | None]
 
@@ -222,7 +220,7 @@ class TileShape:
     @property
     def splits_unions(self) -> bool:
         """Whether queries walk together over blocks that they list, of rows that one warpgroup multiplies."""
-        return self.unites and self.listed != (1, 1) and not self.latent and self.width <= _WIDEST_OF_UNIONS
+        return self.unites and self.listed != (1, 1) and not self.latent and self.width <= WIDE
 
     def divide(self, tiles: Tiles) -> Tiles:
         if self.segment and tiles.tile_kv is not None:

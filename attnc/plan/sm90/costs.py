@@ -58,7 +58,8 @@ def costs_of(attention: Attention, layout: Sm90Layout, configs: Sequence[HopperC
 #: heads of 128 columns under a causal mask and without one, of narrower heads, and of those of 64 columns,
 #: which take it for longer ones too where each multiprocessor has so many tiles. Measured on an H200.
 _SHORT, _SHORT_OF_ALL, _SHORT_OF_NARROW, _SHORT_OF_64, _MANY = 640, 256, 192, 256, 4
-_WIDEST = 128
+#: Columns up to which two blocks of a warpgroup each share a multiprocessor.
+WIDEST_OF_TWO = 128
 
 
 def _costs_of_packed(attention: Attention, configs: Sequence[HopperConfig]) -> tuple[str, ...]:
@@ -69,7 +70,7 @@ def _costs_of_packed(attention: Attention, configs: Sequence[HopperConfig]) -> t
         few = f"(({tokens} // {configs[0].tile_q} + B) * H <= {_MANY} * multiprocessors())"
         return f"1 - ({tokens} > {_SHORT_OF_64} * B) * {few}", f"({tokens} > {_SHORT_OF_64} * B) * {few}"
     of_widest = _SHORT if hides_last_keys(attention) else _SHORT_OF_ALL
-    most = of_widest if width == _WIDEST else _SHORT_OF_NARROW
+    most = of_widest if width == WIDEST_OF_TWO else _SHORT_OF_NARROW
     return f"{tokens} <= {most} * B", f"{tokens} > {most} * B"
 
 

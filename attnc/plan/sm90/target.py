@@ -45,6 +45,7 @@ from attnc.plan.sm90.configs import (
     sm90_layout,
 )
 from attnc.plan.sm90.conversion import converts_before
+from attnc.plan.sm90.costs import WIDEST_OF_TWO
 from attnc.plan.sm90.decode import (
     FEW_TILES,
     LATENT_IDLE_GAIN,
@@ -86,9 +87,6 @@ from attnc.plan.sm90.warps import (
     warps_roles,
 )
 from attnc.plan.target import Target
-
-#: Columns up to which two blocks of a warpgroup each share a multiprocessor.
-_WIDEST_OF_TWO = 128
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,7 +183,7 @@ class Sm90a(Target):
         if sizes := shape.wanted.without(["warps"]).by_key():
             yield ", ".join(f"{key} = {value}" for key, value in sizes.items())
         # Of two configs of packed sequences the second is for short ones, which end within tiles.
-        elif shape.packs_all and PIECE < shape.width <= _WIDEST_OF_TWO:
+        elif shape.packs_all and PIECE < shape.width <= WIDEST_OF_TWO:
             yield "overlap = true"
             yield "config consumers = 2, tile.kv = 128, stages = 2, blocks = 1, pingpong = true"
             yield "config consumers = 1, tile.kv = 64, stages = 2, blocks = 2, pingpong = false"
